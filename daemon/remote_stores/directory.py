@@ -7,9 +7,9 @@
 ROOT must exist, so that an object never goes to the disk below a mount that is missing. Once tensord-1 was there,
 another ROOT without it is a mount that is gone, and not an empty store; if it is missing in the same ROOT, it was
 removed. An object is written to a file in tmp/ and renamed into its place when it is whole. A writer that is killed
-leaves a file in tmp/, which counts as an object does until any process that writes removes it, an hour later. Without
-`fsync`, a machine that loses power may leave files of wrong length or content under the name of an object. Their
-checksum is wrong, so they are misses. Files have the mode 0660 and folders 0770, less the umask: users that share a
+leaves a file in tmp/, which counts as an object does until any process that writes removes it, an hour later. A machine
+that loses power may leave files of wrong length or content under the name of an object. Their checksum is wrong, so
+they are misses. Files have the mode 0660 and folders 0770, less the umask: users that share a
 directory need a group in common.
 
 Owns: the files. Does not own: the bound on their size, and removal of old ones (`directory_room`).
@@ -47,7 +47,7 @@ from ...shm.ring.segments import file_limit
 from .directory_room import TMP, DirectoryRoom
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .store import NAME, RemoteStore, writable_bytes
-from .urls import options, shown, split, switch
+from .urls import options, shown, split
 
 PIECE_BYTES: Final = 4 << 20
 GENERATIONS: Final = "gen"
@@ -60,18 +60,16 @@ _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPTIONS: Final = {
     "bytes": (read_size, SIZE_WANTS),
-    "fsync": (switch, "yes or no"),
 }
 
 
 class DirectoryStore(RemoteStore):
-    """A directory, with at most `limit_bytes` of objects. `fsync` writes each object to the disk before its rename."""
+    """A directory, with at most `limit_bytes` of objects."""
 
-    def __init__(self, root: Path, limit_bytes: int = BYTES_DEFAULT, *, fsync: bool = False) -> None:
+    def __init__(self, root: Path, limit_bytes: int = BYTES_DEFAULT) -> None:
         super().__init__(f"dir://{root}")
         self._root = root
         self._base = root / NAME
-        self._fsync = fsync
         self._numbers = count(1)
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{id(self):x}-"
         self._room = DirectoryRoom(self._base, limit_bytes, self._writer)
@@ -80,7 +78,7 @@ class DirectoryStore(RemoteStore):
 
     @classmethod
     def of_url(cls, url: str) -> DirectoryStore:
-        """The store of a URL such as dir:///mnt/tensord?bytes=100GiB&fsync=yes.
+        """The store of a URL such as dir:///mnt/tensord?bytes=100GiB.
 
         Raises:
             BadConfiguration: the URL has no absolute path, or a wrong option.
@@ -95,7 +93,7 @@ class DirectoryStore(RemoteStore):
         path = unquote(parts.path)
         if "\0" in path:
             raise BadConfiguration(f"{shown(url)}: no path has a zero byte; leave the %00 out")
-        return cls(Path(path), limit_bytes, fsync=given.get("fsync", False))
+        return cls(Path(path), limit_bytes)
 
     def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
         found: list[RemoteEntry | None] = []
@@ -117,7 +115,7 @@ class DirectoryStore(RemoteStore):
         pieces.insert(0, memoryview(object_header(key, payload_bytes, meta)))
         self._left_s(deadline)
         path = self._path(key)
-        with self._told(writes=True), self._room.writing(path, OBJECT_HEADER_BYTES + payload_bytes, deadline):
+        with self._told(writes=True), self._room.writing(OBJECT_HEADER_BYTES + payload_bytes, deadline):
             self._write(path, pieces, deadline)
 
     def remove(self, keys: Sequence[bytes], deadline: float) -> None:
@@ -257,8 +255,6 @@ class DirectoryStore(RemoteStore):
                     self._left_s(deadline)
                     while piece:
                         piece = piece[os.write(fd, piece) :]
-                if self._fsync:
-                    os.fsync(fd)
             finally:
                 os.close(fd)
             self._left_s(deadline)
@@ -276,8 +272,6 @@ class DirectoryStore(RemoteStore):
             with suppress(OSError):
                 os.unlink(temporary)
             raise
-        if self._fsync:
-            _sync_folder(path.parent)
 
     def _made(self, temporary: Path) -> int:
         """A new file, and the folders above it except for the root."""

@@ -69,31 +69,16 @@ def _file(text: str) -> str:
     return text
 
 
-def _count(text: str) -> int:
-    if not 1 <= int(text) <= 1024:
-        raise ValueError
-    return int(text)
-
-
-def _reqs(text: str) -> str:
-    if text not in ("required", "none"):
-        raise ValueError
-    return text
-
-
 _FILE: Final = (_file, "an absolute path")
 _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "expiry": (_expiry, f"{DURATION_WANTS}, from 1s to 10 years, or none"),
     "cluster": (switch, "yes or no"),
-    "connections": (_count, "a number of idle connections to each server, from 1 to 1024"),
     "password_file": _FILE,
 }
 _TLS_OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "ssl_ca_certs": _FILE,
     "ssl_certfile": _FILE,
     "ssl_keyfile": _FILE,
-    "ssl_cert_reqs": (_reqs, "required or none"),
-    "ssl_check_hostname": (switch, "yes or no"),
 }
 
 
@@ -155,16 +140,14 @@ class ValkeyStore(RemoteStore):
         elif user or password:
             connect_with |= {"username": user, "password": password}
         if secure:  # the default of redis-py differs from release to release
-            given.setdefault("ssl_check_hostname", given.get("ssl_cert_reqs") != "none")
+            given["ssl_check_hostname"] = True
         expiry_s = given.pop("expiry", EXPIRY_S)
-        idle_max = given.pop("connections", 8)
         nodes = ValkeyNodes(
             parts.scheme,
             (parts.hostname, parts.port or _PORT),
             SSLConnection if secure else Connection,
             connect_with | given,
             cluster=cluster,
-            idle_max=idle_max,
         )
         return cls(nodes, expiry_s)
 

@@ -26,6 +26,8 @@ from .form import Buffer
 from .valkey_wire import ServerError, ValkeyWire, command, timed_out
 
 SLOTS: Final = 16384
+IDLE_MAX: Final = 8
+"""Connections that are kept to each server while no call uses them."""
 _HOPS_MAX: Final = 5
 _AGAIN_S: Final = 0.01
 
@@ -45,7 +47,6 @@ class ValkeyNodes:
     Args:
         scheme: the URL's, for messages.
         connect_with: the arguments of `kind`, the connection class of redis-py, except for host, port and timeouts.
-        idle_max: the most connections that are kept to each server while no call uses them.
     """
 
     def __init__(
@@ -56,14 +57,12 @@ class ValkeyNodes:
         connect_with: Mapping[str, Any],
         *,
         cluster: bool = False,
-        idle_max: int = 8,
     ) -> None:
         self.seed = seed
         self._scheme = scheme
         self._kind = kind
         self._connect_with = connect_with
         self._cluster = cluster
-        self._idle_max = idle_max
         self._lock = threading.Lock()
         self._idle: dict[Address, list[ValkeyWire]] = {}
         self._slots: dict[int, Address] = {}
@@ -228,7 +227,7 @@ class ValkeyNodes:
             raise
         with self._lock:
             idle = self._idle.setdefault(address, [])
-            keep = not self._closed and len(idle) < self._idle_max
+            keep = not self._closed and len(idle) < IDLE_MAX
             if keep:
                 idle.append(wire)
         if not keep:

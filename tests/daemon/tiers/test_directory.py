@@ -10,19 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tensord.daemon.remote_stores import directory_room
 from tensord.daemon.remote_stores.directory import DirectoryStore
-from tensord.daemon.remote_stores.directory_room import LEFTOVER_S, DirectoryRoom
+from tensord.daemon.remote_stores.directory_room import LEFTOVER_S
 from tensord.daemon.remote_stores.registry import open_store
 from tensord.errors import BadConfiguration, TierFull, TierTooLarge, TierUnavailable
-from tests.daemon_process import PATIENCE_S, until
+from tests.daemon_process import until
 from tests.processes import Child
 
 from .conformance import MIB, AnyStore, Backend, write_on
@@ -115,60 +113,6 @@ def test_puts_that_exceed_the_limit_only_together_are_stored_or_refused_and_late
     store.close()
 
 
-def test_an_object_whose_write_ends_while_the_directory_is_scanned_stays(
-    backend: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = DirectoryStore(backend.root, 10 * MIB)
-    scanning, written = threading.Event(), threading.Event()
-    folders, replace = DirectoryRoom._folders, os.replace
-
-    def walk(room: DirectoryRoom) -> list[str]:
-        scanning.set()
-        assert written.wait(PATIENCE_S)
-        return folders(room)
-
-    def rename(temporary: Path, path: Path) -> None:
-        assert scanning.wait(PATIENCE_S)
-        replace(temporary, path)
-        written.set()
-
-    monkeypatch.setattr(DirectoryRoom, "_folders", walk)
-    monkeypatch.setattr(os, "replace", rename)
-    put(store, made(1, 6 * MIB))
-    until(lambda: store._room._scans, "the scan has ended")
-    assert get(store, key_of(1), 6 * MIB) is not None
-    store.close()
-
-
-def test_an_object_that_is_put_anew_while_old_ones_are_evicted_stays(
-    backend: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, other = DirectoryStore(backend.root, 10 * MIB), DirectoryStore(backend.root)
-    files, evict = DirectoryRoom._files, DirectoryRoom._evict
-    steps: list[str] = []
-
-    def walk(room: DirectoryRoom, folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        for entry, about in files(room, folder):
-            if steps == ["evicts"] and about.st_mtime == 1:
-                steps.append("puts")
-                put(other, made(0, MIB))
-            yield entry, about
-
-    def evicts(room: DirectoryRoom, last_ns: int, excess_bytes: int) -> int:
-        steps.append("evicts")
-        return evict(room, last_ns, excess_bytes)
-
-    put(store, *(made(number, MIB) for number in range(8)))
-    os.utime(backend.path(key_of(0)), (1, 1))
-    monkeypatch.setattr(DirectoryRoom, "_files", walk)
-    monkeypatch.setattr(DirectoryRoom, "_evict", evicts)
-    put(store, made(8, 2 * MIB))  # waits for the eviction
-    assert steps[:2] == ["evicts", "puts"]
-    assert get(other, key_of(0)) is not None
-    store.close()
-    other.close()
-
-
 def test_processes_that_each_stay_below_the_limit_stay_below_it_together(backend: Folder) -> None:
     stores = [DirectoryStore(backend.root, 10 * MIB) for _ in range(2)]
     leftover = backend.root / "tensord-1/tmp/host-1-1"
@@ -177,10 +121,10 @@ def test_processes_that_each_stay_below_the_limit_stay_below_it_together(backend
         leftover.touch()
         os.utime(leftover, (1, 1))
         put(store, made(100 + number, 10))
-        until(lambda: not leftover.exists(), "the store's first scan, while the directory is nearly empty")
+        assert not leftover.exists(), "the first put looks the directory through"
     for number in range(18):
         put(stores[number % 2], made(number, MIB))
-    until(lambda: backend.stored_bytes() <= 10 * MIB, "one of the stores to evict what the other one has put")
+    assert backend.stored_bytes() <= 10 * MIB
     for store in stores:
         store.close()
 
@@ -199,7 +143,7 @@ def test_files_of_killed_writers_are_removed_and_those_of_live_ones_stay(backend
     fresh.write_bytes(b"begun")
     for number in range(10, 20):  # each sixteenth of the limit is followed by a scan
         put(store, made(number, MIB // 2))
-    until(lambda: backend.leftovers() == [fresh], "the file of the killed writer to go")
+    assert backend.leftovers() == [fresh]
     store.close()
 
 
@@ -209,7 +153,6 @@ def test_files_of_killed_writers_count_towards_the_bytes(backend: Folder) -> Non
     leftover.write_bytes(bytes(6 * MIB))
     store = DirectoryStore(backend.root, 10 * MIB)
     put(store, made(1))
-    until(lambda: store._room.used_bytes >= 6 * MIB, "the first scan")
     for number in range(20):
         put(store, made(number, MIB // 2))
         assert backend.stored_bytes() <= 4 * MIB
@@ -218,22 +161,6 @@ def test_files_of_killed_writers_count_towards_the_bytes(backend: Folder) -> Non
         put(store, made(20, 5 * MIB))
     leftover.unlink()
     put(store, made(20, 5 * MIB))
-    store.close()
-
-
-def test_files_of_killed_writers_are_removed_without_a_put(backend: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_room, "SWEEP_S", 0.02)
-    store = DirectoryStore(backend.root, 10 * MIB)
-    put(store, made(1))
-    leftover, fresh = (backend.root / f"tensord-1/tmp/host-1-{number}" for number in (1, 2))
-    for path in (leftover, fresh):
-        path.write_bytes(bytes(3 * MIB))
-    until(lambda: store._room.used_bytes >= 6 * MIB, "both to count")
-    past = time.time() - LEFTOVER_S - 60
-    os.utime(leftover, (past, past))
-    until(lambda: backend.leftovers() == [fresh], "the file of the killed writer to go")
-    until(lambda: store._room.used_bytes < 4 * MIB, "its bytes to count no longer")
-    assert get(store, key_of(1)) is not None
     store.close()
 
 
@@ -291,13 +218,6 @@ def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> 
     shutil.rmtree(root / "tensord-1")
     assert get(store, key_of(1)) is None
     put(store, made(1))
-    assert get(store, key_of(1)) is not None
-    store.close()
-
-
-def test_with_fsync_an_object_is_found_too(backend: Folder) -> None:
-    store = open_store(backend.url + "&fsync=yes")
-    put(store, made(1), made(1))
     assert get(store, key_of(1)) is not None
     store.close()
 
@@ -405,8 +325,7 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
         ("dir:///mnt?bytes=1", "bytes = 1 must be at least 1MiB"),
         ("dir:///mnt/%00", "no path has a zero byte"),
         ("mooncake://host:0", "port 0 is none"),
-        ("dir:///mnt?fsync=1", "fsync = '1' must be yes or no"),
-        ("dir:///mnt?size=1GiB", "unknown option 'size'; the options are bytes, fsync"),
+        ("dir:///mnt?size=1GiB", "unknown option 'size'; the options are bytes"),
         ("dir:///mnt?bytes=1&bytes=2", "'bytes' twice"),
         ("memcached://host", "memcached: is no kind of remote store; a URL begins with dir://"),
         ("/mnt/tensord", "no scheme: is no kind of remote store"),
