@@ -109,10 +109,9 @@ class DirectoryStore(RemoteStore):
             return None
         return self._checked(key, stored[0])
 
-    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
-        pieces = [memoryview(part).cast("B") for part in parts]
-        payload_bytes = sum(map(len, pieces))
-        pieces.insert(0, memoryview(object_header(key, payload_bytes, meta)))
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
+        payload_bytes = len(payload)
+        pieces = [memoryview(object_header(key, payload_bytes, meta)), memoryview(payload)]
         self._left_s(deadline)
         path = self._path(key)
         with self._told(writes=True), self._room.writing(OBJECT_HEADER_BYTES + payload_bytes, deadline):

@@ -25,7 +25,7 @@ from typing import Any, Final
 from ...errors import BadConfiguration, TierFull, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from .mooncake_calls import MooncakeCalls
+from .mooncake_calls import MooncakeCalls, SharedMemory
 from .store import NAME, RemoteStore, writable_bytes
 from .urls import one_of, options, shown, split
 
@@ -90,33 +90,29 @@ class MooncakeStore(RemoteStore):
         found: list[RemoteEntry | None] = []
         for first in range(0, len(keys), HEADS_MAX):
             some = keys[first : first + HEADS_MAX]
-            with self._calls.lend(OBJECT_HEADER_BYTES * len(some)) as lent:
-                sizes = self._calls.call("heads", deadline, [_name(key) for key in some], lent=lent)
+            with SharedMemory(OBJECT_HEADER_BYTES * len(some)) as memory:
+                sizes = self._calls.call("heads", deadline, [_name(key) for key in some], memory=memory)
                 for at, (key, size) in enumerate(zip(some, sizes, strict=True)):
-                    header = lent.bytes[OBJECT_HEADER_BYTES * at : OBJECT_HEADER_BYTES * (at + 1)]
+                    header = memory.bytes[OBJECT_HEADER_BYTES * at : OBJECT_HEADER_BYTES * (at + 1)]
                     found.append(None if self._missed(size) else self._head(key, header[:size]))
         return found
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
         into = writable_bytes(buffer)
-        with self._calls.lend(len(into)) as lent:
-            size = self._calls.call("get", deadline, _name(key), lent=lent, size_bytes=len(into))
+        with SharedMemory(len(into)) as memory:
+            size = self._calls.call("get", deadline, _name(key), memory=memory)
             if self._missed(size):
                 return None
-            into[:size] = lent.bytes[:size]
+            into[:size] = memory.bytes[:size]
         return self._checked(key, into[:size])
 
-    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
-        pieces = [memoryview(part).cast("B") for part in parts]
-        payload_bytes = sum(map(len, pieces))
-        pieces.insert(0, memoryview(object_header(key, payload_bytes, meta)))
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
+        header, size = object_header(key, len(payload), meta), OBJECT_HEADER_BYTES + len(payload)
         self._left_s(deadline)
-        with self._calls.lend(OBJECT_HEADER_BYTES + payload_bytes) as lent:
-            at = 0
-            for piece in pieces:
-                lent.bytes[at : at + len(piece)] = piece
-                at += len(piece)
-            code = self._calls.call("put", deadline, _name(key), lent=lent, size_bytes=at)
+        with SharedMemory(size) as memory:
+            memory.bytes[:OBJECT_HEADER_BYTES] = header
+            memory.bytes[OBJECT_HEADER_BYTES:] = payload
+            code = self._calls.call("put", deadline, _name(key), memory=memory)
         # A key has one payload: what another host writes meanwhile is the same.
         if code not in _DONE_BY_OTHERS:
             self._done(code)

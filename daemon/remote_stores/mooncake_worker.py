@@ -5,8 +5,8 @@ Owns: the client. Does not own: names, deadlines, and the memory that it is sent
 Mooncake's client runs in a process of its own for three reasons, each seen with release 0.3.13. Connecting holds the
 interpreter's lock until the master answers. A call has no time limit. An error in its libraries ends the process.
 
-The daemon sends messages of MessagePack on SOCKET, a descriptor: [number, call, arguments]. The first one is
-[0, "setup", arguments]. A message of a new piece of memory carries its descriptor. Each other call is answered by
+The daemon sends messages of MessagePack on SOCKET, a descriptor: [number, call, arguments, bytes of memory]. The first
+one is [0, "setup", arguments, 0]. A message of a call with memory carries its descriptor. Each call is answered by
 [number, result], in any order, or by [number, null, text of the error]. The process ends when the socket does.
 """
 
@@ -28,57 +28,52 @@ from .form import OBJECT_HEADER_BYTES
 
 CALLS: Final = 16
 MESSAGE_BYTES_MAX: Final = 1 << 18
-PIECE_BYTES_MIN: Final = 64 << 10
+BUFFER_BYTES: Final = 64 << 10
+"""Of the client's own memory, for small objects."""
+
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Worker:
-    """The client, and the pieces of memory by their numbers."""
+    """The client. The memory of a call is registered with it while the call lasts."""
 
     def __init__(self, setup: tuple[Any, ...]) -> None:
         self._setup = setup
         self._opening = threading.Lock()
         self._store: Any = None
-        self._pieces: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
-        self._registered: set[int] = set()
         self.calls: dict[str, Callable[..., Any]] = {
-            "heads": self.heads,
-            "get": self.get,
-            "put": self.put,
             "remove": self.remove,
             "exist": self.exist,
             "read": self.read,
             "claim": self.claim,
         }
+        self.memory_calls: dict[str, Callable[..., Any]] = {"heads": self.heads, "get": self.get, "put": self.put}
 
-    def take(self, number: int, fd: int, size_bytes: int) -> None:
-        """Takes a piece of memory in."""
-        self._pieces[number] = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
-        os.close(fd)
+    def carry_out(self, call: str, arguments: list[Any], memory: Memory | None) -> Any:
+        """The result of a call."""
+        if memory is None:
+            return self.calls[call](*arguments)
+        store, address = self.open(), memory.ctypes.data
+        store.register_buffer(address, len(memory))
+        try:
+            return self.memory_calls[call](store, address, len(memory), *arguments)
+        finally:
+            store.unregister_buffer(address)
 
-    def drop(self, number: int) -> None:
-        """Gives a piece back."""
-        memory = self._pieces.pop(number)
-        if number in self._registered:
-            self._registered.discard(number)
-            self._store.unregister_buffer(memory.ctypes.data)
-
-    def heads(self, names: list[str], piece: int) -> list[int]:
+    def heads(self, store: Any, address: int, size_bytes: int, names: list[str]) -> list[int]:
         """Reads the beginnings of objects, one behind the other. Their sizes, or codes."""
         every = [[OBJECT_HEADER_BYTES]] * len(names)
         places = [[OBJECT_HEADER_BYTES * at] for at in range(len(names))]
-        store, address = self._of(piece)
         sizes = store.get_into_ranges([address], [names], [places], [[[0]] * len(names)], [every])[0]
         return [size for [size] in sizes]
 
-    def get(self, name: str, piece: int, size_bytes: int) -> int:
+    def get(self, store: Any, address: int, size_bytes: int, name: str) -> int:
         """Reads an object of at most `size_bytes`. Its size, or a code."""
-        store, address = self._of(piece)
         size: int = store.get_into(name, address, size_bytes)
         return size
 
-    def put(self, name: str, piece: int, size_bytes: int) -> int:
+    def put(self, store: Any, address: int, size_bytes: int, name: str) -> int:
         """Writes an object, in place of the one that is there."""
-        store, address = self._of(piece)
         code: int = store.upsert_from(name, address, size_bytes)
         return code
 
@@ -106,15 +101,6 @@ class Worker:
         config.with_hard_pin = True
         code: int = store.put(name, value, config)
         return code
-
-    def _of(self, piece: int) -> tuple[Any, int]:
-        """The client, and the address of a piece that it may read and write."""
-        store, memory = self.open(), self._pieces[piece]
-        # A piece is lent to one call at a time.
-        if piece not in self._registered:
-            self._registered.add(piece)
-            store.register_buffer(memory.ctypes.data, len(memory))
-        return store, memory.ctypes.data
 
     def open(self) -> Any:
         """The client, which is connected to the master.
@@ -145,10 +131,10 @@ def main() -> None:
     worker: Worker | None = None
     sending = threading.Lock()
 
-    def carry_out(number: int, call: str, arguments: list[Any]) -> None:
+    def carry_out(number: int, call: str, arguments: list[Any], memory: Memory | None) -> None:
         assert worker is not None
         try:
-            answer: list[Any] = [number, worker.calls[call](*arguments)]
+            answer: list[Any] = [number, worker.carry_out(call, arguments, memory)]
         except Exception as error:
             answer = [number, None, str(error) or repr(error)]
         with sending:
@@ -160,17 +146,14 @@ def main() -> None:
         if not packed:
             # Calls may hang, and threads of the client may run.
             os._exit(0)
-        number, call, arguments = msgpack.unpackb(packed)
+        number, call, arguments, size_bytes = msgpack.unpackb(packed)
         if call == "setup":
             worker = Worker(tuple(arguments))
-        elif call == "take":
-            assert worker is not None
-            worker.take(arguments[0], fds[0], arguments[1])
-        elif call == "drop":
-            assert worker is not None
-            worker.drop(*arguments)
-        else:
-            threads.submit(carry_out, number, call, arguments)
+            continue
+        memory = np.frombuffer(mmap.mmap(fds[0], size_bytes), np.uint8) if size_bytes else None
+        if fds:
+            os.close(fds[0])
+        threads.submit(carry_out, number, call, arguments, memory)
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ class RemoteStore(ABC):
         """
 
     @abstractmethod
-    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
-        """Stores a payload, given in parts, under `key`, in place of what is stored there. Readers find the old object
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
+        """Stores a payload under `key`, in place of what is stored there. Readers find the old object
         or the new one, never a part of either."""
 
     @abstractmethod

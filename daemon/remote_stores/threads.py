@@ -317,7 +317,7 @@ class RemoteThreads:
         damaged = save.key in self._damaged
         if there is not None and there.payload_bytes == save.payload_bytes and not damaged:
             return RemoteSaved(save.number, written=False, generation=generation)
-        self._store.put_from(save.key, [self._ring[start : start + save.payload_bytes]], meta, deadline)
+        self._store.put_from(save.key, self._ring[start : start + save.payload_bytes], meta, deadline)
         self._damaged.pop(save.key, None)
         return RemoteSaved(save.number, generation=generation)
 

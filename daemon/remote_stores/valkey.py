@@ -166,9 +166,9 @@ class ValkeyStore(RemoteStore):
             return None
         return self._checked(key, memory[:reply]) if reply is not None and reply <= len(memory) else None
 
-    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
         self._left_s(deadline)
-        stores = self._set(key, parts, meta)
+        stores = self._set(key, payload, meta)
         if stores is not None:
             self._change([stores], deadline)
 
@@ -254,12 +254,10 @@ class ValkeyStore(RemoteStore):
             )
         return number
 
-    def _set(self, key: bytes, given: Sequence[Buffer], meta: Meta) -> ValkeyCommand | None:
+    def _set(self, key: bytes, payload: Buffer, meta: Meta) -> ValkeyCommand | None:
         """The command that stores an entry. None if the time of the entry is over."""
-        parts = [memoryview(part).cast("B") for part in given]
-        payload_bytes = sum(map(len, parts))
-        header = object_header(key, payload_bytes, meta)
-        value_bytes = OBJECT_HEADER_BYTES + payload_bytes
+        header = object_header(key, len(payload), meta)
+        value_bytes = OBJECT_HEADER_BYTES + len(payload)
         if value_bytes > VALUE_BYTES_MAX:
             raise TierTooLarge(
                 f"{self.address}: an object of {value_bytes} bytes is larger than a value's {VALUE_BYTES_MAX} bytes"
@@ -275,7 +273,7 @@ class ValkeyStore(RemoteStore):
         pieces: list[Buffer] = [
             b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (words, len(name), name, value_bytes),
             header,
-            *parts,
+            payload,
             b"\r\n" if ttl_ms is None else b"\r\n" + b"".join(command(b"PX", ttl_ms)[1:]),
         ]
         return ValkeyCommand(name, pieces)

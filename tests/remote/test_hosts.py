@@ -6,17 +6,13 @@ costs a host its own entries, an exception or a wrong byte.
 | a key is sought             | store stopped, then goes on              | stopped_store_costs_one_wait             |
 | a key is sought             | daemon killed, started anew              | killed_during_a_fetch                    |
 | a key is sought             | SIGTERM                                  | asked_to_stop_during_a_fetch             |
-| a key is sought             | client closed                            | client_that_ends_while_it_waits          |
-| a key is sought             | the same key put by another client       | put_overtakes                            |
 | an entry is written         | daemon killed, started anew              | killed_during_a_write                    |
 | an entry is written         | SIGTERM                                  | asked_to_stop_during_a_write             |
 | an entry is written         | evicted, cleared, the ring full          | tests/daemon/core/test_remote_writes.py  |
-| served                      | store killed, restarted                  | killed_store                             |
 | served                      | object damaged, replaced, of another key | wrong_bytes_in_the_store                 |
-| served                      | store full; password wrong; no store     | full_store, wrong_password, no_store     |
+| served                      | password wrong                           | wrong_password                           |
 | served                      | namespace invalidated on one host        | invalidation_on_one_host                 |
 | store killed                | namespace invalidated on both hosts      | hosts_that_invalidate_without_the_store  |
-| a run is fetched            | store stopped, killed                    | host_whose_store_is_stopped_or_killed    |
 | a run is fetched            | daemon killed, SIGTERM                   | daemon_that_ends_during_a_run            |
 | served                      | reload with write = false                | reload                                   |
 """
@@ -31,7 +27,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from redis import Redis
 
 from tensord.client.computing.claim import Claim
 from tensord.daemon.config.config import Config
@@ -78,43 +73,6 @@ def test_what_one_host_has_computed_another_reads(url: str, payload_bytes: int) 
         assert second.remote()["corrupt"] == 0
 
 
-def test_an_entry_outlives_its_ring_in_the_store(url: str) -> None:
-    with Host(url) as host:
-        assert host.get(1)
-        host.counted("written")
-        host.client.close()
-        host.daemon.interrupt()
-        host.start()
-        assert not host.get(1)
-
-
-def test_entries_that_were_evicted_for_others_come_back(url: str) -> None:
-    with Host(url, ring_bytes=8 * MIB) as host:
-        for number in range(12):
-            assert host.get(number, MIB)
-            host.counted("written", number + 1)
-        assert not any(host.get(number, MIB) for number in range(12))
-        assert host.remote()["fetched"] >= 4
-
-
-def test_all_who_wait_for_a_key_share_one_fetch(url: str) -> None:
-    with Host(url) as first, Host(url) as second:
-        first.get(1, 3 * MIB)
-        first.counted("written")
-        # From now on second waits for the store for as long as this takes to compute.
-        second.put(2, cost_ms=60_000.0)
-        clients = [second.daemon.client() for _ in range(8)]
-        threads = [
-            aside(partial(client.get_or_compute, key(1), lambda: pytest.fail("computed"), timeout_s=60))
-            for client in clients
-        ]
-        for thread, _ in threads:
-            thread.join()
-        for _, [found] in threads:
-            assert found["number"] == 1
-        assert second.remote()["fetched"] == 1
-
-
 def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> None:
     with Host(redis.url) as first, Host(redis.url) as second:
         for number in range(5):
@@ -126,14 +84,6 @@ def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> N
             claim.stored()
             thread.join()
             assert outcome == [False], "it was computed twice"
-
-
-def test_a_host_that_dies_while_it_computes_delays_others_no_longer_than_computing_takes(redis: RedisServer) -> None:
-    with Host(redis.url) as first, Host(redis.url) as second:
-        claim = first.client.claim(key(1), within_s=30.0)
-        until(partial(granted, claim), "the first host computes")
-        first.daemon.kill()
-        assert second.get(1, takes_s=0.3)
 
 
 def test_a_host_without_a_store_shares_nothing_and_says_nothing_of_it() -> None:
@@ -164,28 +114,6 @@ def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None
         assert host.daemon.log.count("serves again") == 1
 
 
-def test_a_killed_store_costs_no_entry_and_a_restarted_one_is_used_again(redis: RedisServer) -> None:
-    with Host(redis.url) as host:
-        assert host.get(1)
-        host.counted("written")
-        redis.kill()
-        for number in range(2, 12):
-            assert host.get(number)
-        assert not any(host.get(number) for number in range(1, 12))
-        until(lambda: not host.remote()["serves"], "the store is left alone")
-        assert "127.0.0.1" in host.remote()["why"]
-        redis.start()
-        until(lambda: host.get(len(host.computed) + 1000) and host.remote()["serves"], "the store is used again")
-
-
-def test_a_host_starts_without_its_store_and_says_so(redis: RedisServer) -> None:
-    redis.kill()
-    with Host(redis.url) as host:
-        for number in range(6):
-            assert host.get(number)
-        until(lambda: "left alone" in host.daemon.log, "it says so")
-
-
 def test_a_wrong_password_is_told_and_local_entries_are_served() -> None:
     with RedisServer("--requirepass", "right") as server:
         for password, serves in (("right", True), ("wrong-and-secret", False)):
@@ -199,22 +127,6 @@ def test_a_wrong_password_is_told_and_local_entries_are_served() -> None:
                 assert "refuses the user or the command" in host.remote()["why"]
                 told = f"{host.daemon.log}{host.daemon.status()}"
                 assert password not in told, "the password is told"
-
-
-def test_a_full_store_serves_what_it_has(redis: RedisServer) -> None:
-    with Host(redis.url) as first, Host(redis.url) as second:
-        first.get(1)
-        first.counted("written")
-        redis.kill()
-    with RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server, Host(server.url) as first:
-        first.get(1)
-        first.counted("written")
-        first.get(2, 5 * MIB)
-        first.counted("write_failed")
-        with Host(server.url) as second:
-            assert not second.get(1)
-            assert second.get(2, 5 * MIB)
-            assert second.remote()["serves"]
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut", "of another key", "zeros", "header only"])
@@ -246,17 +158,6 @@ def test_wrong_bytes_in_the_store_are_computed_again(folder: Path, damage: str) 
         assert second.remote()["serves"], "a wrong object is no failure of the store"
 
 
-def test_a_value_of_the_wrong_type_is_computed_again_and_replaced(redis: RedisServer) -> None:
-    with Host(redis.url) as first, Host(redis.url) as second:
-        with Redis(HOST, redis.port) as direct:
-            direct.rpush(f"tensord-1:{key(1).hex()}", b"x")
-        assert first.get(1)
-        first.counted("written")
-        assert first.remote()["corrupt"] and first.remote()["serves"]
-        assert not first.remote().get("failed") and not first.remote().get("write_failed")
-        assert not second.get(1)
-
-
 def test_a_damaged_object_is_replaced_by_who_computes_its_entry(folder: Path) -> None:
     url = f"dir://{folder}"
     with Host(url) as first, Host(url) as second, Host(url) as third:
@@ -269,33 +170,6 @@ def test_a_damaged_object_is_replaced_by_who_computes_its_entry(folder: Path) ->
         assert second.get(1)
         second.counted("written")
         assert not third.get(1)
-
-
-def test_a_key_that_is_evicted_while_the_store_fails_is_removed_once_it_is_back(redis: RedisServer) -> None:
-    with Host(redis.url, remote_timeout_s=0.2) as first, Host(redis.url) as second:
-        first.get(1)
-        first.counted("written")
-        redis.pause()
-        try:
-            until(lambda: first.get(len(first.computed) + 500) and left_alone(first), "the store is left alone")
-            first.client.evict(key(1))
-        finally:
-            redis.resume()
-        # Nobody misses anything meanwhile: the daemon probes by itself.
-        until(lambda: not left_alone(first), "the store serves again", 4 * PATIENCE_S)
-        first.idle()
-        assert second.get(1, takes_s=SHORT_S), "it came back"
-
-
-def test_an_invalidation_reaches_a_host_that_was_restarted_and_only_hits(url: str) -> None:
-    with Host(url) as first, Host(url) as second:
-        first.get(1)
-        first.counted("written")
-        assert not second.get(1)
-        second.daemon.restart()
-        first.client.invalidate(NAMESPACE)
-        until(lambda: second.client.current(NAMESPACE).generation == 1, "it has heard")
-        until(lambda: second.client.get(key(1)) is None, "its entries of before are gone")
 
 
 @pytest.mark.parametrize(
@@ -380,40 +254,6 @@ def test_a_daemon_that_is_killed_during_a_write_leaves_no_torn_object(redis: Red
         assert second.remote()["corrupt"] == 0
 
 
-def test_a_client_that_ends_while_it_waits_leaves_nothing_behind(redis: RedisServer) -> None:
-    with Host(redis.url) as host:
-        redis.pause()
-        try:
-            client = host.daemon.client()
-            claim = client.claim(key(1), within_s=60.0)
-            until(lambda: claim.state == "waiting", "the key is sought")
-            client.close()
-        finally:
-            redis.resume()
-        host.idle()
-        until(lambda: not (host.daemon.store("claims_held") or host.daemon.store("claims_waiting")), "no claim")
-
-
-def test_a_put_overtakes_a_fetch(redis: RedisServer) -> None:
-    with Host(redis.url) as first, Host(redis.url) as second:
-        first.get(1)
-        first.counted("written")
-        redis.pause()
-        try:
-            thread, outcome = aside(lambda: second.get(1, takes_s=60.0))
-            until(lambda: second.remote()["fetches"], "the key is sought")
-            other = second.daemon.client()
-            assert other.put(key(1), tree(1), wait=True).state == "stored"
-            thread.join()
-            assert outcome == [False]
-        finally:
-            redis.resume()
-        second.idle()
-        found = second.client.get(key(1))
-        assert found is not None
-        check(found, 1)
-
-
 def test_an_invalidation_on_one_host_reaches_the_other(url: str) -> None:
     with Host(url) as first, Host(url) as second:
         first.get(1)
@@ -474,33 +314,9 @@ def test_a_reload_ends_the_writing(folder: Path, tmp_path: Path) -> None:
         assert len(objects(folder)) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
-        ("s3://here", "s3: is no kind of remote store; a URL begins with dir://"),
-        ("dir://relative", "names no absolute path"),
-        ("dir:///tmp?bytes=lots", "bytes = 'lots' must be"),
-        ("valkey://", "names no host"),
-        ("nothing", "must be a URL such as"),
-    ],
-)
-def test_a_url_that_is_none_is_refused_at_the_start(url: str, told: str) -> None:
-    with Daemon(remote_url=url) as daemon:
-        assert told in daemon.refused()
-
-
-@pytest.mark.parametrize("how", ["missing", "not writable"])
-def test_a_folder_that_cannot_be_used_is_told_and_local_entries_are_served(tmp_path: Path, how: str) -> None:
-    folder = tmp_path / "store"
-    if how == "not writable":
-        folder.write_text("a file, not a folder")
-    with Host(f"dir://{folder}") as host:
-        for number in range(5):
-            assert host.get(number)
-            assert not host.get(number)
-        until(lambda: not host.remote()["serves"], "the store is left alone")
-        assert f"{folder} is not a folder; mount it, or make it" in host.remote()["why"]
-        assert "left alone" in host.daemon.log
+def test_a_url_that_is_none_is_refused_at_the_start() -> None:
+    with Daemon(remote_url="s3://here") as daemon:
+        assert "s3: is no kind of remote store; a URL begins with dir://" in daemon.refused()
 
 
 def chain(host: Host, count: int, payload_bytes: int = 100_000) -> list[bytes]:
@@ -543,31 +359,6 @@ def test_a_chain_that_one_host_has_stored_is_fetched_with_one_request(url: str, 
         assert [second.client.contains(name) for name in keys] == [True, True, False, False, False], "no chain any more"
 
 
-def test_a_chain_with_a_gap_in_the_store_is_fetched_up_to_the_gap(url: str) -> None:
-    with Host(url) as first, Host(url) as second:
-        for number in range(4):
-            first.put(number)
-        first.counted("written", 4)
-        first.client.evict(key(2))
-        first.idle()
-        assert fetch(second, [key(number) for number in range(4)]) == 2
-        check(second.client.get(key(1), verify=True), 1)
-        assert not second.client.contains(key(3))
-
-
-def test_a_host_whose_store_is_stopped_or_killed_answers_what_it_has(redis: RedisServer) -> None:
-    with Host(redis.url) as first, Host(redis.url, remote_timeout_s=0.5) as second:
-        keys = chain(first, 4)
-        until(lambda: fetch(second, keys[:2]) == 2, "the store answers in time")
-        redis.pause()
-        assert fetch(second, keys) == 2
-        redis.resume()
-        redis.kill()
-        assert fetch(second, keys) == 2
-        until(lambda: left_alone(second) or fetch(second, keys) != 2, "the store is left alone")
-        assert fetch(second, keys) == 2
-
-
 @pytest.mark.parametrize("ends", ["kill", "terminate"])
 def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: str, ends: str) -> None:
     with Host(url) as first, Host(url) as second:
@@ -580,11 +371,3 @@ def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: s
         until(lambda: fetched_all(second, keys), "the client is attached to the new daemon, which fetches them")
         for number, name in enumerate(keys):
             check(second.client.get(name, verify=True), number, 3 * MIB)
-
-
-@pytest.mark.parametrize("url", ["dir:///nonexistent", "valkey://127.0.0.1:1"])
-def test_a_daemon_says_at_its_start_that_its_store_does_not_answer(url: str) -> None:
-    with Host(url) as host:
-        until(lambda: "left alone" in host.daemon.log, "the warning")
-        assert url in host.daemon.log
-        assert host.get(1), "it serves all the same"

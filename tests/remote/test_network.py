@@ -53,16 +53,6 @@ def used_again(host: Host) -> None:
     until(lambda: host.get(next(numbers)) and host.remote()["serves"], "the store is used again")
 
 
-def test_what_one_host_has_encoded_all_others_read(cluster: Cluster) -> None:
-    first, *others = cluster.hosts
-    for number in range(20):
-        assert first.get(number, MIB)
-    first.counted("written", 20)
-    for host in others:
-        assert not any(host.get(number, MIB) for number in range(20))
-        assert host.remote()["fetched"] == 20
-
-
 @pytest.mark.parametrize("timeout_s", [3.0])
 def test_a_host_that_is_cut_off_serves_its_own_entries_and_comes_back(cluster: Cluster) -> None:
     first, second, third = cluster.hosts

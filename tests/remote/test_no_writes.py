@@ -15,7 +15,7 @@ from tensord.ipc.messages import control as messages
 from ..daemon.tiers.redis_server import HOST, RedisServer
 from ..daemon.tiers.test_valkey_refusals import make_replica
 from ..daemon_process import PATIENCE_S, until
-from .hosts import MIB, Host, key
+from .hosts import MIB, Host
 
 NO_WRITES = "the remote store takes no writes for now"
 AGAIN = "the remote store takes writes again"
@@ -130,12 +130,3 @@ def test_a_store_that_comes_back_is_found_without_any_client(redis: RedisServer)
         redis.start()
         until(lambda: host.remote()["serves"], "the store is found", 4 * PATIENCE_S)
         assert host.daemon.log.count("the remote store serves again") == 1
-
-
-def test_a_claim_of_another_type_is_waited_for_by_no_miss(redis: RedisServer) -> None:
-    with Host(redis.url) as host, Redis(HOST, redis.port) as direct:
-        for number in range(3):
-            direct.rpush(f"tensord-1:claim:{key(number).hex()}", b"x")
-            assert host.get(number, takes_s=30.0)
-        assert not host.remote().get("waited") and not host.remote().get("failed")
-        assert host.remote()["corrupt"] == 3

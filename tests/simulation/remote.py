@@ -57,10 +57,9 @@ class SimulatedStore(RemoteStore):
         buffer[: len(raw)] = raw
         return self._checked(key, buffer[: len(raw)])
 
-    def put_from(self, key: bytes, parts: Sequence[Buffer], meta: Meta, deadline: float) -> None:
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
         self._may_fail()
-        payload = b"".join(bytes(part) for part in parts)
-        self.objects[key] = object_header(key, len(payload), meta) + payload
+        self.objects[key] = object_header(key, len(payload), meta) + bytes(payload)
         assert len(self.objects[key]) == OBJECT_HEADER_BYTES + len(payload)
 
     def remove(self, keys: Sequence[bytes], deadline: float) -> None:

@@ -52,7 +52,7 @@ def made_of(key: bytes, payload: bytes, **meta: object) -> Made:
 
 def put(store: RemoteStore, *entries: Made) -> None:
     for entry in entries:
-        store.put_from(entry.key, [entry.payload], entry.meta, soon())
+        store.put_from(entry.key, entry.payload, entry.meta, soon())
 
 
 def get(store: RemoteStore, key: bytes, room_bytes: int = 1 << 20) -> tuple[bytes, Meta] | None:

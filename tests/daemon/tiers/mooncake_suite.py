@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from mooncake.store import MooncakeDistributedStore
 
-from tensord.daemon.remote_stores.mooncake_calls import MooncakeCalls
 from tensord.daemon.remote_stores.registry import open_store
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.errors import BadConfiguration, TierFull, TierTimedOut, TierUnavailable
@@ -79,7 +78,7 @@ def test_a_master_that_is_stopped_costs_a_deadline_and_no_byte(cluster: Cluster,
         for call in (
             lambda: store.get_into(entry.key, buffer, time.monotonic() + 0.1),
             lambda: store.heads([entry.key], time.monotonic() + 0.1),
-            lambda: store.put_from(key_of(2), [b"x" * 100], made(2, 100).meta, time.monotonic() + 0.1),
+            lambda: store.put_from(key_of(2), b"x" * 100, made(2, 100).meta, time.monotonic() + 0.1),
         ):
             began = time.monotonic()
             with pytest.raises(TierTimedOut, match="deadline"):
@@ -89,21 +88,6 @@ def test_a_master_that_is_stopped_costs_a_deadline_and_no_byte(cluster: Cluster,
         cluster.master.resume()
     assert get(store, entry.key) == (entry.payload, entry.meta)
     assert not any(buffer), "a late answer is not written into the caller's memory"
-
-
-def test_memory_that_a_call_was_left_with_is_not_lent_before_the_call_has_ended(cluster: Cluster) -> None:
-    calls = MooncakeCalls("the store", _left_s, cluster.master.address, 0, "127.0.0.1", "tcp", "")
-    assert calls.call("exist", soon(), ["none"]) == [0]
-    cluster.master.pause()
-    try:
-        with pytest.raises(TierTimedOut), calls.lend(1000) as left:
-            calls.call("get", time.monotonic() + 0.1, "none", lent=left, size_bytes=1000)
-        with calls.lend(1000) as other:
-            assert other.number != left.number
-    finally:
-        cluster.master.resume()
-    until(lambda: left.number in _idle(calls), "the call has ended")
-    calls.close()
 
 
 def test_the_end_of_the_clients_process_costs_the_calls_under_way(cluster: Cluster, store: RemoteStore) -> None:
@@ -205,15 +189,6 @@ def test_a_master_may_have_an_address_of_ipv6() -> None:
     store = open_store("mooncake://[::1]")
     assert store.address == "mooncake://[::1]:50051"
     store.close()
-
-
-def _left_s(deadline: float) -> float:
-    return deadline - time.monotonic()
-
-
-def _idle(calls: MooncakeCalls) -> set[int]:
-    """The numbers of the pieces of memory that may be lent."""
-    return {each.number for pieces in calls._idle.values() for each in pieces}
 
 
 def _puts(store: RemoteStore) -> bool:

@@ -67,7 +67,7 @@ class AnyServer:
             buffer = memoryview(bytearray(entry.stored_bytes))
             for call in (
                 lambda at: store.get_into(entry.key, buffer, at),
-                lambda at: store.put_from(entry.key, [entry.payload], entry.meta, at),
+                lambda at: store.put_from(entry.key, entry.payload, entry.meta, at),
                 lambda at: store.heads([entry.key], at),
                 lambda at: store.remove([entry.key], at),
                 lambda at: store.claim(entry.key, b"me", 1.0, at),

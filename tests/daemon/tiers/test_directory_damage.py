@@ -221,7 +221,7 @@ def test_a_file_system_that_hangs_in_an_eviction_holds_no_other_put_up_beyond_it
     evicting.start()
     assert hangs.wait(PATIENCE_S)
     with pytest.raises(TierTimedOut, match="not looked through"):
-        store.put_from(key_of(10), [made(10).payload], made(10).meta, time.monotonic() + 0.01)
+        store.put_from(key_of(10), made(10).payload, made(10).meta, time.monotonic() + 0.01)
     assert get(store, key_of(8), MIB) is not None, "reads go on"
     store.close()
     goes_on.set()
