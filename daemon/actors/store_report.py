@@ -269,11 +269,6 @@ class StoreReport:
                 f"{remote['not_agreed']} invalidated namespaces are not shared, and other hosts go on with their old "
                 f"entries, until the remote store takes their generation: {remote['not_agreed_why']}"
             )
-        if remote is not None and remote["refuses_removals"]:
-            problems.append(
-                f"the remote store removes no entries for now, and {remote['removals']} evicted ones may be found "
-                f"again: {remote['refuses_removals']}"
-            )
         if remote is not None and remote["removals_dropped"]:
             problems.append(
                 f"{remote['removals_dropped']} evicted entries were not removed from the remote store, since too many "

@@ -3,7 +3,7 @@
     closed ── FAILURES_MAX failures in a row, or one refusal ──→ open ── a probe succeeds ──→ closed
                                                                   └── a probe fails: twice the time until the next one
 
-Others of the same kind leave out only writes or only removals while a store refuses these (`link`).
+Another of the same kind leaves out only writes and removals while a store takes none (`link`).
 
 Owns the state, and the times of the probes. Does not own what a failure is, nor the requests.
 """

@@ -4,7 +4,6 @@ Owns: what an error says about the store, and the announcements when a breaker o
 
     error                       what follows
     of one object               nothing
-    TierReadOnly of a removal   `removing` opens at once: removals wait, and are tried from time to time
     TierFull, TierReadOnly      `taking` opens at once: the store is read, and writes are tried from time to time
     TierRefused                 `breaker` opens at once: the store is left alone
     others                      `breaker` opens after a few in a row; at the daemon's start at once
@@ -25,9 +24,7 @@ class RemoteLink:
     def __init__(self, outbox: StoreOutbox) -> None:
         self.breaker = Breaker()
         self.taking = Breaker()
-        """Open while the store takes no writes. Its probes are writes."""
-        self.removing = Breaker()
-        """Open while the store refuses to remove objects. Its probes are removals."""
+        """Open while the store takes no writes. Its probes are writes and, unless it is full, removals."""
         self.full = False
         """Whether `taking` was opened because the store has no room."""
         self._reached = False
@@ -66,17 +63,6 @@ class RemoteLink:
             self.taking.showed_nothing(now)
         elif self.taking.succeeded():
             self._outbox.add(RemoteTurned("", "writes"))
-
-    def refused_removal(self, error: TensordError, now: float, *, probe: bool) -> None:
-        """The store refuses to remove objects. It may take writes all the same. `probe`: of `removing`."""
-        self.succeeded()
-        if self.removing.failed(str(error), now, refused=True, probe=probe):
-            self._outbox.add(RemoteTurned(str(error), "removals"))
-
-    def removed(self) -> None:
-        """The store has removed objects."""
-        if self.removing.succeeded():
-            self._outbox.add(RemoteTurned("", "removals"))
 
     def _takes_none(self, error: TensordError, now: float, *, tries: bool) -> None:
         full = isinstance(error, TierFull)

@@ -151,7 +151,6 @@ class Remote:
             "writes": writes.under_way,
             "queued": writes.queued,
             "queued_bytes": writes.queued_bytes,
-            "refuses_removals": link.removing.why,
             "removals": writes.removals,
             "removals_dropped": self._outbox.counters.remote["removals_dropped"],
             "answer_s": link.speed.answer_s.known(now),

@@ -25,8 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from ...errors import TierReadOnly
-from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ...shm.layout import NAMESPACE_TAG_BYTES
 from ..core.effects import RemoveRemote, SaveRemote
 from ..core.events import RemoteSaved
 from ..core.limits import StoreLimits
@@ -34,7 +33,6 @@ from ..core.outbox import StoreOutbox
 from ..store.slots import Slots
 from ..store.table import EDGE, RowTable
 from .agreement import Agreement
-from .breaker import Breaker
 from .host_claims import HostClaims
 from .link import RemoteLink
 
@@ -247,12 +245,12 @@ class Writes:
             # An object that is being written is removed after its write.
             written = {write.key for write in self._under_way.values()}
             removed = tuple(key for key in islice(self._removed, REMOVED_AT_ONCE) if key not in written)
-            # A store that takes no writes may be rid of objects. That it is says nothing of writes.
-            removing = self._link.removing
-            if removed and (removing.closed or removing.may_probe(now)):
+            # A full store may be rid of objects. That it is says nothing of writes.
+            full = self._link.full and not self._link.taking.closed
+            if removed and (takes or full):
                 for key in removed:
                     del self._removed[key]
-                self._begin(_RemoteWrite(self._probe(removing), removed=removed))
+                self._begin(_RemoteWrite(not full and self._probes(), removed=removed))
                 self._outbox.add(RemoveRemote(self._made, removed))
                 continue
             if not takes:
@@ -266,7 +264,7 @@ class Writes:
                 return
             table = self._table
             size, asks = table.payloads[row], self._agreement.shares(key) is None
-            self._begin(_RemoteWrite(self._probe(self._link.taking), key, row, table.span_ids[row], size))
+            self._begin(_RemoteWrite(self._probes(), key, row, table.span_ids[row], size))
             self._outbox.add(SaveRemote(self._made, key, table.offsets[row], size, asks, key in self._leaving))
 
     def check_invariants(self) -> None:
@@ -277,28 +275,18 @@ class Writes:
         assert self.reading == {write.span_id for write in self._under_way.values()} - {0}
 
     def _failed(self, write: _RemoteWrite, event: RemoteSaved, now: float) -> None:
-        error, link = event.error, self._link
-        assert error is not None
+        assert event.error is not None
         self._outbox.counters.remote["write_failed"] += 1
         if write.key:
             self._unmark(write.key)
             self._host_claims.given_up(write.key)
         self._keep(write.removed)
-        if write.removed and isinstance(error, TierReadOnly):
-            link.refused_removal(error, now, probe=write.tries)
-        elif write.removed:
-            link.failed(error, now)
-            if write.tries:
-                link.removing.showed_nothing(now)
-        else:
-            link.failed(error, now, tries=write.tries)
+        self._link.failed(event.error, now, tries=write.tries)
 
     def _succeeded(self, write: _RemoteWrite, event: RemoteSaved, now: float) -> None:
         counters = self._outbox.counters
         self._link.succeeded()
-        if write.removed:
-            self._link.removed()
-        elif write.tries:
+        if write.tries:
             self._link.wrote(now, shows=event.written)
         if event.generation is not None:
             self._agreement.found(write.key[:NAMESPACE_TAG_BYTES], event.generation, now)
@@ -349,11 +337,12 @@ class Writes:
         """Whether the store takes writes, or is to be tried."""
         return self._link.taking.closed or self._link.taking.may_probe(now)
 
-    def _probe(self, breaker: Breaker) -> bool:
-        """Whether the request that begins now is a probe of the breaker."""
-        if breaker.closed:
+    def _probes(self) -> bool:
+        """Whether the request that begins now tries if the store takes writes again."""
+        taking = self._link.taking
+        if taking.closed:
             return False
-        breaker.probe()
+        taking.probe()
         return True
 
     def _begin(self, write: _RemoteWrite) -> None:

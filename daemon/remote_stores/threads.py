@@ -81,6 +81,28 @@ Outcome = (
     | GenerationsTold
     | GenerationRaised
 )
+_TURNED: Final = {
+    "store": (
+        "remote",
+        "serves",
+        "the remote store is left alone for now; entries of this host are served",
+        "the remote store serves again",
+    ),
+    "writes": (
+        "remote_writes",
+        "takes_writes",
+        "the remote store takes no writes for now; it is read as before",
+        "the remote store takes writes again",
+    ),
+    "generations": (
+        "remote_generations",
+        "takes_generations",
+        "the remote store refuses invalidations: other hosts keep the old entries, this host shares no new ones",
+        "the remote store has taken all invalidations",
+    ),
+}
+"""By what has turned: the event for watchers, its field, and what is logged when it begins and ends."""
+
 Check = Callable[[int, bytes, int, int, int], object]
 """Checks the tree of a payload in the ring, and the record of a block (`Copier.check`)."""
 
@@ -324,36 +346,12 @@ class RemoteThreads:
 
 def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
     """Logs that the store is left alone or refuses writes, or no longer. The event for those who watch."""
-    why = turned.why
-    if turned.what == "removals":
-        if why:
-            _log.warning("the remote store removes no entries for now: evicted ones may be found again", why=why)
-        else:
-            _log.info("the remote store removes entries again")
-        return {"event": "remote_removals", "removes": not why, "why": why}
-    if turned.what == "generations":
-        if why:
-            _log.warning(
-                "the remote store refuses invalidations: other hosts go on with the old entries, and this host shares "
-                "nothing of the namespaces",
-                why=why,
-            )
-        else:
-            _log.info("the remote store has taken all invalidations")
-        return {"event": "remote_generations", "takes_generations": not why, "why": why}
-    if turned.what == "writes":
-        if why:
-            _log.warning("the remote store takes no writes for now; it is read as before", why=why)
-        else:
-            _log.info("the remote store takes writes again")
-        return {"event": "remote_writes", "takes_writes": not why, "why": why}
-    if why:
-        _log.warning("the remote store is left alone for now; entries of this host are served", why=why)
+    event, field, begins, ends = _TURNED[turned.what]
+    if turned.why:
+        _log.warning(begins, why=turned.why)
     else:
-        _log.info(
-            "the remote store was reached for the first time" if turned.first else "the remote store serves again"
-        )
-    return {"event": "remote", "serves": not why, "why": why}
+        _log.info("the remote store was reached for the first time" if turned.first else ends)
+    return {"event": event, field: not turned.why, "why": turned.why}
 
 
 def _fits(entry: RemoteEntry, found: RemoteFound) -> bool:

@@ -154,7 +154,7 @@ class ValkeyStore(RemoteStore):
     def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
         self._left_s(deadline)
         commands = [_of(key, b"GETRANGE", 0, OBJECT_HEADER_BYTES - 1) for key in keys]
-        found = self._nodes.run(commands, lambda _, wire: wire.text(deadline), deadline)
+        found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
         return [self._found(key, stored) if stored else None for key, stored in zip(keys, found, strict=True)]
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:

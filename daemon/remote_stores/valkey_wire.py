@@ -12,7 +12,6 @@ Invariant: the parser of redis-py reads nothing once the connection is made, so 
 
 from __future__ import annotations
 
-import re
 import select
 import socket
 import time
@@ -26,11 +25,6 @@ _SCRATCH_BYTES: Final = 4096
 _LINE_BYTES_MAX: Final = 64 << 10
 _JOINED_BYTES_MAX: Final = 16 << 10
 _SENT_BYTES_MAX: Final = 4 << 20
-_ITEMS_MAX: Final = 1 << 16
-_DEPTH_MAX: Final = 8
-"""Lists within lists. CLUSTER SLOTS has four."""
-_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,20}")
-_LENGTH: Final = re.compile(rb"-1|[0-9]{1,20}")
 _END: Final = b"\r\n"
 
 
@@ -77,7 +71,7 @@ class ValkeyWire:
                 self._send(memoryview(piece), deadline)
         self._send(memoryview(joined), deadline)
 
-    def answer(self, deadline: float, depth: int = 0) -> Any:
+    def answer(self, deadline: float) -> Any:
         """A short reply: a text or short bytes as bytes, a number, a list of these, None, or the server's error."""
         kind, rest = self._line(deadline)
         match kind:
@@ -86,25 +80,18 @@ class ValkeyWire:
             case b"-":
                 return _error(rest)
             case b":":
-                return self._number(rest, _NUMBER)
-        length = self._number(rest, _LENGTH)
+                return self._number(rest)
+        length = self._number(rest)
         if length < 0:
             return None
-        if kind == b"*" and length <= _ITEMS_MAX and depth < _DEPTH_MAX:
-            return [self.answer(deadline, depth + 1) for _ in range(length)]
+        if kind == b"*":
+            return [self.answer(deadline) for _ in range(length)]
         if kind != b"$" or length > _SCRATCH_BYTES:
             raise self._foreign(kind + rest)
         text = memoryview(bytearray(length))
         self._read(text, deadline)
         self._end(deadline)
         return bytes(text)
-
-    def text(self, deadline: float) -> bytes | ServerError | None:
-        """A short reply that is a text or short bytes; None if there is none; or the server's error."""
-        reply = self.answer(deadline)
-        if reply is None or isinstance(reply, bytes | ServerError):
-            return reply
-        raise self._foreign(b"a number or a list")
 
     def payload(self, into: memoryview, deadline: float) -> int | ServerError | None:
         """Reads a payload to the start of `into`; its length. A payload that is longer than `into` is read to its end
@@ -114,7 +101,7 @@ class ValkeyWire:
             return _error(rest)
         if kind != b"$":
             raise self._foreign(kind + rest)
-        length = self._number(rest, _LENGTH)
+        length = self._number(rest)
         if length < 0:
             return None
         if length <= len(into):
@@ -187,10 +174,11 @@ class ValkeyWire:
             raise timed_out(self.address)
         return left_s
 
-    def _number(self, text: bytes, form: re.Pattern[bytes]) -> int:
-        if not form.fullmatch(text):
-            raise self._foreign(text)
-        return int(text)
+    def _number(self, text: bytes) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise self._foreign(text) from None
 
     def _foreign(self, text: bytes) -> TierUnavailable:
         return TierUnavailable(

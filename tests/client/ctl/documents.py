@@ -79,7 +79,6 @@ def remote(**changed: Any) -> dict[str, Any]:
         "queued": 3,
         "queued_bytes": 30 * MIB,
         "removals": 0,
-        "refuses_removals": "",
         "removals_dropped": 0,
         "answer_s": 0.0004,
         "read_bytes_per_s": 5e8,

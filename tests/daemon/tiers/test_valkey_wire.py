@@ -13,8 +13,6 @@ from tensord.errors import TierUnavailable
 
 from .entries import soon
 
-FOREIGN = "which is no reply of a Valkey server"
-
 
 @pytest.fixture
 def ends() -> Iterator[tuple[ValkeyWire, socket.socket]]:
@@ -23,30 +21,12 @@ def ends() -> Iterator[tuple[ValkeyWire, socket.socket]]:
         yield ValkeyWire(SimpleNamespace(_sock=own, disconnect=own.close), "valkey://host:6379"), theirs
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"$-7\r\n", b"*-2\r\n", b"$1_0\r\n0123456789\r\n", b"$ 1\r\n0\r\n", b"$3\r\nabcdef\r\n", b":+1_0\r\n"],
-)
-def test_a_reply_with_a_wrong_length_is_an_error(ends: tuple[ValkeyWire, socket.socket], sent: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"$abc\r\n", b"$3\r\nabcdef\r\n", b"$9\r\nabcdefghijk\r\n", b"hello\r\n"])
+def test_a_reply_of_another_server_is_an_error(ends: tuple[ValkeyWire, socket.socket], sent: bytes) -> None:
     wire, theirs = ends
     theirs.sendall(sent)
-    with pytest.raises(TierUnavailable, match=FOREIGN):
-        wire.answer(soon())
-
-
-@pytest.mark.parametrize("sent", [b"$-7\r\n", b"$-0\r\n", b"$3\r\nabcdef\r\n", b"$9\r\nabcdefghijk\r\n"])
-def test_a_payload_with_a_wrong_length_is_an_error(ends: tuple[ValkeyWire, socket.socket], sent: bytes) -> None:
-    wire, theirs = ends
-    theirs.sendall(sent)
-    with pytest.raises(TierUnavailable, match=FOREIGN):
+    with pytest.raises(TierUnavailable, match="which is no reply of a Valkey server"):
         wire.payload(memoryview(bytearray(8)), soon())
-
-
-def test_a_deeply_nested_reply_is_an_error_in_plain_words(ends: tuple[ValkeyWire, socket.socket]) -> None:
-    wire, theirs = ends
-    theirs.sendall(b"*1\r\n" * 5000 + b":1\r\n")
-    with pytest.raises(TierUnavailable, match=FOREIGN):
-        wire.answer(soon())
 
 
 def test_replies_of_a_server_are_read_as_they_are(ends: tuple[ValkeyWire, socket.socket]) -> None:
@@ -60,17 +40,9 @@ def test_replies_of_a_server_are_read_as_they_are(ends: tuple[ValkeyWire, socket
     assert wire.payload(into, soon()) is None
 
 
-@pytest.mark.parametrize("sent", [b":7\r\n", b"*1\r\n:7\r\n", b"*0\r\n"])
-def test_a_number_or_a_list_in_place_of_a_text_is_an_error(ends: tuple[ValkeyWire, socket.socket], sent: bytes) -> None:
-    wire, theirs = ends
-    theirs.sendall(sent)
-    with pytest.raises(TierUnavailable, match=FOREIGN):
-        wire.text(soon())
-
-
 def test_what_cannot_be_printed_of_a_servers_error_is_left_out(ends: tuple[ValkeyWire, socket.socket]) -> None:
     wire, theirs = ends
     theirs.sendall(b"-ERR a\x00b\x1b[31m\xff\r\n")
-    error = wire.text(soon())
+    error = wire.answer(soon())
     assert isinstance(error, ServerError)
     assert (error.code, error.text) == ("ERR", "ERR a?b?[31m?")
