@@ -154,7 +154,7 @@ test-remote: $(STAMPS)/test
 	@if bash tests/remote/valkey.sh $(VALKEY); then \
 	  echo "the tests of Redis again, with Valkey"; \
 	  TENSORD_TEST_SERVER=$(abspath $(VALKEY))/usr/bin/valkey-server $(BIN)/python -m pytest -n 3 -m "network or not network" \
-	    --ignore-glob='*mooncake*' --ignore=tests/remote/test_network.py tests/daemon/tiers/test_valkey*.py tests/remote; \
+	    --ignore-glob='*mooncake*' --ignore=tests/remote/test_network.py tests/daemon/remote_stores/test_valkey*.py tests/remote; \
 	else echo "without Valkey: this distribution's backports have no valkey-server, or cannot be reached"; fi
 
 # A Debian package with an environment of its own, of the distribution's Python: it runs on the release that it is built on.

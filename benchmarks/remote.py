@@ -32,7 +32,7 @@ from bars import Figure, figures_table, save_figures
 from peers.tensord_peer import WAIT_S, serving
 
 import tensord
-from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 
 MIB: Final = 1 << 20
 RING_BYTES: Final = 512 * MIB

@@ -60,7 +60,7 @@ from .process import logs, notify, uncaught
 from .process.copy_rate import report_memory_rate
 from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .remote_stores import threads as remote
-from .remote_stores.registry import open_store
+from .remote_stores.urls import open_store
 from .reports.request_times import RequestTimes
 from .web.metrics_server import MetricsServer
 from .web.page_server import PageServer

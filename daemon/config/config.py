@@ -22,7 +22,7 @@ from ...errors import BadConfiguration
 from ...ipc import places
 from ...shm.ring import cgroups, segments
 from ..governor.forms.thresholds import Thresholds
-from ..remote_stores.registry import open_store
+from ..remote_stores.urls import open_store
 from ..replacement import POLICIES
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .neighbours import NeighboursSection, is_loopback

@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..core.effects import RemoveRemote, SaveRemote
 from ..core.events import RemoteSaved
 from ..core.limits import StoreLimits

@@ -47,10 +47,10 @@ from ..core.events import (
     RunSought,
     Sought,
 )
+from ..process.give_way import GivesWay
 from ..process.logs import logger
 from ..remote.writes import REMOVED_AT_ONCE
 from .form import Meta, RemoteEntry
-from .give_way import GivesWay
 from .store import RemoteStore
 
 _log = logger("store")

@@ -1,15 +1,45 @@
-"""The URLs of remote stores: their options, with bounds, and messages that show no password.
+"""The URLs of remote stores: the store that each names, its options, and messages that show no password.
 
-Owns: reading the options behind the question mark. Does not own: which options a store has.
+Owns: the table of schemes, and reading the options behind the question mark. Does not own: which options a store has. A
+module of a store is imported when its scheme is used, so that only a store in use needs its client library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from ...errors import BadConfiguration
+from .store import RemoteStore
+
+_SCHEMES: Final = {
+    "dir": (".directory", "DirectoryStore"),
+    "mooncake": (".mooncake", "MooncakeStore"),
+    "redis": (".valkey", "ValkeyStore"),
+    "rediss": (".valkey", "ValkeyStore"),
+    "valkey": (".valkey", "ValkeyStore"),
+    "valkeys": (".valkey", "ValkeyStore"),
+}
+"""For each scheme the module and the class of its store."""
+
+
+def open_store(url: str) -> RemoteStore:
+    """The store of `url`, such as dir:///mnt/tensord?bytes=100GiB. Connects to nothing: the first call does.
+
+    Raises:
+        BadConfiguration: the scheme is unknown, an option is wrong, or the client library is not installed. The message
+            names what to change.
+    """
+    scheme = split(url).scheme
+    if scheme not in _SCHEMES:
+        known = ", ".join(f"{name}://" for name in _SCHEMES)
+        raise BadConfiguration(f"{scheme or 'no scheme'}: is no kind of remote store; a URL begins with {known}")
+    module, name = _SCHEMES[scheme]
+    kind: Any = getattr(import_module(module, __package__), name)
+    store: RemoteStore = kind.of_url(url)
+    return store
 
 
 def split(url: str) -> SplitResult:

@@ -2,7 +2,8 @@
 
     from .replacement import Facts; POLICIES["hazard"](Facts.of(table.column))
 
-Owns: the policies by name. May import numpy; nothing of the store.
+May import numpy; nothing of the store. Owns the policies by name, and what each has learned. Does not own entries, nor
+when one is evicted (daemon/room).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..daemon.tiers.redis_server import RedisServer
+from ..daemon.remote_stores.redis_server import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis import Redis
 
-from ..daemon.tiers.redis_server import HOST, RedisServer
+from ..daemon.remote_stores.redis_server import HOST, RedisServer
 from ..daemon_process import until
 from .hosts import Host, key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import Redis
 
-from ..daemon.tiers.redis_server import HOST, RedisServer
+from ..daemon.remote_stores.redis_server import HOST, RedisServer
 from ..daemon_process import until
 from .hosts import LONG_S, Host, key
 

@@ -5,7 +5,7 @@
 | master stopped, killed, started anew       | master_that_is_killed, master_that_is_stopped           |
 | host that keeps objects killed             | killed_host_takes_its_objects_with_it                   |
 | host asked to stop while the master hangs  | host_ends_while_the_master_is_stopped                   |
-| wrong bytes, no room, two writers          | tests/daemon/tiers/mooncake_suite.py                    |
+| wrong bytes, no room, two writers          | tests/daemon/remote_stores/mooncake_suite.py                    |
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 from hosts_network import HUB, Network, missing
 
-from ..daemon.tiers.mooncake_master import MooncakeMaster, program
+from ..daemon.remote_stores.mooncake_master import MooncakeMaster, program
 from ..daemon_process import until
 from .hosts import LONG_S, MIB, Host
 
 ROOT = Path(__file__).parents[2]
-SUITE = "tests/daemon/tiers/mooncake_suite.py"
+SUITE = "tests/daemon/remote_stores/mooncake_suite.py"
 HOSTS = 3
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing() or "can be made"),

@@ -15,7 +15,7 @@ from tensord.client.computing import remote_run
 from tensord.client.prefix import other_hosts
 from tensord.client.prefix.other_hosts import form_key
 
-from ..daemon.tiers.redis_server import RedisServer
+from ..daemon.remote_stores.redis_server import RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .hosts import LONG_S, NAMESPACE, Host
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from mooncake.store import MooncakeDistributedStore
 
-from tensord.daemon.remote_stores.registry import open_store
 from tensord.daemon.remote_stores.store import RemoteStore
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import BadConfiguration, TierFull, TierTimedOut, TierUnavailable
 from tests.daemon_process import until
 

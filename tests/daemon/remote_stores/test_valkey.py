@@ -16,7 +16,7 @@ import pytest
 import redis
 from redis.exceptions import OutOfMemoryError
 
-from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import BadConfiguration, TierRefused, TierTimedOut, TierUnavailable
 
 from .conformance import MIB, AnyStore, claims
@@ -301,7 +301,7 @@ def test_without_redis_py_the_extra_is_named() -> None:
     program = """
 import sys
 sys.modules["redis"] = None
-from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import BadConfiguration
 try:
     open_store("valkey://host")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from tensord.daemon.remote_stores.registry import open_store
 from tensord.daemon.remote_stores.store import RemoteStore
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierFull, TierReadOnly, TierTooLarge
 from tests.daemon_process import until
 

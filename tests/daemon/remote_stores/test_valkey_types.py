@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierRefused
 
 from .entries import get, key_of, made, put, soon

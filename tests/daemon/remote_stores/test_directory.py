@@ -18,7 +18,7 @@ import pytest
 
 from tensord.daemon.remote_stores.directory import DirectoryStore
 from tensord.daemon.remote_stores.directory_room import LEFTOVER_S
-from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import BadConfiguration, TierFull, TierTooLarge, TierUnavailable
 from tests.daemon_process import until
 from tests.processes import Child
@@ -240,9 +240,9 @@ def test_a_full_disk_is_named_and_leaves_no_half_object() -> None:
     said = on_a_disk_of_2_mib(
         """
 import os
-from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierFull
-from tests.daemon.tiers.entries import get, key_of, made, put
+from tests.daemon.remote_stores.entries import get, key_of, made, put
 store = open_store("dir:///mnt?bytes=100MiB")
 put(store, made(1))
 try:
@@ -279,9 +279,9 @@ def test_a_directory_without_write_access_is_read_and_refuses_puts() -> None:
     said = on_a_disk_of_2_mib(
         """
 import os, subprocess
-from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierRefused
-from tests.daemon.tiers.entries import get, key_of, made, put
+from tests.daemon.remote_stores.entries import get, key_of, made, put
 store = open_store("dir:///mnt")
 put(store, made(1))
 path = "/mnt/tensord-1"

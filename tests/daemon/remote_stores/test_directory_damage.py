@@ -29,8 +29,8 @@ def test_an_object_that_may_not_be_read_is_a_counted_miss_and_the_others_are_ser
         f"""
 import os
 from pathlib import Path
-from tensord.daemon.tiers.registry import open_store
-from tests.daemon.tiers.entries import get, key_of, made, put, soon
+from tensord.daemon.remote_stores.urls import open_store
+from tests.daemon.remote_stores.entries import get, key_of, made, put, soon
 store = open_store("dir:///mnt")
 put(store, made(1), made(2))
 [path] = Path("/mnt").glob(f"tensord-1/??/{{key_of(1).hex()}}")
@@ -57,9 +57,9 @@ def test_a_directory_that_may_not_be_entered_is_refused_as_a_whole() -> None:
     said = on_a_disk_of_2_mib(
         """
 import os
-from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierRefused
-from tests.daemon.tiers.entries import get, key_of, made, put
+from tests.daemon.remote_stores.entries import get, key_of, made, put
 store = open_store("dir:///mnt")
 put(store, made(1))
 os.chmod("/mnt/tensord-1", 0)
@@ -174,9 +174,9 @@ def test_a_file_system_that_is_unmounted_while_the_store_runs_is_away() -> None:
     said = on_a_disk_of_2_mib(
         """
 import os, subprocess
-from tensord.daemon.tiers.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierUnavailable
-from tests.daemon.tiers.entries import get, key_of, made, put, soon
+from tests.daemon.remote_stores.entries import get, key_of, made, put, soon
 os.mkdir("/mnt/point")
 subprocess.run(["mount", "-t", "tmpfs", "none", "/mnt/point"], check=True)
 store = open_store("dir:///mnt/point")

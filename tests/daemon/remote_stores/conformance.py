@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, RemoteEntry
-from tensord.daemon.remote_stores.registry import open_store
 from tensord.daemon.remote_stores.store import RemoteStore
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import BadKey, TierTimedOut, TierUnavailable, UsageError
 from tests.processes import Child, Stage
 

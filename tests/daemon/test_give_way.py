@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.remote_stores import give_way
-from tensord.daemon.remote_stores.give_way import GivesWay
+from tensord.daemon.process import give_way
+from tensord.daemon.process.give_way import GivesWay
 
-from ...daemon_process import until
+from ..daemon_process import until
 
 SPIN = "while True: pass"
 

@@ -11,7 +11,7 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from tensord.daemon.remote_stores.form import RemoteEntry
-from tensord.daemon.remote_stores.registry import open_store
+from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierRefused, TierUnavailable
 from tests.daemon_process import until
 
