@@ -143,7 +143,7 @@ class Removals:
         for reason, of in gone.by_reason().items():
             counters.evictions[reason] += len(of)
         counters.evicted_bytes += int(sizes.sum())
-        counters.departures.count(gone)
+        counters.count_idle(gone)
         self._history.add(gone)
         self._hits.ended(at, reasons)
         if len(self._pins):

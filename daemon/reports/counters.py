@@ -9,7 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .histogram import Departures
+from .histogram import Histogram
+from .removal_history import Removed
 
 
 @dataclass(slots=True)
@@ -18,10 +19,10 @@ class StoreCounters:
 
     `claims_unstorable`: claims whose value cannot be stored, by the error's code. `found_corrupt` must stay 0.
     `hits` and `misses` are the lanes' counts. Of the hits, `log_lost` have no record in the access log, and
-    `hits_unknown` are of spans without an entry. `put_bytes`: payload bytes of stored puts. `departures`: histograms of
-    removed entries. `moves`: entries copied to another place of the ring to make room. `prefix_hits`: queries of which
-    some tokens were cached. `prefix_uses_lost`: uses by queries that were not reported to the policy. `remote`: fetches
-    from the remote store and writes to it, by outcome (docs/remote.md).
+    `hits_unknown` are of spans without an entry. `put_bytes`: payload bytes of stored puts. `idle_at_eviction_s`: by
+    the reason of a removal, the times since the last use. `moves`: entries copied to another place of the ring to make
+    room. `prefix_hits`: queries of which some tokens were cached. `prefix_uses_lost`: uses by queries that were not
+    reported to the policy. `remote`: fetches from the remote store and writes to it, by outcome (docs/remote.md).
     """
 
     puts: Counter[str] = field(default_factory=Counter)
@@ -49,10 +50,15 @@ class StoreCounters:
     remote: Counter[str] = field(default_factory=Counter)
     remote_read_bytes: int = 0
     remote_written_bytes: int = 0
-    departures: Departures = field(default_factory=Departures)
+    idle_at_eviction_s: dict[str, Histogram] = field(default_factory=dict)
+
+    def count_idle(self, gone: Removed) -> None:
+        """Counts the idle times of removed entries."""
+        for reason, at in gone.by_reason().items():
+            self.idle_at_eviction_s.setdefault(reason, Histogram()).count_all(gone.idle_s[at])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for status."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["departures"] = self.departures.as_dict()
+        values["idle_at_eviction_s"] = {reason: each.as_dict() for reason, each in self.idle_at_eviction_s.items()}
         return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}

@@ -158,12 +158,7 @@ def store(**changed: Any) -> dict[str, Any]:
         "prefix_tokens_asked": 90_000,
         "prefix_tokens_matched": 60_000,
         "prefix_uses_lost": 0,
-        "departures": {
-            "residence_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [10, 80, 10], "sum": 4000.0}},
-            "idle_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [0, 90, 10], "sum": 3000.0}},
-            "uses": {"capacity": {"bounds": [0.0, 1.0], "counts": [60, 30, 10], "sum": 60.0}},
-            "worth": {"capacity": {"bounds": [1e-9, 1e-6], "counts": [10, 80, 10], "sum": 1e-4}},
-        },
+        "idle_at_eviction_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [10, 80, 10], "sum": 4000.0}},
         **changed,
     }
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports.histogram import BOUNDS_S, Departures, Histogram
-from tensord.daemon.reports.removal_history import Removed
+from tensord.daemon.reports.histogram import BOUNDS_S, Histogram
 
 
 @settings(max_examples=100)
@@ -31,20 +30,3 @@ def test_an_amount_at_a_bound_belongs_to_it() -> None:
     for amount in (1.0, 1.5, 2.0, 2.5):
         histogram.count(amount)
     assert histogram.as_dict() == {"bounds": [1.0, 2.0], "counts": [1, 2, 1], "sum": 7.0}
-
-
-def test_departures_are_told_apart_by_reason() -> None:
-    departures = Departures()
-    age, idle, uses, worth = np.array([(100.0, 50.0, 3, 1e-6), (10.0, 0.5, 0, 1e-9)]).T
-    keys, sizes = np.zeros((2, 4), np.uint64), np.zeros(2)
-    departures.count(Removed(keys, ["ttl", "capacity"], 100.0, age, idle, uses, worth, sizes))
-    told = departures.as_dict()
-    sums = {name: {reason: each["sum"] for reason, each in by.items()} for name, by in told.items()}
-    assert sums == {
-        "residence_s": {"ttl": 100.0, "capacity": 10.0},
-        "idle_s": {"ttl": 50.0, "capacity": 0.5},
-        "uses": {"ttl": 3.0, "capacity": 0.0},
-        "worth": {"ttl": 1e-6, "capacity": 1e-9},
-    }
-    assert all(sum(each["counts"]) == 1 for by in told.values() for each in by.values())
-    assert told["uses"]["capacity"]["counts"][0] == 1, "entries that nobody used are told apart"

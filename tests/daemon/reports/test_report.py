@@ -123,14 +123,8 @@ def test_a_removed_entry_is_announced_with_reason_age_idle_time_uses_and_worth(p
         # There worth changes with age.
         assert (gone["capacity"]["worth"], gone["ttl"]["worth"]) == (worth[0], worth[1])
     assert gone["capacity"]["worth"] < gone["ttl"]["worth"]
-    told = stand.status()["departures"]
-    assert told["uses"]["ttl"]["sum"] == 2
-    assert told["worth"]["ttl"]["sum"] == gone["ttl"]["worth"]
-    assert {reason: each["sum"] for reason, each in told["residence_s"].items()} == {
-        "capacity": 40.0,
-        "ttl": 90.0,
-        "explicit": 100.0,
-    }
+    told = stand.status()["idle_at_eviction_s"]
+    assert {reason: each["sum"] for reason, each in told.items()} == {"capacity": 40.0, "ttl": 70.0, "explicit": 80.0}
 
 
 def test_status_shows_the_ages_and_idle_times_of_evicted_entries() -> None:
@@ -153,4 +147,4 @@ def test_a_damaged_header_breaks_no_figure() -> None:
     stand.now = 9.0
     assert stand.entry(1)["created_unix_s"] in (UNIX_AT_ZERO_S, UNIX_AT_ZERO_S + 9)
     stand.end(1)
-    assert 0 <= stand.status()["departures"]["residence_s"]["explicit"]["sum"] <= 9.0
+    assert 0 <= stand.status()["idle_at_eviction_s"]["explicit"]["sum"] <= 9.0
