@@ -37,7 +37,7 @@ from .actors.store import StoreActor
 from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
-from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
+from .config.limits import NAMESPACES_MAX, governor_limits, quota_rules, store_limits, wire_limits
 from .config.sources import log_format
 from .connections.listener import Listener
 from .connections.session import Session, welcome_for
@@ -47,7 +47,7 @@ from .connections.timing import measure_lag
 from .core.parts import StoreMemory
 from .core.store import Store
 from .gauges.gauges import open_gauges
-from .gauges.psi import STALL_S, StallTrigger
+from .gauges.psi import StallTrigger
 from .gauges.source_thread import THREAD_NAME
 from .governor.forms import events as governor_events
 from .governor.forms.limits import DEVICES_MAX
@@ -143,7 +143,7 @@ class _Daemon:
         self._stop = asyncio.Event()
         self._drop = config.drop
         self._reloads = 0
-        self._times = RequestTimes(config.log.slow_s, config.log.slow_max)
+        self._times = RequestTimes(config.log.slow_s)
 
     async def run(self) -> None:
         config = self._config
@@ -155,7 +155,7 @@ class _Daemon:
             config.instance,
             config.ring_bytes,
             config.max_entries,
-            config.limits.namespaces_max,
+            NAMESPACES_MAX,
             frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name)),
         )
         # New memory is removed again if the daemon cannot listen: it is empty.
@@ -176,7 +176,7 @@ class _Daemon:
             self._notifier.close()
 
     async def _serve(self, memory: Segments, sockets: Sockets, began: float, started: asyncio.Future[_Parts]) -> None:
-        former.warn(memory, self._config)
+        former.warn(memory)
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory))
         policy = parts.core.policy
@@ -184,7 +184,7 @@ class _Daemon:
         former.take_over(memory, parts.store, policy, scrub)
         parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
-        stalls = StallTrigger(STALL_S, parts.pressure.sample_now, _log)
+        stalls = StallTrigger(parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
         metrics = MetricsServer(sockets.metrics, documents.status, documents.health)
@@ -244,7 +244,7 @@ class _Daemon:
     def _assembled(self, memory: Segments, store: Store) -> _Parts:
         """The actors, connected to each other."""
         config = self._config
-        watchers = Watchers(config.queues.outbox_max)
+        watchers = Watchers()
         actor = StoreActor(
             store,
             memory,
@@ -259,7 +259,6 @@ class _Daemon:
         )
         governor = GovernorActor(
             Governor(governor_limits(config)),
-            config.queues.store_inbox_max,
             clock=time.monotonic,
             tell_store=actor.inbox.tell_now,
             reading=lambda message: pressure.reading(message),
@@ -295,8 +294,6 @@ class _Daemon:
                 self._quotas.rates,
                 self._times,
                 welcome=welcome,
-                outbox_max=config.queues.outbox_max,
-                hello_s_max=self._config.limits.hello_s_max,
             )
             sessions.add(session)
             try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from .actors.messages import Grown
 from .actors.store import StoreActor
-from .config.config import Config
 from .memory import learned_state
 from .memory.scrub import Scrub
 from .memory.segments import Segments
@@ -18,7 +17,7 @@ from .replacement import Replacement
 _log = logs.logger("tensord")
 
 
-def warn(memory: Segments, config: Config) -> None:
+def warn(memory: Segments) -> None:
     """Logs where the memory differs from the configuration, and the notices of the start."""
     if memory.former["end"] in ("killed", "failed"):
         _log.warning("the daemon before this one did not stop", **memory.former)
@@ -27,14 +26,6 @@ def warn(memory: Segments, config: Config) -> None:
     if memory.shortage:
         have_bytes = memory.superblock.limit_bytes
         _log.error("the ring stays smaller than configured", have_bytes=have_bytes, why=memory.shortage)
-    namespaces_max = memory.superblock.geometry.namespaces_max
-    if namespaces_max != config.limits.namespaces_max:
-        _log.warning(
-            "limits.namespaces_max keeps its value from the creation of the memory; to change it, stop the daemon, run "
-            "tensorctl purge and start it again",
-            have=namespaces_max,
-            configured=config.limits.namespaces_max,
-        )
 
 
 def take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: Scrub) -> None:

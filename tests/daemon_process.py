@@ -60,10 +60,11 @@ class Daemon:
     """What `python -m tensord.daemon` is, in a folder and under an instance name of its own. Use it in a `with`.
 
     Args:
+        constants: what stands for a module's own, by its full name.
         flags: settings, as `ring_bytes="64MiB"` or `limits_claim_s=0.5`; True and False for switches.
     """
 
-    def __init__(self, **flags: object) -> None:
+    def __init__(self, constants: Mapping[str, float] | None = None, /, **flags: object) -> None:
         self.instance = f"test-{os.getpid()}-{next(_numbers)}"
         # Not pytest's own folder: a socket's path has 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="tensord-"))
@@ -77,8 +78,7 @@ class Daemon:
         }
         self.prefix: list[str] = []
         """What the daemon is run under, as ["unshare", "--mount"]: then it is a program of its own, and not forked."""
-        self.constants: Mapping[str, float] = {}
-        """What stands for a module's own, by its full name."""
+        self.constants: Mapping[str, float] = constants or {}
         self.before: tuple[str, Mapping[str, object]] | None = None
         """`module:function` that the process calls before it becomes a daemon, and its arguments."""
         self._process: subprocess.Popen[bytes] | Forked | None = None

@@ -84,7 +84,7 @@ class EntryCalls(ClientBase):
 
         Raises:
             BadNamespace: `namespace` is no Namespace.
-            LimitReached: namespaces_max, or the namespace is at its last generation.
+            LimitReached: too many namespaces were invalidated, or the namespace is at its last generation.
             DaemonUnavailable, TimedOut: the daemon did not answer. It may have done it; a second call does no harm.
         """
         check_namespace(namespace)
@@ -100,7 +100,7 @@ class EntryCalls(ClientBase):
         Raises:
             BadKey: `key` is not 32 bytes.
             UsageError: `for_s` is out of its range.
-            LimitReached: pins_per_client_max or pinned_share_max.
+            LimitReached: the client has too many pins, or too much of the ring is pinned.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         key = check_key(key)

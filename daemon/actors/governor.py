@@ -23,7 +23,7 @@ from ..governor.forms import effects, events
 from ..governor.governor import Governor
 from ..process.logs import logger
 from ..reports.request_times import RequestTimes
-from .mailbox import Mailbox
+from .mailbox import INBOX_MAX, Mailbox
 from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent
 from .neighbours import NeighbourAsker
 from .pump import Pump
@@ -51,7 +51,6 @@ class GovernorActor:
     def __init__(
         self,
         governor: Governor,
-        inbox_max: int,
         *,
         clock: Callable[[], float],
         tell_store: Callable[[Pressed | AgentsTurned], object],
@@ -61,7 +60,7 @@ class GovernorActor:
         times: RequestTimes,
         unix_at_zero: Callable[[], float] = lambda: time.time() - time.monotonic(),
     ) -> None:
-        self.inbox: Mailbox[GovernorMessage] = Mailbox(inbox_max)
+        self.inbox: Mailbox[GovernorMessage] = Mailbox(INBOX_MAX)
         self._governor = governor
         self._clock = clock
         self._tell_store = tell_store

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ..claims.turns import Turns
 
 Message = TypeVar("Message")
+INBOX_MAX: Final = 64
+"""The most requests of one client that wait for an actor. Further ones are read later."""
 Sender = tuple[int, int]
 """(uid, number of the client)."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct, field
 
@@ -38,6 +38,10 @@ from ..core.limits import StoreLimits
 from ..governor.forms import events as governor
 from ..memory.copier import InboxCopied
 from .mailbox import Mailbox
+
+OUTBOX_MAX: Final = 1024
+"""The most messages that wait to be sent to one client, and events that wait for one watcher. At the limit the client
+is disconnected; the watcher's oldest event is dropped and counted."""
 
 
 class Deliver(Struct, frozen=True):
@@ -82,9 +86,7 @@ class Joined(Struct, frozen=True):
         """
         if self.inbox.offer(delivery):
             return True
-        self.inbox.tell_now(
-            HangUp(f"the client does not read: {self.inbox.capacity} messages wait for it (queues.outbox_max)")
-        )
+        self.inbox.tell_now(HangUp(f"the client does not read: {self.inbox.capacity} messages wait for it"))
         return False
 
 

@@ -22,6 +22,7 @@ from ...ipc.messages.declared import handlers
 from ...shm.ring.layout import unix_at_boot_s
 from ..claims.claims import NOBODY
 from ..config.config import Config
+from ..config.limits import TREE_DEPTH_MAX
 from ..core import effects, events
 from ..core.host_memory import HostHolds
 from ..core.store import Store
@@ -36,7 +37,7 @@ from ..remote_stores.threads import RemoteThreads, remote_turned
 from ..reports.request_times import RequestTimes
 from .attachments import Attachments
 from .lanes import LaneJobs
-from .mailbox import Mailbox
+from .mailbox import INBOX_MAX, Mailbox
 from .messages import (
     Deliver,
     Fenced,
@@ -91,7 +92,7 @@ class StoreActor:
         times: RequestTimes | None = None,
         remote: RemoteStore | None = None,
     ) -> None:
-        self.inbox: Mailbox[StoreMessage] = Mailbox(config.queues.store_inbox_max)
+        self.inbox: Mailbox[StoreMessage] = Mailbox(INBOX_MAX)
         self._store = store
         self._memory = memory
         self._config = config
@@ -110,7 +111,7 @@ class StoreActor:
             loop.call_soon_threadsafe(self.inbox.tell_now, message)
 
         self._pages = Pages(memory, tell)
-        self._copier = Copier(memory.ring, config.limits.tree_depth_max, tell)
+        self._copier = Copier(memory.ring, TREE_DEPTH_MAX, tell)
         self._remote: RemoteThreads | None = None
         if remote is not None:
             self._remote = RemoteThreads(
@@ -123,7 +124,7 @@ class StoreActor:
                 unix_at_zero=unix_at_zero,
             )
             self._remote.connect()
-        times = times or RequestTimes(config.log.slow_s, config.log.slow_max)
+        times = times or RequestTimes(config.log.slow_s)
         self._report = StoreReport(
             store,
             memory,

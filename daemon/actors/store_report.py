@@ -232,7 +232,6 @@ class StoreReport:
         decided = {
             "ring_bytes": (superblock.limit_bytes, "ring"),
             "max_entries": (superblock.max_entries, "ring"),
-            "limits.namespaces_max": (superblock.geometry.namespaces_max, "ring"),
         }
         if limit_bytes != min(self.config.max_bytes or superblock.limit_bytes, superblock.limit_bytes):
             decided["max_bytes"] = (limit_bytes, "tensorctl limit")

@@ -142,7 +142,7 @@ class ClaimTable:
             "compute" with a token; or "wait" if another client has the claim. Another Verdict follows a "wait".
 
         Raises:
-            LimitReached: the client has as many claims and waits as it may; the text names claims_per_client_max.
+            LimitReached: the client has as many claims and waits as it may.
         """
         self._admit(client)
         claim = self._by_key.get(key)
@@ -287,8 +287,8 @@ class ClaimTable:
         own = self._by_client.get(client)
         if own is not None and len(own) >= self._per_client_max:
             raise LimitReached(
-                f"this client has {len(own)} claims and waits, and claims_per_client_max is "
-                f"{self._per_client_max}: compute without a claim, or raise it"
+                f"this client has {len(own)} claims and waits, and may have "
+                f"{self._per_client_max}: compute without a claim"
             )
 
     def _begin(self, key: bytes, client: int, uid: int, ends_at: float) -> _Claim:

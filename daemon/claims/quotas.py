@@ -59,5 +59,5 @@ class Quotas:
         self.refusals[kind] += 1
         raise LimitReached(
             f"uid {uid} has {has} {rule.things} and asks for {more} more, and may have {rule.uid_max} ({rule.setting}) "
-            f"of {rule.limit} = {rule.total}: the rest is for other uids. Close some, or raise either limit"
+            f"of {rule.limit} = {rule.total}: the rest is for other uids. Close some, or raise the share or the total"
         )

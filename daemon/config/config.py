@@ -27,7 +27,7 @@ from ..replacement import POLICIES
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .neighbours import NeighboursSection, is_loopback
 from .remote import RemoteSection
-from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QueuesSection, QuotasSection
+from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QuotasSection
 from .settings import (
     COUNT,
     DURATION,
@@ -100,7 +100,7 @@ class Config:
     )
     status_socket: Path = setting(
         PATH,
-        "the read-only status socket; not used if a service manager passes one",
+        "the read-only status socket; not used if a service manager passes one; the socket for metrics is beside it",
         derived="status.sock beside the control socket",
     )
     socket_group: str | None = setting(
@@ -115,15 +115,15 @@ class Config:
     )
     status_mode: int = setting(
         MODE,
-        "file mode of the status socket; 0666 shows keys, sizes, clients and settings to every user",
+        "file mode of the sockets that are read-only; 0666 shows keys, sizes, clients and settings to every user",
         0o660,
         low=0o600,
         high=0o777,
     )
     http: str | None = setting(
         LOOPBACK,
-        """where a read-only page for browsers is served; by TCP, every user of this host may read it; a Unix socket
-        gets status_mode; none: no page""",
+        """where a read-only page for browsers is served; by TCP, every user of this host may read it; none: no
+        page""",
         None,
         optional=True,
     )
@@ -180,7 +180,6 @@ class Config:
     memory: MemorySection
     limits: LimitsSection
     quotas: QuotasSection
-    queues: QueuesSection
     gauges: GaugesSection
     pressure: PressureSection
     device: DeviceSection
@@ -314,7 +313,7 @@ class Config:
                 f"{self._described('neighbours.servers')}: {', '.join(outside)} is not on loopback: set "
                 "neighbours.beyond_loopback = true if it is to be asked all the same"
             )
-        sockets = ["socket", "status_socket", "metrics.socket"]
+        sockets = ["socket", "status_socket"]
         if self.page_socket is not None:
             sockets.append("http")
         for first, second in combinations(sockets, 2):
@@ -384,7 +383,6 @@ def _derived(
         "instance": usual,
         "socket": str(folder / places.CONTROL_NAME),
         "status_socket": str(status_folder / places.STATUS_NAME),
-        "metrics.socket": str(status_folder / places.METRICS_NAME),
         "ring_bytes": ring_bytes,
         # A larger index makes lookups slower, because they touch more pages, without ever being filled.
         "max_entries": min(max(ENTRIES_MIN, given_bytes // BYTES_PER_ENTRY), ENTRIES_MAX),

@@ -12,7 +12,7 @@ from ...ipc.messages.modes import Tier
 from ..gauges import registry
 from ..governor.forms.thresholds import Thresholds
 from .sections import DAY_S, HOUR_S, MIB, TIB
-from .settings import ADDRESS, DURATION, MODE, PATH, SHARE, SIZE, SIZES, choice, setting
+from .settings import ADDRESS, DURATION, PATH, SHARE, SIZE, SIZES, choice, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,10 +150,6 @@ class QueueingSection:
 class MetricsSection:
     """Metrics in Prometheus' text format, over HTTP."""
 
-    socket: Path = setting(
-        PATH, "the Unix socket on which metrics are served", derived="metrics.sock beside the control socket"
-    )
-    mode: int = setting(MODE, "file mode of the metrics socket", 0o660, low=0o600, high=0o777)
     listen: str | None = setting(
         ADDRESS,
         "HOST:PORT on which metrics are also served by TCP, without authentication; none: no TCP",

@@ -5,11 +5,28 @@ Owns: the mapping from settings to limits. Does not own the settings (config.py)
 
 from __future__ import annotations
 
+from typing import Final
+
 from ...ipc.messages import schema
 from ..claims.quotas import Kind, Quota
 from ..core.limits import StoreLimits
 from ..governor.forms.limits import GovernorLimits
 from .config import Config
+
+STATUS_CLIENTS_MAX: Final = 64
+CLAIMS_MAX: Final = 65_536
+"""Claims that all uids together may hold or wait for."""
+CLAIMS_PER_CLIENT_MAX: Final = 1024
+KEYS_PER_REQUEST_MAX: Final = schema.KEYS_MAX
+MESSAGE_BYTES_MAX: Final = 1 << 20
+NAMESPACES_MAX: Final = 65_536
+"""Namespaces that can be invalidated. The index has 16 bytes for each."""
+PINS_PER_CLIENT_MAX: Final = 1024
+PIN_S_MAX: Final = 3600.0
+PINNED_SHARE_MAX: Final = 0.5
+"""The share of the ring that explicit pins of all clients together may keep."""
+REQUESTS_IN_FLIGHT_MAX: Final = 1024
+TREE_DEPTH_MAX: Final = 32
 
 
 def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimits:
@@ -24,13 +41,13 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
         default_ttl_s=config.default_ttl_s,
         prefix_tokens_max=limits.prefix_tokens_max,
         prefix_wait_s=limits.prefix_wait_s,
-        claims_per_client_max=limits.claims_per_client_max,
+        claims_per_client_max=CLAIMS_PER_CLIENT_MAX,
         claim_s=limits.claim_s,
         claim_s_max=limits.claim_s_max,
-        keys_per_request_max=limits.keys_per_request_max,
-        pins_per_client_max=limits.pins_per_client_max,
-        pin_s_max=limits.pin_s_max,
-        pinned_bytes_max=int(limits.pinned_share_max * ring_bytes),
+        keys_per_request_max=KEYS_PER_REQUEST_MAX,
+        pins_per_client_max=PINS_PER_CLIENT_MAX,
+        pin_s_max=PIN_S_MAX,
+        pinned_bytes_max=int(PINNED_SHARE_MAX * ring_bytes),
         remote_s=0.0 if config.remote.url is None else config.remote.timeout_s,
         remote_writes=config.remote.url is not None and config.remote.write,
         remote_queue_bytes=config.remote.queue_bytes,
@@ -42,10 +59,10 @@ def quota_rules(config: Config) -> dict[Kind, Quota]:
     limits, share = config.limits, config.quotas.limits_share_max
     totals: dict[Kind, tuple[str, str, int]] = {
         "clients": ("clients", "limits.clients_max", limits.clients_max),
-        "status_clients": ("readers of the status socket", "limits.status_clients_max", limits.status_clients_max),
+        "status_clients": ("readers of the status socket", "the fixed total", STATUS_CLIENTS_MAX),
         "lanes": ("lanes", "limits.lanes_max", limits.lanes_max),
-        "claims": ("claims and waits", "quotas.claims_max", config.quotas.claims_max),
-        "namespaces": ("namespaces that it invalidated first", "limits.namespaces_max", limits.namespaces_max),
+        "claims": ("claims and waits", "the fixed total", CLAIMS_MAX),
+        "namespaces": ("namespaces that it invalidated first", "the fixed total", NAMESPACES_MAX),
     }
     return {
         kind: Quota(things, limit, total, f"quotas.limits_share_max = {share:g}", max(1, int(share * total)))
@@ -57,17 +74,17 @@ def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
     """The limits that Welcome tells a client."""
     limits = config.limits
     return schema.ClientLimits(
-        message_bytes_max=limits.message_bytes_max,
+        message_bytes_max=MESSAGE_BYTES_MAX,
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
-        requests_in_flight_max=limits.requests_in_flight_max,
-        claims_per_client_max=limits.claims_per_client_max,
+        requests_in_flight_max=REQUESTS_IN_FLIGHT_MAX,
+        claims_per_client_max=CLAIMS_PER_CLIENT_MAX,
         claim_s=limits.claim_s,
         claim_s_max=limits.claim_s_max,
-        pins_per_client_max=limits.pins_per_client_max,
-        pin_s_max=limits.pin_s_max,
-        keys_per_request_max=min(limits.keys_per_request_max, schema.KEYS_MAX),
+        pins_per_client_max=PINS_PER_CLIENT_MAX,
+        pin_s_max=PIN_S_MAX,
+        keys_per_request_max=KEYS_PER_REQUEST_MAX,
         prefix_tokens_max=limits.prefix_tokens_max,
-        tree_depth_max=limits.tree_depth_max,
+        tree_depth_max=TREE_DEPTH_MAX,
     )
 
 
@@ -84,7 +101,7 @@ def governor_limits(config: Config) -> GovernorLimits:
         ack_s=pressure.ack_s,
         retry_s=pressure.retry_s,
         max_bytes=device.max_bytes,
-        keys_per_request_max=config.limits.keys_per_request_max,
+        keys_per_request_max=KEYS_PER_REQUEST_MAX,
         neighbours=config.neighbours.servers or (),
         neighbour_answer_s=config.neighbours.answer_s,
         baselines=device.baseline or (),

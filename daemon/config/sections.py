@@ -1,4 +1,4 @@
-"""The configuration tables [limits], [quotas], [queues], [memory] and [log].
+"""The configuration tables [limits], [quotas], [memory] and [log].
 
 Owns: their settings, defaults and bounds. Does not own the rest of the tree (config.py). Each table can be constructed
 alone with its defaults: `LimitsSection()`.
@@ -24,9 +24,6 @@ class LimitsSection:
     """The limits on clients, messages, payloads and requests. A refusal names the limit that was reached."""
 
     clients_max: int = setting(COUNT, "clients connected at once", 256, low=1, high=65_536, reload=True)
-    status_clients_max: int = setting(
-        COUNT, "readers of the status socket at once", 64, low=1, high=65_536, reload=True
-    )
     lanes_max: int = setting(
         COUNT,
         """lanes that exist at once; a lane stays after its client's connection has ended, as long as the client's
@@ -36,16 +33,6 @@ class LimitsSection:
         high=65_536,
         reload=True,
     )
-    hello_s_max: float = setting(
-        DURATION,
-        "time in which a new connection must send Hello",
-        5.0,
-        low=0.01,
-        high=HOUR_S,
-        reload=True,
-    )
-    message_bytes_max: int = setting(SIZE, "size of one message on a socket", 1 * MIB, low=4 * KIB, high=16 * MIB)
-    keys_per_request_max: int = setting(COUNT, "keys in one request", 1024, low=1, high=1024, reload=True)
     object_bytes_max: int | None = setting(
         SIZE,
         "size of one payload with its tree header; none: the whole ring",
@@ -54,10 +41,6 @@ class LimitsSection:
         high=16 * TIB,
         optional=True,
         reload=True,
-    )
-    tree_depth_max: int = setting(COUNT, "levels of nesting of one payload tree", 32, low=1, high=64)
-    requests_in_flight_max: int = setting(
-        COUNT, "unanswered requests of one client", 1024, low=1, high=65_536, reload=True
     )
     prefix_tokens_max: int = setting(
         COUNT,
@@ -73,21 +56,6 @@ class LimitsSection:
         1.0,
         low=0.0,
         high=60.0,
-        reload=True,
-    )
-    namespaces_max: int = setting(
-        COUNT,
-        "namespaces that can be invalidated; the index has 16 bytes for each, fixed when the memory is created",
-        65_536,
-        low=1,
-        high=1 << 24,
-    )
-    claims_per_client_max: int = setting(
-        COUNT,
-        "claims that one client may hold or wait for",
-        1024,
-        low=1,
-        high=1_000_000,
         reload=True,
     )
     claim_s: float = setting(
@@ -106,30 +74,6 @@ class LimitsSection:
         high=DAY_S,
         reload=True,
     )
-    pins_per_client_max: int = setting(
-        COUNT,
-        "explicit pins (not leases) of one client",
-        1024,
-        low=1,
-        high=1_000_000,
-        reload=True,
-    )
-    pin_s_max: float = setting(
-        DURATION,
-        "time after which an explicit pin ends",
-        HOUR_S,
-        low=0.05,
-        high=365 * DAY_S,
-        reload=True,
-    )
-    pinned_share_max: float = setting(
-        SHARE,
-        "share of the ring that explicit pins may keep",
-        0.5,
-        low=0.0,
-        high=1.0,
-        reload=True,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,15 +82,12 @@ class QuotasSection:
 
     limits_share_max: float = setting(
         SHARE,
-        """share that one uid may use of each of limits.clients_max, limits.status_clients_max, limits.lanes_max,
-        limits.namespaces_max and claims_max. Root and the daemon's own uid may use all""",
+        """share that one uid may use of the clients, the readers of the status socket, the lanes, the claims and the
+        invalidated namespaces that there may be at once. Root and the daemon's own uid may use all""",
         0.75,
         low=0.001,
         high=1.0,
         reload=True,
-    )
-    claims_max: int = setting(
-        COUNT, "claims that all uids together may hold or wait for", 65_536, low=1, high=1 << 24, reload=True
     )
     requests_per_s_max: int = setting(
         COUNT,
@@ -156,27 +97,6 @@ class QuotasSection:
         low=10,
         high=1 << 30,
         reload=True,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class QueuesSection:
-    """The most messages in each queue inside the daemon."""
-
-    store_inbox_max: int = setting(
-        COUNT,
-        "requests of one client that wait for the store, and as many for the governor; further ones are read later",
-        64,
-        low=16,
-        high=1_000_000,
-    )
-    outbox_max: int = setting(
-        COUNT,
-        """messages that wait to be sent to one client, and events that wait for one watcher. At the limit the client is
-        disconnected; the watcher's oldest event is dropped and counted""",
-        1024,
-        low=16,
-        high=1_000_000,
     )
 
 
@@ -219,4 +139,3 @@ class LogSection:
         high=3600.0,
         reload=True,
     )
-    slow_max: int = setting(COUNT, "how many slow requests are kept; the oldest goes first", 128, low=1, high=4096)

@@ -28,7 +28,6 @@ _DERIVED: Final = {
     "status_socket": "/run/tensord/status.sock",
     "ring_bytes": "4GiB",
     "max_entries": "65536",
-    "metrics.socket": "/run/tensord/metrics.sock",
 }
 """The values in the example file of settings without a fixed default."""
 

@@ -4,7 +4,7 @@ Owns: the channel of one connection, and the client's outgoing messages. Turns a
 store and the governor, and their answers into bytes. Does not own the protocol (`ipc.connection`), nor the meaning of a
 request (the store and the governor).
 
-Invariants: the store and the governor get exactly one Left for each Joined. At most `outbox_max` messages wait for the
+Invariants: the store and the governor get exactly one Left for each Joined. At most OUTBOX_MAX messages wait for the
 client; a client that does not read is disconnected.
 """
 
@@ -26,6 +26,7 @@ from ...ipc.wire.channel import AsyncChannel
 from ...ipc.wire.descriptors import Peer
 from ..actors.mailbox import Mailbox, Sender
 from ..actors.messages import (
+    OUTBOX_MAX,
     Deliver,
     Governed,
     GovernorMessage,
@@ -44,16 +45,15 @@ from .pace import paced
 from .repeats import Repeats
 from .timing import RequestTimer
 
+HELLO_S_MAX: Final = 5.0
+"""The time in which a new connection must send Hello."""
 _log = logger("session")
 _logged = Repeats()
 _TURN_MESSAGES = 64
 
 
 class Session:
-    """Serves the client with the number `client` on `channel`, until one side closes the connection.
-
-    `outbox_max`: the most messages that may wait for the client. `hello_s_max`: the time in which Hello must come.
-    """
+    """Serves the client with the number `client` on `channel`, until one side closes the connection."""
 
     def __init__(
         self,
@@ -66,10 +66,8 @@ class Session:
         times: RequestTimes,
         *,
         welcome: Callable[[messages.Hello], messages.Welcome],
-        outbox_max: int,
-        hello_s_max: float,
     ) -> None:
-        self.inbox: SessionInbox = Mailbox(outbox_max)
+        self.inbox: SessionInbox = Mailbox(OUTBOX_MAX)
         self._client = client
         self._channel = channel
         self._peer = peer
@@ -79,7 +77,6 @@ class Session:
         self._rates = rates
         self._timer = RequestTimer(times, client)
         self._welcome = welcome
-        self._hello_s_max = hello_s_max
         self._joined = False
         self._passing = False
         self._query: int | None = None
@@ -127,7 +124,7 @@ class Session:
 
     async def _greet(self) -> bool:
         try:
-            async with asyncio.timeout(self._hello_s_max):
+            async with asyncio.timeout(HELLO_S_MAX):
                 async for message, _ in self._channel:
                     self._timer.name = message.name
                     joined = Joined(
@@ -152,7 +149,7 @@ class Session:
                     "no Hello in time; connection closed",
                     client=self._client,
                     pid=self._peer.pid,
-                    hello_s_max=self._hello_s_max,
+                    hello_s_max=HELLO_S_MAX,
                 )
         return False
 

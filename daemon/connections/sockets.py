@@ -46,7 +46,7 @@ class Sockets:
         self._files: list[tuple[SocketFile, Listening]] = []
         self._open: list[Listening] = []
         try:
-            modes = {"control": config.socket_mode, "status": config.status_mode, "metrics": config.metrics.mode}
+            modes = {"control": config.socket_mode, "status": config.status_mode, "metrics": config.status_mode}
             given = {name: self._given(each, modes.get(name), config) for name, each in activated.items()}
             self.control = given.get("control") or self._listen(config.socket, config.socket_mode, config)
             self.status = given.get("status") or self._listen(config.status_socket, config.status_mode, config)
@@ -109,7 +109,7 @@ class Sockets:
         """The sockets for metrics. A socket from the service manager replaces the configured one of the same kind."""
         listening = [] if given is None else [given]
         if given is None or given.socket.family != socket.AF_UNIX:
-            listening.append(self._listen(self._metrics_path(config), config.metrics.mode, config))
+            listening.append(self._listen(self._metrics_path(config), config.status_mode, config))
         if config.metrics.listen is not None and (given is None or given.socket.family == socket.AF_UNIX):
             listening += self._listen_by_tcp("metrics.listen", config.metrics.listen)
         return listening
@@ -125,12 +125,10 @@ class Sockets:
         )
 
     def _metrics_path(self, config: Config) -> Path:
-        """The configured path. By default, the socket is in the folder of the control socket, also if a service manager
-        has created that."""
+        """Beside the control socket, also if a service manager has created that."""
         control = self.control.address
-        if config.sources["metrics.socket"] == "default" and control.startswith("/"):
-            return Path(control).with_name(METRICS_NAME)
-        return config.metrics.socket
+        beside = Path(control) if control.startswith("/") else config.status_socket
+        return beside.with_name(METRICS_NAME)
 
     def _listen(self, path: Path, mode: int, config: Config) -> Listening:
         file, made = SocketFile.made(path, mode, config.socket_group)

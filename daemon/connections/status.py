@@ -20,7 +20,7 @@ from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
 from ...ipc.wire.channel import AsyncChannel
 from ..actors.mailbox import Mailbox, Sender
-from ..actors.messages import GovernorMessage, Queried, StoreMessage, WatchEvent
+from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage, WatchEvent
 from ..claims.rates import Rates
 from ..core.store import REQUESTS
 from ..process.logs import logger, shows
@@ -46,7 +46,7 @@ class Watchers:
         unix_s: gives the Unix time, which each event gets as `unix_s`.
     """
 
-    def __init__(self, outbox_max: int, unix_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, outbox_max: int = OUTBOX_MAX, unix_s: Callable[[], float] = time.time) -> None:
         self._outbox_max = outbox_max
         self._unix_s = unix_s
         self._watchers: set[_Watcher] = set()

@@ -133,9 +133,7 @@ class Requests:
     def _check_keys(self, keys: list[bytes]) -> None:
         most = self._parts.limits.keys_per_request_max
         if len(keys) > most:
-            raise LimitReached(
-                f"{len(keys)} keys in one request, and keys_per_request_max is {most}: send fewer at a time"
-            )
+            raise LimitReached(f"{len(keys)} keys in one request, and it may have {most}: send fewer at a time")
 
     def _clear(self, client: int, request: messages.Clear, now: float) -> None:
         self._parts.lifetimes.sweeps.clear(client, request)

@@ -28,12 +28,11 @@ _JOIN_S: Final = 5.0
 
 
 class StallTrigger:
-    """Calls back when some task waited for memory for `stall_s` within 2 s.
+    """Calls back when some task waited for memory for STALL_S within 2 s.
 
     If the kernel refuses the trigger, this is logged, and samples are taken at their interval only.
 
     Args:
-        stall_s: at most 2 s. 0: no trigger.
         callback: called in this object's thread. Must not block.
         log: a structlog logger.
         files: pressure files; the first usable one is taken. None: that of the cgroup whose limit is in use, then the
@@ -43,13 +42,11 @@ class StallTrigger:
 
     def __init__(
         self,
-        stall_s: float,
         callback: Callable[[], object],
         log: Any,
         files: Sequence[Path] | None = None,
         arm: Callable[[Path, int], int] | None = None,
     ) -> None:
-        self._stall_s = stall_s
         self._callback = callback
         self._log = log
         self._files = files
@@ -59,12 +56,12 @@ class StallTrigger:
 
     def start(self) -> None:
         """Sets the trigger and starts the thread that waits for it."""
-        if self._stall_s <= 0 or self._thread is not None:
+        if self._thread is not None:
             return
         refusals = []
         for file in HostSource().pressure_files() if self._files is None else self._files:
             try:
-                fd = self._arm(file, max(1, round(self._stall_s * 1e6)))
+                fd = self._arm(file, round(STALL_S * 1e6))
             except OSError as error:
                 refusals.append(str(error))
                 continue
@@ -75,7 +72,7 @@ class StallTrigger:
                 os.close(fd)
                 refusals.append(str(error))
                 break
-            self._log.info("stall trigger set", file=str(file), stall_s=self._stall_s, window_s=WINDOW_S)
+            self._log.info("stall trigger set", file=str(file), stall_s=STALL_S, window_s=WINDOW_S)
             return
         self._log.info("no stall trigger; samples at intervals only", why="; ".join(refusals) or "no pressure file")
 

@@ -56,20 +56,19 @@ class Pins:
         """Pins a row, or sets the end of the client's existing pin.
 
         Raises:
-            LimitReached: pins_per_client_max or pinned_share_max would be exceeded; the text names it.
+            LimitReached: the client has as many pins as it may, or as much is pinned as may be.
         """
         own = self._by_client.get(client, set())
         if row not in own:
             if len(own) >= self.per_client_max:
                 raise LimitReached(
-                    f"the client has {len(own)} pins, and pins_per_client_max is {self.per_client_max}: unpin others "
-                    "first, or raise it"
+                    f"the client has {len(own)} pins, and a client may have {self.per_client_max}: unpin others first"
                 )
             more = 0 if row in self._by_row else size_bytes
             if self.pinned_bytes + more > self.bytes_max:
                 raise LimitReached(
                     f"{more} more bytes to pin, with {self.pinned_bytes} bytes pinned already, would exceed "
-                    f"{self.bytes_max} bytes, which limits.pinned_share_max allows: unpin others first, or raise it"
+                    f"{self.bytes_max} bytes, which is all that may be pinned: unpin others first"
                 )
             self._by_client.setdefault(client, set()).add(row)
             self._by_row.setdefault(row, (size_bytes, set()))[1].add(client)

@@ -96,7 +96,7 @@ class Sweeps:
             Whether the generation was raised.
 
         Raises:
-            LimitReached: namespaces_max or the uid's share of it would be exceeded, or the generation is the last
+            LimitReached: too many namespaces, in all or of the uid, would be invalidated, or the generation is the last
                 possible one.
         """
         tag, generations = request.namespace, self._generations

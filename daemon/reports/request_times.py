@@ -17,6 +17,9 @@ from .histogram import Histogram
 BOUNDS_REQUEST_S: Final = (*(digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)), 10.0)
 """Upper bounds of buckets: 10 µs to 10 s."""
 
+SLOW_MAX: Final = 128
+"""How many slow requests are kept; the oldest goes first."""
+
 
 class RequestTimes:
     """The times of all requests of all clients.
@@ -26,7 +29,7 @@ class RequestTimes:
         slow_max: how many of them are kept.
     """
 
-    def __init__(self, slow_s: float, slow_max: int) -> None:
+    def __init__(self, slow_s: float, slow_max: int = SLOW_MAX) -> None:
         self.slow_s = slow_s
         self._slow: deque[dict[str, Any]] = deque(maxlen=slow_max)
         self._by_kind: dict[str, Histogram] = {}

@@ -159,9 +159,9 @@ class GenerationWriter:
             return
         if len(self._at) >= self._capacity:
             raise LimitReached(
-                f"{self._capacity} namespaces were invalidated, and namespaces_max was {self._capacity} when the "
-                "memory was made: give the new weights another revision; or end daemon and clients, free the memory "
-                "with `tensorctl purge --instance NAME`, and raise namespaces_max"
+                f"{self._capacity} namespaces were invalidated, and the memory has room for no more: give the new "
+                "weights another revision; or end daemon and clients, and free the memory with "
+                "`tensorctl purge --instance NAME`"
             )
         place = self._first + len(self._at) * GENERATION_BYTES
         self._memory[place : place + NAMESPACE_TAG_BYTES] = tag

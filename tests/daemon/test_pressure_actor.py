@@ -58,7 +58,6 @@ def _actor(reports: Reports) -> PressureActor:
 def _governor(hasten: Callable[[], object], sample_s: float, sample_pressed_s: float) -> GovernorActor:
     return GovernorActor(
         Governor(GovernorLimits(sample_s=sample_s, sample_pressed_s=sample_pressed_s)),
-        64,
         clock=time.monotonic,
         tell_store=lambda _: None,
         reading=lambda _: None,

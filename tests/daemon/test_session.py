@@ -38,8 +38,6 @@ class Scene:
             Rates(1.0, 0),
             RequestTimes(1.0, 8),
             welcome=welcome_for("test", 1, ClientLimits()),
-            outbox_max=64,
-            hello_s_max=60.0,
         )
         self.client.send(pack(messages.Hello(1, PROTOCOL_VERSION, "test", 1, True)))
 

@@ -29,8 +29,8 @@ def connects(path: Path) -> bool:
         return sock.connect_ex(str(path)) == 0
 
 
-def test_metrics_have_a_socket_beside_the_others_with_a_mode_of_its_own(tmp_path: Path) -> None:
-    with Sockets(configured(tmp_path, "--metrics-mode", "0666"), {}) as sockets:
+def test_metrics_have_a_socket_beside_the_others_with_the_mode_of_those_that_are_read_only(tmp_path: Path) -> None:
+    with Sockets(configured(tmp_path, "--status-mode", "0666"), {}) as sockets:
         (made,) = (each.socket for each in sockets.metrics)
         path = tmp_path / "metrics.sock"
         assert made.getsockname() == str(path)
@@ -47,7 +47,7 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced_and_one_that_is_served_i
         other = tmp_path / "other"
         other.mkdir()
         with pytest.raises(InstanceBusy):
-            Sockets(configured(other, f"--metrics-socket={tmp_path}/metrics.sock"), {})
+            Sockets(configured(other, f"--http={tmp_path}/metrics.sock"), {})
         assert not os.listdir(other)
         assert connects(tmp_path / "metrics.sock")
     (tmp_path / "metrics.sock").write_text("mine")

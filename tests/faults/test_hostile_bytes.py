@@ -74,7 +74,7 @@ HOSTILE = st.binary(max_size=4096) | BOUNDLESS.map(msgpack.packb) | mutated() | 
 @pytest.fixture(scope="module")
 def besieged() -> Iterator[Daemon]:
     """A daemon that holds one entry and must never be ended by what a test sends."""
-    with Daemon(limits_hello_s_max=PATIENCE_S) as running:
+    with Daemon({"tensord.daemon.connections.session.HELLO_S_MAX": PATIENCE_S}) as running:
         running.start()
         running.client().put(KEY, PAYLOAD, wait=True)
         yield running

@@ -24,7 +24,7 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
     """A daemon with all four sockets in a folder of their own, which look unlike those of any other settings."""
-    with Daemon(socket_mode="0660", status_mode="0666", metrics_mode="0640") as daemon:
+    with Daemon(socket_mode="0660", status_mode="0640") as daemon:
         folder = daemon.folder / "run"
         folder.mkdir(0o751)
         folder.chmod(0o751)
@@ -76,8 +76,7 @@ def test_removed_sockets_are_made_anew_and_attached_clients_never_notice(
     assert modes == {
         "run": 0o751,
         "control.sock": 0o660,
-        **dict.fromkeys(("status.sock", "page.sock"), 0o666),
-        "metrics.sock": 0o640,
+        **dict.fromkeys(("status.sock", "page.sock", "metrics.sock"), 0o640),
     }
     assert os.geteuid() or {look[2] for name, look in before.items() if name != "run"} != {0}, "a group of their own"
     attached = daemon.client(name="attached")

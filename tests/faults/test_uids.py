@@ -4,7 +4,7 @@ has no mapping to do it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -28,12 +28,13 @@ LOUD, QUIET = 54_321, 54_322
 OWN_GROUP, DAEMONS_GROUP = LOUD, os.getegid()
 TRIES = 64
 LARGE_BYTES = 2 * MIB
+TOTALS = {"tensord.daemon.config.limits.CLAIMS_MAX": 20, "tensord.daemon.config.limits.STATUS_CLIENTS_MAX": 8}
 
 
 @contextmanager
-def serving(**flags: object) -> Iterator[Daemon]:
+def serving(constants: Mapping[str, float] | None = None, /, **flags: object) -> Iterator[Daemon]:
     """A daemon that every uid may connect to."""
-    with Daemon(socket_mode="0666", status_mode="0666", **flags) as daemon:
+    with Daemon(constants, socket_mode="0666", status_mode="0666", **flags) as daemon:
         daemon.folder.chmod(0o711)
         yield daemon.start()
 
@@ -124,19 +125,14 @@ def one_of_all(stage: Stage, uid: int, path: Path) -> str:
     [
         (all_clients, {"limits_clients_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.clients_max = 8"),
         (all_lanes, {"limits_lanes_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.lanes_max = 8"),
-        (all_claims, {"quotas_claims_max": 20}, 15, "quotas.limits_share_max = 0.75) of quotas.claims_max = 20"),
-        (
-            all_readers,
-            {"limits_status_clients_max": 8},
-            6,
-            "quotas.limits_share_max = 0.75) of limits.status_clients_max = 8",
-        ),
+        (all_claims, {}, 15, "quotas.limits_share_max = 0.75) of the fixed total = 20"),
+        (all_readers, {}, 6, "quotas.limits_share_max = 0.75) of the fixed total = 8"),
     ],
 )
 def test_a_uid_that_takes_all_it_may_leaves_other_uids_theirs(
     hog: Any, flags: dict[str, object], most: int, named: str
 ) -> None:
-    with serving(**flags) as daemon, Child(hog, LOUD, daemon.socket) as loud:
+    with serving(TOTALS, **flags) as daemon, Child(hog, LOUD, daemon.socket) as loud:
         taken, refusal = loud.hear()
         assert taken == most
         assert f"uid {LOUD} has" in refusal and named in refusal
@@ -202,7 +198,7 @@ def claim_many(stage: Stage, uid: int, path: Path, how_many: int) -> None:
 
 def test_a_uids_requests_over_its_rate_wait_and_nobody_elses_do() -> None:
     with (
-        serving(quotas_requests_per_s_max=10, limits_claims_per_client_max=4000) as daemon,
+        serving(quotas_requests_per_s_max=10) as daemon,
         RawClient(daemon.socket) as root,
         Child(claim_many, LOUD, daemon.socket, 900) as loud,
     ):

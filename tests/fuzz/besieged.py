@@ -35,8 +35,8 @@ class Besieged:
     lanes_kept = 0
     """Number of lanes, besides the witness client's, that other processes still hold."""
 
-    def __init__(self, **flags: object) -> None:
-        self.daemon = Daemon(**{"limits_hello_s_max": 1.0, "policy": "lru", **flags})
+    def __init__(self, hello_s_max: float = 1.0, **flags: object) -> None:
+        self.daemon = Daemon({"tensord.daemon.connections.session.HELLO_S_MAX": hello_s_max}, policy="lru", **flags)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

@@ -32,7 +32,7 @@ HOSTS_A_ROUND: Final = 20
 PARSER: Final = "tests/ipc/fuzz_connection.py"
 
 
-def _in_daemon(attack: Callable[[random.Random, Besieged], None], **flags: object) -> Callable[[random.Random], None]:
+def _in_daemon(attack: Callable[[random.Random, Besieged], None], **flags: Any) -> Callable[[random.Random], None]:
     """Makes a round with its own daemon from `attack`. A finding includes the log of that daemon."""
 
     def round_(chance: random.Random) -> None:
@@ -67,9 +67,9 @@ TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
     "control": _in_daemon(sockets.control),
     "status": _in_daemon(sockets.status),
     # The clients of this fuzzer may send Hello late on a busy machine. This fuzzer does not test the limit on Hello.
-    "lanes": _in_daemon(lanes.lanes, limits_hello_s_max=30.0),
-    "queues": _in_daemon(queues.of_its_uid, limits_hello_s_max=30.0),
-    "other_uids": _in_daemon(queues.of_another_uid, limits_hello_s_max=30.0, write_in_place="off"),
+    "lanes": _in_daemon(lanes.lanes, hello_s_max=30.0),
+    "queues": _in_daemon(queues.of_its_uid, hello_s_max=30.0),
+    "other_uids": _in_daemon(queues.of_another_uid, hello_s_max=30.0, write_in_place="off"),
     "segments": _hosts,
     "restarts": _in_daemon(segments.restarts),
 }

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tensord
@@ -21,6 +20,7 @@ from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, key, payload
 from ..faults.raw import RawClient
 
+LIMITS = "tensord.daemon.config.limits"
 OTHERS = range(900, 904)
 
 
@@ -90,13 +90,14 @@ def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_leas
 # ---- counts
 
 
-def test_over_pins_per_client_max_a_pin_is_refused() -> None:
-    with Daemon(limits_pins_per_client_max=2, limits_pin_s_max=50) as daemon, undisturbed(daemon.start()) as other:
+def test_over_the_pins_of_a_client_a_pin_is_refused() -> None:
+    limits = {f"{LIMITS}.PINS_PER_CLIENT_MAX": 2, f"{LIMITS}.PIN_S_MAX": 50}
+    with Daemon(limits) as daemon, undisturbed(daemon.start()) as other:
         client = daemon.client()
         for number in range(3):
             assert client.put(key(number), payload(number), wait=True).state == "stored"
         assert [client.pin(key(number), 100.0) for number in (0, 1)] == [50.0, 50.0]
-        with pytest.raises(LimitReached, match=r"pins_per_client_max.*2"):
+        with pytest.raises(LimitReached, match="2 pins, and a client may have 2"):
             client.pin(key(2), 40.0)
         assert client.pin(key(77), 40.0) == 0.0, "what is not there is not pinned"
         assert other.pin(key(2), 40.0) == 40.0, "the limit is each client's own"
@@ -105,7 +106,8 @@ def test_over_pins_per_client_max_a_pin_is_refused() -> None:
 
 
 def test_over_the_share_that_pins_may_hold_a_pin_is_refused() -> None:
-    with Daemon(ring_bytes=2 * MIB, limits_pinned_share_max=0.25) as daemon, undisturbed(daemon.start()):
+    limits = {f"{LIMITS}.PINNED_SHARE_MAX": 0.25}
+    with Daemon(limits, ring_bytes=2 * MIB) as daemon, undisturbed(daemon.start()):
         client = daemon.client()
         for number in range(2):
             assert client.put(key(number), payload(number, 300 << 10), wait=True).state == "stored"
@@ -182,15 +184,12 @@ def test_a_ring_that_dev_shm_cannot_hold_is_refused_with_both_sizes_named() -> N
 
 def test_limits_changed_by_sighup_hold_at_once_for_clients_that_are_there(tmp_path: Path) -> None:
     config = tmp_path / "tensord.toml"
-    config.write_text("[limits]\npins_per_client_max = 1\n")
+    config.write_text("[limits]\nlanes_max = 2\n")
     with Daemon(config=config) as daemon, undisturbed(daemon.start()):
-        client = daemon.client()
-        for number in range(2):
-            assert client.put(key(number), np.arange(3), wait=True).state == "stored"
-        assert client.pin(key(0), 600.0) == 600.0
+        daemon.client()
         with pytest.raises(LimitReached):
-            client.pin(key(1), 600.0)
-        config.write_text("[limits]\npins_per_client_max = 2\n")
+            tensord.Client(daemon.socket, required=True)
+        config.write_text("[limits]\nlanes_max = 3\n")
         os.kill(daemon.pid, signal.SIGHUP)
         until(lambda: "setting changed" in daemon.log, "the reload")
-        assert client.pin(key(1), 600.0) == 600.0
+        daemon.client()

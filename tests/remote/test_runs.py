@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tensord.client.computing import remote_run
 from tensord.client.computing.remote_run import RemoteRun, RemoteRuns
@@ -59,7 +60,8 @@ def test_a_run_is_pending_until_its_entries_are_in_the_ring(hosts: tuple[Host, H
 
 
 def test_a_run_of_more_keys_than_one_message_may_name_is_fetched_in_several(url: str) -> None:
-    with Host(url) as first, Host(url, limits_keys_per_request_max=2) as second:
+    with Host(url) as first, Host(url) as second:
+        second.client.link.limits = structs.replace(second.client.link.limits, keys_per_request_max=2)
         for number in range(ENTRIES):
             first.put(number)
         first.counted("written", ENTRIES)

@@ -51,7 +51,7 @@ def test_a_full_table_refuses_another_namespace_and_goes_on_with_its_own(memory:
     for tag in tags[:-1]:
         writer.raise_to(tag, 1)
     for full in (writer, GenerationWriter(memory, GEOMETRY)):
-        with pytest.raises(LimitReached, match=r"6 namespaces.*namespaces_max was 6.*purge"):
+        with pytest.raises(LimitReached, match=r"6 namespaces.*room for no more.*purge"):
             full.raise_to(tags[-1], 1)
         full.check_invariants()
     writer.raise_to(tags[-2], 9)

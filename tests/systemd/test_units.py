@@ -156,7 +156,7 @@ def test_every_line_of_the_example_can_be_uncommented(tmp_path: Path) -> None:
     config = Config.load(["--config", str(file)], {"RUNTIME_DIRECTORY": "/run/tensord"})
     assert set(config.sources.values()) == {f"file {file}"}
     for key, _, default in settings_of(Config):
-        if key not in ("instance", "socket", "status_socket", "metrics.socket", "ring_bytes", "max_entries"):
+        if key not in ("instance", "socket", "status_socket", "ring_bytes", "max_entries"):
             assert config.value(key) == default, key
 
 

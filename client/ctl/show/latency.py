@@ -104,7 +104,7 @@ def latency(daemon: Daemon, over_s: float | None, as_json: bool) -> None:
 def slowlog(daemon: Daemon, count: int, as_json: bool) -> None:
     """The slowest of the last requests that took longer than log.slow_s.
 
-    The daemon keeps log.slow_max of them. ms: from the request's arrival to its answer, for a put until it is stored,
+    The daemon keeps the latest 128 of them. ms: from the request's arrival to its answer, for a put until it is stored,
     the client's own copying included.
     """
     body = daemon.ask(SlowQuery)

@@ -152,7 +152,7 @@ def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tm
         claim.stored()
         with pytest.raises(BadKey):
             client.claim(b"short")
-    with Daemon(limits_claims_per_client_max=1) as daemon:
+    with Daemon({"tensord.daemon.config.limits.CLAIMS_PER_CLIENT_MAX": 1}) as daemon:
         client = daemon.start().client()
         mine = client.claim(wanted)
         becomes(mine, "compute")

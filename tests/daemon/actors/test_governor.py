@@ -18,7 +18,6 @@ def test_between_two_turns_of_a_flood_everybody_else_on_the_loop_has_one() -> No
     async def answered_by_then() -> list[int]:
         governor = GovernorActor(
             Governor(GovernorLimits()),
-            64,
             clock=lambda: 0.0,  # messages that take no time: only their number ends a turn
             tell_store=lambda _: None,
             reading=lambda _: None,

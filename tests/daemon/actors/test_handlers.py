@@ -49,7 +49,6 @@ def a_governor_actor() -> None:
     governor = Governor(GovernorLimits())
     GovernorActor(
         governor,
-        64,
         clock=lambda: 0.0,
         tell_store=ignore,
         reading=ignore,

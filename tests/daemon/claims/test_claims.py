@@ -79,7 +79,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     def claim(self, key: bytes, client: int) -> None:
         self.request += 1
         if self.held_by(client) >= 6:
-            with pytest.raises(LimitReached, match="claims_per_client_max is 6"):
+            with pytest.raises(LimitReached, match="may have 6"):
                 self.claims.claim(key, client, self.request, self.now, uid_of(client))
             return
         self.open.add((client, self.request))

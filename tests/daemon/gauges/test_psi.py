@@ -54,7 +54,7 @@ def test_every_stall_calls_back_until_it_is_stopped(stalls: Stalls) -> None:
         stalls.seen()
         called.release()
 
-    trigger = StallTrigger(0.15, callback, logger("test"), [Path("a"), Path("b")], stalls.arm)
+    trigger = StallTrigger(callback, logger("test"), [Path("a"), Path("b")], stalls.arm)
     trigger.start()
     for _ in range(3):
         stalls.stall()
@@ -79,7 +79,7 @@ def test_stopping_waits_for_a_call_that_has_begun(stalls: Stalls) -> None:
         trigger.stop()
         stopped.set()
 
-    trigger = StallTrigger(0.15, callback, logger("test"), [Path("a")], stalls.arm)
+    trigger = StallTrigger(callback, logger("test"), [Path("a")], stalls.arm)
     trigger.start()
     stalls.stall()
     assert begun.wait(PATIENCE_S)
@@ -97,27 +97,20 @@ def test_the_next_file_is_taken_where_one_refuses(stalls: Stalls) -> None:
             raise PermissionError(13, "Permission denied", str(file))
         return stalls.arm(file, stall_us)
 
-    trigger = StallTrigger(0.5, lambda: None, logger("test"), [Path("cgroup"), Path("machine")], arm)
+    trigger = StallTrigger(lambda: None, logger("test"), [Path("cgroup"), Path("machine")], arm)
     trigger.start()
     trigger.stop()
-    assert stalls.armed == [(Path("machine"), 500_000)]
+    assert stalls.armed == [(Path("machine"), 150_000)]
 
 
 def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(tmp_path: Path) -> None:
     with capture_logs() as lines:
-        trigger = StallTrigger(0.15, lambda: None, logger("test"), [tmp_path / "absent"])
+        trigger = StallTrigger(lambda: None, logger("test"), [tmp_path / "absent"])
         trigger.start()
         trigger.stop()
     none = "no stall trigger; samples at intervals only"
     assert [(line["event"], line["log_level"]) for line in lines] == [(none, "info")]
     assert "absent" in lines[0]["why"]
-
-
-def test_zero_means_no_trigger(stalls: Stalls) -> None:
-    trigger = StallTrigger(0.0, lambda: None, logger("test"), [Path("a")], stalls.arm)
-    trigger.start()
-    trigger.stop()
-    assert stalls.armed == []
 
 
 def test_a_trigger_that_ends_by_itself_is_logged(stalls: Stalls) -> None:
@@ -128,7 +121,7 @@ def test_a_trigger_that_ends_by_itself_is_logged(stalls: Stalls) -> None:
         raise RuntimeError("the loop is closed")
 
     with capture_logs() as lines:
-        trigger = StallTrigger(0.15, callback, logger("test"), [Path("a")], stalls.arm)
+        trigger = StallTrigger(callback, logger("test"), [Path("a")], stalls.arm)
         trigger.start()
         stalls.stall()
         assert failed.wait(PATIENCE_S)
@@ -144,7 +137,7 @@ def test_this_kernel_takes_the_trigger() -> None:
     except OSError as error:
         pytest.skip(str(error))
     with capture_logs() as lines:
-        trigger = StallTrigger(0.15, lambda: None, logger("test"), [MACHINE])
+        trigger = StallTrigger(lambda: None, logger("test"), [MACHINE])
         trigger.start()
         trigger.stop()
     assert [line["event"] for line in lines] == ["stall trigger set"], lines

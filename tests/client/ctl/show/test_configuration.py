@@ -110,12 +110,12 @@ def test_a_reload_is_answered_with_its_verdict(capsys: pytest.CaptureFixture[str
         file.write_text("")
         daemon.flags["config"] = file
         ctl = Ctl(capsys, daemon.start().socket)
-        file.write_text("max_tokens = 5\n[queues]\noutbox_max = 2000\n")
+        file.write_text("max_tokens = 5\n[memory]\nhuge_pages = true\n")
         told = ctl("reload").out
         assert "max_tokens none -> 5\n" in told
-        assert "queues.outbox_max" in told and "needs a restart" in told
+        assert "memory.huge_pages" in told and "needs a restart" in told
         assert "1 setting changed" in told
-        assert "these wait for a restart: queues.outbox_max" in ctl("config", "get").err
+        assert "these wait for a restart: memory.huge_pages" in ctl("config", "get").err
         file.write_text("max_token = 6\n")
         err = ctl("reload", code=1).err
         assert "refused, the configuration is unchanged" in err and "did you mean 'max_tokens'" in err
