@@ -4,13 +4,13 @@
 
 Takes some minutes. It needs tensord[torch,nvidia], torch with CUDA, and about 1 GiB of free memory on the card and in
 /dev/shm; nothing else has to be stopped or configured. A second card, and root for the check of a small /dev/shm, are
-used if they are there. Where vLLM with CUDA is installed, the KV connector's copies are checked too (gpu_kv.py).
+used if they are there. Where vLLM with CUDA is installed, the KV connector's copies are checked too (gpu/kv.py).
 
 
 It starts daemons of its own. First it checks that the daemon's gauge is the card's, that entries of a DeviceCache are
 offloaded into the ring and come back bit-identical, that the driver gets the memory back, and that the daemon has no
 GPU context; and times copies from the ring to the card, with the ring unregistered and registered with the driver. Then
-it plays scenes (gpu_scenes.py): settings of torch's allocator, CUDA_VISIBLE_DEVICES, a second card, captures of CUDA
+it plays scenes (gpu/scenes.py): settings of torch's allocator, CUDA_VISIBLE_DEVICES, a second card, captures of CUDA
 graphs, forks, two owners, an emergency, late streams, both ways of an offload, and Docker's /dev/shm of 64 MiB.
 
 It ends with a table of all checks. "cannot tell" is for what this machine cannot decide; it says why. The exit status
@@ -36,12 +36,12 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from gpu_card import PATIENCE_S, ROUNDS, NoCard, Nvml, Report, registered, until
-from gpu_kv import check_kv
-from gpu_play import play, plays
-from harness import table
+from gpu.card import PATIENCE_S, ROUNDS, NoCard, Nvml, Report, registered, until
+from gpu.kv import check_kv
+from gpu.play import play, plays
+from peers.harness import table
 from peers.tensord_peer import serving
-from worker import key_of
+from peers.worker import key_of
 
 import tensord
 from tensord.client.device.torch_device import TorchDevice

@@ -2,8 +2,8 @@
 
     python benchmarks/prefix.py [--json PATH] [--sequences N] [--client-sequences N] [--rounds N]
 
-Owns: the timed operations, and the bars. Does not own: the sequences (prefix_forest.py), a daemon and its client
-(prefix_daemon.py).
+Owns: the timed operations, and the bars. Does not own: the sequences (sequences/forest.py), a daemon and its client
+(sequences/daemon.py).
 
 The index is timed call by call, as the daemon's loop makes the calls. Its text lies in one array, as in the ring. Every
 round draws new queries, so that no query finds its text in a cache of the processor. Each scan is compared with the
@@ -33,13 +33,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-import bars
 import numpy as np
-from bars import Figure
-from harness import table
-from prefix_daemon import Served
-from prefix_forest import LONGEST, SHORTEST, TAG, Forest
-from prefix_rows import IndexedRows
+from peers import bars
+from peers.bars import Figure
+from peers.harness import table
+from sequences.daemon import Served
+from sequences.forest import LONGEST, SHORTEST, TAG, Forest
+from sequences.rows import IndexedRows
 
 from tensord.shm.payloads.prefix import PrefixRecord, Tokens, uncut
 

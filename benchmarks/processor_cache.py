@@ -25,9 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import harness
 import numpy as np
-from peers import consume, tensord_peer, vllm_peer
+from peers import consume, harness, tensord_peer, vllm_peer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.vllm.tiny_llava import write_tiny_llava

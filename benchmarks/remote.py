@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 import redis
-from bars import Figure, figures_table, save_figures
+from peers.bars import Figure, figures_table, save_figures
 from peers.tensord_peer import WAIT_S, serving
 
 import tensord

@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final
 
-from harness import table
+from peers.harness import table
 from replaying import peers, policies, synthetic
 from replaying.counts import Row
 from replaying.traces import RING_BYTES_MIN, SOURCES, Request, Source, Trace, load

@@ -48,7 +48,6 @@ COMMANDS: Final = (
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
     Command("benchmarks/remote.py", ("--quick",)),
     Command("benchmarks/turns.py", ("--entries", "4096")),
-    Command("benchmarks/put_shapes.py", ("--seconds", "0.05")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),
     Command(
         "benchmarks/replay.py",

@@ -21,8 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from soak_host import Host
-from soak_ledger import FAULTS, OPERATIONS
+from soaking.host import Host
+from soaking.ledger import FAULTS, OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

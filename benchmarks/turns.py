@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bars import Figure, figures_table, save_figures
+from peers.bars import Figure, figures_table, save_figures
 from turns_scene import KEYS_OF_EACH, SPAN_BYTES, TAGS, TurnsScene, key_of
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Final
 
-from bars import Figure
+from peers.bars import Figure
 from peers.tensord_peer import WAIT_S, serving
 
 import tensord

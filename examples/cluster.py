@@ -28,15 +28,15 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-import photographs
 from chat_prefix import Engine, Turn
 from conversation import AGENTS, QUESTIONS, Conversation, draw
 from demonstration import OwnProcess, own_daemon
-from encoder import Encoder
 from figures import aligned
 from hosts_network import hosts
 from shared_vision import SIDE, TOKENS, key_of
 from tiny_decoder import BEGIN, PICTURE, PICTURE_TOKENS, tokens_of
+from vision import photographs
+from vision.encoder import Encoder
 
 import tensord
 

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import photographs
 from demonstration import own_daemon
-from encoder import TOKEN_FLOATS, TOKEN_PIXELS, Encoder
 from figures import Figures, Seen, figures, table
-from photographs import Photograph
+from vision import photographs
+from vision.encoder import TOKEN_FLOATS, TOKEN_PIXELS, Encoder
+from vision.photographs import Photograph
 
 import tensord
 

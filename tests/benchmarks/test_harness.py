@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import harness
 import pytest
-from harness import SIZES, Row
-from peers import PUT_OPS, READ_OPS
+from peers import PUT_OPS, READ_OPS, harness
+from peers.harness import SIZES, Row
 
 pytest.importorskip("lmdb")
 

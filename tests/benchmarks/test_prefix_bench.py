@@ -8,8 +8,8 @@ from pathlib import Path
 import prefix
 import pytest
 from prefix import BARS_US, CALLS, Bench, Row
-from prefix_forest import LONGEST, SHORTEST, TAG, Forest
-from prefix_rows import IndexedRows
+from sequences.forest import LONGEST, SHORTEST, TAG, Forest
+from sequences.rows import IndexedRows
 
 from tensord.shm.payloads.prefix import MEDIA_BYTES, PrefixRecord, packed_media
 

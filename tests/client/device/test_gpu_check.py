@@ -19,8 +19,8 @@ SCRIPT = BENCHMARKS / "gpu_check.py"
 PLAYS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from gpu_card import Report
-from gpu_play import Play, play, plays
+from gpu.card import Report
+from gpu.play import Play, play, plays
 scene, folder = sys.argv[2:]
 report = Report()
 one = next((one for one in plays(1) if one.scene == scene), Play(scene))
@@ -68,8 +68,8 @@ def test_a_scene_that_dies_is_a_failed_check_with_its_last_words(tmp_path: Path)
 
 
 def test_all_scenes_are_played() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import gpu_play, gpu_scenes; "
-    code += "assert {one.scene for one in gpu_play.plays(1)} == set(gpu_scenes.SCENES)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from gpu import play, scenes; "
+    code += "assert {one.scene for one in play.plays(1)} == set(scenes.SCENES)"
     subprocess.run([sys.executable, "-c", code, str(BENCHMARKS)], check=True)
 
 

@@ -24,11 +24,11 @@ HOLD_S = 0.5
 @pytest.fixture
 def gpu_kv(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu_kv
+    from gpu import kv as gpu_kv
 
     monkeypatch.setattr(gpu_kv, "LAYERS", 8)
     yield gpu_kv
-    for name in ("gpu_kv", "gpu_card"):
+    for name in ("gpu.kv", "gpu.card", "gpu"):
         sys.modules.pop(name, None)
 
 

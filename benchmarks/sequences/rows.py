@@ -1,12 +1,11 @@
 """An index of sequences over rows of its own, which have no entries: what prefix.py measures.
 
-Owns: the rows. Does not own: their text (prefix_forest.py), nor what the index does.
+Owns: the rows. Does not own: their text (forest.py), nor what the index does.
 """
 
 from __future__ import annotations
 
-from prefix_forest import TAG
-
+from sequences.forest import TAG
 from tensord.daemon.prefix.index import Found, PrefixIndex
 from tensord.daemon.store.families import Families
 from tensord.daemon.store.table import LIVE, RowTable

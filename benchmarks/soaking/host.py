@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-from soak_ledger import Ledger
 
 import tensord
+from soaking.ledger import Ledger
 from tensord.errors import TensordError
 from tensord.testing.fake_vram import FakeCard
 
@@ -30,7 +30,7 @@ CARD: Final = "soak-card"
 CARD_BYTES: Final = 4 << 20
 PATIENCE_S: Final = 60.0
 """Not a measurement: a process that takes longer is stuck."""
-_WORKER: Final = Path(__file__).with_name("soak_worker.py")
+_WORKER: Final = Path(__file__).with_name("worker.py")
 _KEPT: Final = ("ring", "index", "lock", "learned")
 """The shared memory of an instance without clients."""
 

@@ -22,7 +22,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
-from weights import Array, read_checkpoint
+
+from vision.weights import Array, read_checkpoint
 
 NAME: Final = "efficientnet-lite0"
 TOKEN_PIXELS: Final = 32

@@ -10,6 +10,7 @@ every peer. A row's median and 99th percentile are over all samples of all round
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Self, get_args
 
 import numpy as np
+
 from peers import PUT_OPS, READ_OPS, BasePeer, Op, module_of
 
 SIZES: Final = {"64K": 64 << 10, "1M": 1 << 20, "16M": 16 << 20}
@@ -30,7 +32,7 @@ CALLS: Final = {SIZES["64K"]: 2000, SIZES["1M"]: 1000, SIZES["16M"]: 200}
 BATCH_CALLS: Final = 50
 STORED_TIMES: Final = 4
 """How often values are stored at most until all that are to be read are there."""
-_WORKER: Final = Path(__file__).with_name("worker.py")
+_BENCHMARKS: Final = str(Path(__file__).parents[1])
 
 
 class PeerFailed(RuntimeError):
@@ -54,7 +56,9 @@ class Worker:
     def __init__(self, python: str, name: str, role: str, folder: Path) -> None:
         self._called = f"{name}'s {role}"
         self._process = subprocess.Popen(
-            [python, str(_WORKER), name, role, str(folder)],
+            [python, "-m", "peers.worker", name, role, str(folder)],
+            # Not by its path: the folder's copy.py would stand before Python's.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([_BENCHMARKS, os.environ.get("PYTHONPATH", "")])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -255,4 +259,4 @@ def _us(value: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit("harness.py runs nothing by itself: see hotpath.py")
+    sys.exit("peers/harness.py runs nothing by itself: see hotpath.py")

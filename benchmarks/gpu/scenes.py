@@ -1,12 +1,12 @@
 """Scenes of the device cache on a card. gpu_check.py runs each in a process of its own, since some need settings that
 torch reads at its start.
 
-    python benchmarks/gpu_scenes.py SCENE [--device 0] [--entry-bytes N] [--standin FOLDER]
+    python benchmarks/gpu/scenes.py SCENE [--device 0] [--entry-bytes N] [--standin FOLDER]
 
 A scene prints one JSON line for each check, {"check", "held", "seen"}, and for each figure, {"figure", "bytes_per_s"}.
 `held` is null where this machine cannot decide a check. With --standin it plays on stand-in cards, as the tests do.
 
-Owns: the scenes. Does not own: the cards (gpu_bench.py), the report (gpu_check.py). Each scene starts its own daemon.
+Owns: the scenes. Does not own: the cards (bench.py), the report (gpu_check.py). Each scene starts its own daemon.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from gpu_bench import Bench, bench_of
-from gpu_card import PATIENCE_S, NoCard, until
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from peers.tensord_peer import serving
-from worker import key_of
+from peers.worker import key_of
 
 import tensord
+from gpu.bench import Bench, bench_of
+from gpu.card import PATIENCE_S, NoCard, until
 
 MIB: Final = 1 << 20
 SMALL_SHM_BYTES: Final = 64 * MIB

@@ -21,9 +21,9 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from gpu_card import ROUNDS, Report
 
 import tensord
+from gpu.card import ROUNDS, Report
 from tensord.client.gpu.interface import BlockDevice
 
 BLOCKS: Final = 64

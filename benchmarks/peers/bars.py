@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from harness import SIZES, Row, table
 from peers import Op
+from peers.harness import SIZES, Row, table
 
 K64, M1, M16 = SIZES["64K"], SIZES["1M"], SIZES["16M"]
 

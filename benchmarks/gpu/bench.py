@@ -1,4 +1,4 @@
-"""The cards on which gpu_scenes.py plays: real ones through torch, or stand-ins without a GPU.
+"""The cards on which scenes.py plays: real ones through torch, or stand-ins without a GPU.
 
 Owns: making tensors, late streams and captures on either, and what the driver says of a card. Does not own: any check.
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
-from gpu_card import NoCard, Nvml
 
+from gpu.card import NoCard, Nvml
 from tensord.client.gpu.interface import Device
 from tensord.errors import UsageError
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram

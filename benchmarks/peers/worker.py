@@ -1,6 +1,6 @@
 """One process of a benchmark: the writer or the reader of one peer, timing its own calls.
 
-    python worker.py PEER writer|reader FOLDER
+    python -m peers.worker PEER writer|reader FOLDER
 
 Reads orders as JSON lines from stdin and answers each on stdout, until stdin ends. Owns: the values, the timed loops,
 and the check that a read returns the value that was put. Does not own: the choice of measurements (harness.py).
@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from peers import Array, BaseReader, BaseWriter, module_of
 
+from peers import Array, BaseReader, BaseWriter, module_of
 from tensord.shm.index.keys import make_key
 
 ROTATE_BYTES: Final = 256 << 20

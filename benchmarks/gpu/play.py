@@ -1,7 +1,7 @@
-"""Plays the scenes of gpu_scenes.py, each in a process of its own, and adds their checks to a report.
+"""Plays the scenes of scenes.py, each in a process of its own, and adds their checks to a report.
 
 Owns: which scenes are played, with which settings, and what becomes of one that dies or hangs. Does not own: the
-scenes, the report (gpu_card.py).
+scenes, the report (card.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_card import Report
+from gpu.card import Report
 
-SCRIPT: Final = Path(__file__).with_name("gpu_scenes.py")
+SCRIPT: Final = Path(__file__).with_name("scenes.py")
 PATIENCE_S: Final = 300.0
 # A mount namespace whose /dev/shm is as small as Docker's default. It needs root.
 SMALL_SHM: Final = (

@@ -1,6 +1,6 @@
 """A process of the soak: makes all calls of a client in random order, and checks every byte of the results.
 
-    python benchmarks/soak_worker.py FOLDER WORKER WORKERS SEED LOSSY
+    python benchmarks/soaking/worker.py FOLDER WORKER WORKERS SEED LOSSY
 
 Owns: the operations, and the definition of a wrong answer and of a lost entry. The worker records its entries in a
 ledger for its successor. It ends when it is killed.
@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from soak_ledger import (
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import tensord
+from soaking.ledger import (
     ABSENT,
     ENDING,
     OPERATIONS,
@@ -30,8 +34,6 @@ from soak_ledger import (
     size_of,
     words_of,
 )
-
-import tensord
 from tensord.errors import DeviceFull, Invalidated, TensordError
 from tensord.testing.fake_vram import FakeCard, FakeVram
 

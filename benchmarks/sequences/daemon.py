@@ -1,6 +1,6 @@
 """A daemon that a client has filled with sequences: times a whole call and a restart.
 
-Owns: the daemon, the client, and the timing. Does not own: the sequences (prefix_forest.py).
+Owns: the daemon, the client, and the timing. Does not own: the sequences (forest.py).
 
 Payloads are tiny, so that a moderate ring holds many sequences. A match moves no payload.
 """
@@ -14,9 +14,9 @@ from typing import Final, Self
 
 import numpy as np
 from peers.tensord_peer import WAIT_S, serving
-from prefix_forest import Forest
 
 import tensord
+from sequences.forest import Forest
 from tensord.shm.payloads.prefix import PrefixRecord, Tokens
 
 _RING_BYTES: Final = 512 << 20
