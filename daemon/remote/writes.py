@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -218,10 +218,6 @@ class Writes:
     def removals(self) -> int:
         """The number of keys whose removal waits."""
         return len(self._removed)
-
-    def unremoved(self) -> list[bytes]:
-        """The keys whose removal waits or is under way."""
-        return [*chain(self._removed, *(write.removed for write in self._under_way.values()))]
 
     def saved(self, event: RemoteSaved, now: float) -> None:
         """Processes the outcome of a write, or of a removal."""

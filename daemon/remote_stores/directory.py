@@ -46,7 +46,7 @@ from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.segments import file_limit
 from .directory_room import TMP, DirectoryRoom
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from .store import NAME, RemoteStore, writable_bytes
+from .store import NAME, RemoteStore
 from .urls import options, shown, split
 
 PIECE_BYTES: Final = 4 << 20
@@ -104,7 +104,7 @@ class DirectoryStore(RemoteStore):
         return found
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
-        stored = self._found(key, writable_bytes(buffer), deadline)
+        stored = self._found(key, buffer, deadline)
         if stored is None or stored[1] > len(stored[0]):
             return None
         return self._checked(key, stored[0])

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from ...errors import BadKey, Corrupt, UsageError
+from ...errors import Corrupt, UsageError
 from ...shm.payloads.copy import checksum_of
 from ...shm.ring.layout import KEY_BYTES, RING_BYTES_MAX, SPAN_HEADER_BYTES, TREE_BYTES_MAX, SpanHeader
 
@@ -93,11 +93,8 @@ def object_header(key: bytes, payload_bytes: int, meta: Meta) -> bytes:
     """The 192 bytes that precede a payload of `payload_bytes` in a store.
 
     Raises:
-        BadKey: `key` is not 32 bytes.
         UsageError: a length is out of its range.
     """
-    if len(key) != KEY_BYTES:
-        raise BadKey(f"a key has {len(key)} bytes, not {KEY_BYTES}")
     if not 0 < meta.tree_bytes <= min(payload_bytes, TREE_BYTES_MAX) or payload_bytes > RING_BYTES_MAX:
         raise UsageError(
             f"a payload of {payload_bytes} bytes with a tree header of {meta.tree_bytes}: the header has 1 to "

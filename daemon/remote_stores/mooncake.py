@@ -26,7 +26,7 @@ from ...errors import BadConfiguration, TierFull, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .mooncake_calls import MooncakeCalls, SharedMemory
-from .store import NAME, RemoteStore, writable_bytes
+from .store import NAME, RemoteStore
 from .urls import one_of, options, shown, split
 
 LOOKED_FOR: Final = 16
@@ -98,13 +98,12 @@ class MooncakeStore(RemoteStore):
         return found
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
-        into = writable_bytes(buffer)
-        with SharedMemory(len(into)) as memory:
+        with SharedMemory(len(buffer)) as memory:
             size = self._calls.call("get", deadline, _name(key), memory=memory)
             if self._missed(size):
                 return None
-            into[:size] = memory.bytes[:size]
-        return self._checked(key, into[:size])
+            buffer[:size] = memory.bytes[:size]
+        return self._checked(key, buffer[:size])
 
     def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
         header, size = object_header(key, len(payload), meta), OBJECT_HEADER_BYTES + len(payload)

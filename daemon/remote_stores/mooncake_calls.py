@@ -20,8 +20,9 @@ from typing import Any, Final, Self
 
 import msgpack
 
-from ...errors import TierTimedOut, TierUnavailable
+from ...errors import TierUnavailable
 from .mooncake_worker import BUFFER_BYTES, MESSAGE_BYTES_MAX
+from .store import timed_out
 
 _END_S: Final = 5.0
 
@@ -149,10 +150,7 @@ class MooncakeCalls:
         except OSError:
             raise self._gone() from None
         if not call.ended.wait(left_s):
-            raise TierTimedOut(
-                f"{self._address} has not answered by the deadline of the call: the store or the way to it is slow or "
-                "stopped; the call counts as a miss"
-            )
+            raise timed_out(self._address)
         if call.answer is None:
             raise self._gone()
         if len(call.answer) == 3:

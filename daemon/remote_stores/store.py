@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from ...errors import Corrupt, TierTimedOut, UsageError
+from ...errors import Corrupt, TierTimedOut
 from .form import OBJECT_FORMAT, Buffer, Meta, RemoteEntry, check, check_header
 
 NAME: Final = f"tensord-{OBJECT_FORMAT}"
@@ -139,19 +139,12 @@ class RemoteStore(ABC):
         """
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise TierTimedOut(
-                f"{self.address} has not answered by the deadline of the call: the store or the way to it is slow or "
-                "stopped; the call counts as a miss"
-            )
+            raise timed_out(self.address)
         return left_s
 
 
-def writable_bytes(buffer: memoryview) -> memoryview:
-    """`buffer` as bytes.
-
-    Raises:
-        UsageError: it is read-only or not contiguous.
-    """
-    if buffer.readonly or not buffer.c_contiguous:
-        raise UsageError("the buffer of a read is read-only or not contiguous; pass writable, contiguous memory")
-    return buffer.cast("B")
+def timed_out(address: str) -> TierTimedOut:
+    return TierTimedOut(
+        f"{address} has not answered by the deadline of the call: the store or the way to it is slow or stopped; the "
+        "call counts as a miss"
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import replace
@@ -49,7 +49,6 @@ from ..core.events import (
 )
 from ..process.give_way import GivesWay
 from ..process.logs import logger
-from ..remote.writes import REMOVED_AT_ONCE
 from .form import Meta, RemoteEntry
 from .store import RemoteStore
 
@@ -64,8 +63,6 @@ LIVES_S_LEAST: Final = 0.001
 CONNECT_S: Final = 10.0
 GRACE_S: Final = 1.0
 """How much longer than its deadline a read may take before it counts as hanging."""
-LAST_S: Final = 2.0
-"""How long the end of the daemon may take for removals that wait."""
 THREAD_NAME: Final = "tensord-remote"
 _NOBODYS: Final = bytes(KEY_BYTES)
 """A key that nobody has. To ask for it shows whether the store answers."""
@@ -172,11 +169,8 @@ class RemoteThreads:
         else:
             self._writers.submit(self._write_aside, effect, time.monotonic() + WRITE_S)
 
-    def close(self, unremoved: Sequence[bytes] = ()) -> bool:
+    def close(self) -> bool:
         """Drops what is queued, and waits for the reads under way, which write into the ring, until their deadlines.
-
-        Args:
-            unremoved: keys whose objects are still to be removed. That is tried once more, for LAST_S at most.
 
         Returns:
             False if a read has not ended by then: the ring must not be given to another daemon.
@@ -184,24 +178,9 @@ class RemoteThreads:
         self._closing.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
-        self._remove_last(unremoved)
         ended = not wait(self._reads, self.timeout_s + GRACE_S).not_done
         self._store.close()
         return ended
-
-    def _remove_last(self, keys: Sequence[bytes]) -> None:
-        deadline, done = time.monotonic() + min(self.timeout_s, LAST_S), 0
-        try:
-            while done < len(keys):
-                self._store.remove(keys[done : done + REMOVED_AT_ONCE], deadline)
-                done += REMOVED_AT_ONCE
-        except Exception as error:
-            # Whatever it is: the reads under way must be waited for.
-            _log.warning(
-                "evicted entries stay in the remote store, since it does not remove them",
-                entries=len(keys) - done,
-                why=str(error) if isinstance(error, TensordError) else repr(error),
-            )
 
     def _connect(self) -> None:
         """Connects, and asks for a key that nobody has, so that a wrong address or password shows at the start."""

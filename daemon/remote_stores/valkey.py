@@ -23,7 +23,7 @@ from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.index.keys import GENERATION_MAX
 from ..process.small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from .store import NAME, HostClaim, RemoteStore, writable_bytes
+from .store import NAME, HostClaim, RemoteStore
 from .urls import options, shown, split, switch
 
 try:
@@ -159,12 +159,11 @@ class ValkeyStore(RemoteStore):
 
     def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
         self._left_s(deadline)
-        memory = writable_bytes(buffer)
-        [reply] = self._nodes.run([_of(key, b"GET")], lambda _, wire: wire.payload(memory, deadline), deadline)
+        [reply] = self._nodes.run([_of(key, b"GET")], lambda _, wire: wire.payload(buffer, deadline), deadline)
         if isinstance(reply, ServerError):
             self._count_wrong_type(key, reply)
             return None
-        return self._checked(key, memory[:reply]) if reply is not None and reply <= len(memory) else None
+        return self._checked(key, buffer[:reply]) if reply is not None and reply <= len(buffer) else None
 
     def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
         self._left_s(deadline)

@@ -23,7 +23,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...errors import TensordError, TierFull, TierReadOnly, TierRefused, TierUnavailable
 from .form import Buffer
-from .valkey_wire import ServerError, ValkeyWire, command, timed_out
+from .store import timed_out
+from .valkey_wire import ServerError, ValkeyWire, command
 
 SLOTS: Final = 16384
 IDLE_MAX: Final = 8

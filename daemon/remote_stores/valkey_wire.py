@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from ...errors import TierTimedOut, TierUnavailable
+from ...errors import TierUnavailable
 from .form import Buffer
+from .store import timed_out
 
 _SCRATCH_BYTES: Final = 4096
 _LINE_BYTES_MAX: Final = 64 << 10
@@ -203,10 +204,3 @@ def command(*words: Buffer | int) -> list[Buffer]:
 def _error(line: bytes) -> ServerError:
     text = "".join(each if each.isascii() and each.isprintable() else "?" for each in line.decode("latin-1"))
     return ServerError(text.partition(" ")[0], text)
-
-
-def timed_out(address: str) -> TierTimedOut:
-    return TierTimedOut(
-        f"{address} has not answered by the deadline of the call: the server or the way to it is slow or stopped; the "
-        "call counts as a miss"
-    )

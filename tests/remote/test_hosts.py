@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from tensord.client.computing.claim import Claim
 from tensord.daemon.config.config import Config
@@ -36,7 +37,7 @@ from tensord.ipc.messages import control as messages
 
 from ..daemon.remote_stores.redis_server import HOST, RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
-from .hosts import MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
+from .hosts import LONG_S, MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
 
 SIZES = [100, 100_000, 3 * MIB, 20 * MIB]
 
@@ -84,6 +85,27 @@ def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> N
             claim.stored()
             thread.join()
             assert outcome == [False], "it was computed twice"
+
+
+def test_a_computation_that_fails_keeps_no_other_host_waiting(redis: RedisServer) -> None:
+    with Host(redis.url) as first, Host(redis.url) as second, Redis(HOST, redis.port) as server:
+        for host in (first, second):
+            claim = host.client.claim(key(1), within_s=LONG_S)
+            until(partial(granted, claim), "the host computes")
+            claim.abandon()
+            until(lambda: not server.keys("*:claim:*"), "the store has no claim any more")
+        assert not second.remote().get("waited")
+
+
+def test_an_eviction_that_waits_for_the_store_when_the_daemon_ends_is_logged(redis: RedisServer) -> None:
+    with Host(redis.url) as host:
+        host.get(1)
+        host.counted("written")
+        redis.kill()
+        until(lambda: host.get(len(host.computed) + 500) and left_alone(host), "the store is left alone")
+        host.client.evict(key(1))
+        host.daemon.terminate()
+        assert "evicted entries stay in the remote store" in host.daemon.log
 
 
 def test_a_host_without_a_store_shares_nothing_and_says_nothing_of_it() -> None:

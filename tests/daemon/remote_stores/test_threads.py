@@ -40,19 +40,6 @@ class Starter(DirectoryStore):
         self.niceness = done.stdout.strip()
 
 
-class Failing(DirectoryStore):
-    """A store whose library fails in a way of its own."""
-
-    closed = False
-
-    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
-        raise RuntimeError("can't start new thread")
-
-    def close(self) -> None:
-        self.closed = True
-        super().close()
-
-
 class Running:
     def __init__(self, store: RemoteStore) -> None:
         self.outcomes: Queue[Outcome] = Queue()
@@ -139,14 +126,6 @@ def test_a_process_that_a_store_starts_while_it_writes_keeps_its_priority(folder
     assert niceness("write") == {own}
     assert store.niceness == str(own)
     running.close()
-
-
-def test_a_daemon_ends_in_order_if_the_last_removals_fail_in_any_way(folder: Path) -> None:
-    store = Failing(folder)
-    running = Running(store)
-    assert running.threads.close([KEY])
-    assert store.closed
-    running.join()
 
 
 def test_puts_that_end_after_the_store_was_closed_ask_nothing_of_it(folder: Path) -> None:

@@ -142,16 +142,6 @@ def test_wrong_credentials_are_refused_and_never_shown(who: str) -> None:
         assert "wrong" not in store.address
 
 
-def test_a_user_without_a_command_is_told_so() -> None:
-    words = ("--user", "reader", "on", "nopass", "~tensord-*", "-@all", "+get", "+strlen")
-    with RedisServer(*words) as server:
-        store = open_store(f"redis://reader:any@{HOST}:{server.port}")
-        assert get(store, key_of(1)) is None
-        with pytest.raises(TierRefused, match="'set' command"):
-            put(store, made(1))
-        store.close()
-
-
 def test_a_password_file_is_read_for_each_new_connection(tmp_path: Path) -> None:
     secret = tmp_path / "password"
     with RedisServer("--requirepass", "second") as server:

@@ -195,36 +195,6 @@ def test_the_death_of_one_server_costs_its_own_keys_only(backend: Cluster) -> No
     store.close()
 
 
-def test_a_server_that_takes_over_from_a_dead_one_is_found(backend: Cluster) -> None:
-    store = backend.open()
-    there = keys_by_home(backend)[1][0]
-    slot = backend.slot(key_of(there))
-    put(store, made(there))
-    backend.servers[1].kill()
-    with pytest.raises(TierUnavailable):
-        get(store, key_of(there))
-    backend.clients[0].execute_command("CLUSTER SETSLOT", slot, "NODE", backend.ids[0])
-    assert get(store, key_of(there)) is None
-    put(store, made(there))
-    assert get(store, key_of(there)) is not None
-    store.close()
-    backend.clients[0].flushall()
-    backend.restart()
-    backend.give(slot, 1)
-
-
-def test_a_cluster_is_found_by_any_server_that_lives(backend: Cluster) -> None:
-    """Once the cluster is known: a new process needs the server of its URL."""
-    store = backend.open()
-    (here, *_), (there, *_) = keys_by_home(backend)
-    put(store, made(there))
-    backend.servers[0].kill()
-    with pytest.raises(TierUnavailable):
-        get(store, key_of(here))
-    assert get(store, key_of(there)) is not None
-    store.close()
-
-
 def test_a_server_of_a_cluster_without_the_option_says_what_to_write(backend: Cluster) -> None:
     store = open_store(f"redis://{HOST}:{backend.servers[0].port}")
     with pytest.raises(TierRefused, match="add cluster=yes to the URL"):
