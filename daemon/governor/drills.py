@@ -22,6 +22,7 @@ from .devices.circumstances import Circumstances
 from .devices.devices import Devices, PassPlan
 from .forms.events import Sample
 from .forms.limits import GovernorLimits
+from .forms.thresholds import Thresholds
 from .host import Host
 from .modes.tiers import Changes, Gauge, Tiers
 
@@ -50,12 +51,11 @@ class Drills:
         self._limits = limits
         self._shadows: dict[int, dict[str, Gauge]] = {}
 
-    def change_limits(self, limits: GovernorLimits) -> None:
+    def change_thresholds(self, thresholds: Thresholds) -> None:
         """Applies to later readings."""
-        self._limits = limits
         for shadows in self._shadows.values():
             for gauge in shadows.values():
-                gauge.state.change_thresholds(limits.thresholds)
+                gauge.state.change_thresholds(thresholds)
 
     def ask(self, client: int, message: messages.Drill, now: float) -> messages.Drilled:
         """What would follow from the reading. Only the shadow changes.

@@ -22,6 +22,7 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from ...errors import NoGauge, TensordError
@@ -70,7 +71,7 @@ class Governor:
     anew, since the wall clock may have been set meanwhile."""
 
     def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
-        self.limits = limits
+        self.limits = limits = replace(limits)
         self._outbox = GovernorOutbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
         self.unix_at_zero_s = unix_at_zero_s
@@ -228,16 +229,9 @@ class Governor:
         self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
-        self.limits = limits = event.limits
-        self.tiers.change_thresholds(limits.thresholds)
-        self.devices.change_limits(limits)
-        self.reservations.change_limits(limits)
-        self.baselines.change_limits(limits)
-        self.cards.change_limits(limits)
-        self.queue.change_limits(limits)
-        self.rooms.change_limits(limits)
-        self.host.change_limits(limits)
-        self._drills.change_limits(limits)
+        self.limits.become(event.limits)
+        self.tiers.change_thresholds(self.limits.thresholds)
+        self._drills.change_thresholds(self.limits.thresholds)
 
     def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)

@@ -53,10 +53,6 @@ class Host:
         """The bytes that would be resident without pressure."""
         return 0 if self._holds is None else self._holds.wanted_bytes
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies to later readings."""
-        self._limits = limits
-
     def holds(self, event: HostHolds, now: float) -> None:
         """Takes the store's report. A reading begun before it does not show it."""
         last, self._holds = self._holds, event

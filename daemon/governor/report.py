@@ -122,7 +122,7 @@ def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
                 "waiting_bytes": queue.waiting_bytes(device),
                 "floor_blocks": floors.blocks(device, now),
                 "capacity_blocks": capacity_blocks,
-                "queueing": floors.metrics(device, capacity_blocks, now),
+                "queueing": floors.means(device, now),
             }
         )
     return found

@@ -12,7 +12,7 @@ Invariant: devices are in the order of their latest reports.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from ....errors import LimitReached
 from ....ipc.messages import control as messages
@@ -52,13 +52,11 @@ class Floors:
 
     def blocks(self, device: str, now: float) -> int:
         """The number of blocks that a device's entries must keep; 0 if no requests were reported."""
-        return self._floors[device][0].get_minimum_stable_blocks(now) if device in self._floors else 0
+        return self._floors[device][0].floor(now) if device in self._floors else 0
 
-    def metrics(self, device: str, capacity_blocks: int, now: float) -> dict[str, Any]:
+    def means(self, device: str, now: float) -> dict[str, float]:
         """For status; empty without reported requests."""
-        if device not in self._floors:
-            return {}
-        return dict(self._floors[device][0].export_metrics(now, capacity_blocks or None))
+        return self._floors[device][0].means(now) if device in self._floors else {}
 
     def check_invariants(self) -> None:
         """Asserts that each controller's counts agree."""

@@ -18,7 +18,7 @@ a block.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 MARGIN_PERCENT: Final = 115
@@ -30,26 +30,6 @@ COVERED_BUCKETS_MIN: Final = 4
 # Times and durations are converted to integers, because sums of floats are inexact.
 _CLOCK_PER_S: Final = 1_000_000
 _SERVICE_PER_S: Final = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class StabilityState:
-    """The state of a device's requests. Means are 0 if no request was completed within the window.
-
-    `arrivals_per_s`: λ. `service_s`: E[S]. `blocks_per_request`: E[blocks]. `offered_load`: λ · E[S] in Erlang, the
-    mean number of requests served at once. `utilisation`: the share of the capacity that these hold, without the
-    margin; 0 if no capacity was given. `stable`: the floor is 0 or below the capacity, or no capacity was given.
-    `samples`: the number of completed requests.
-    """
-
-    arrivals_per_s: float
-    service_s: float
-    blocks_per_request: float
-    offered_load: float
-    minimum_stable_blocks: int
-    utilisation: float
-    stable: bool
-    samples: int
 
 
 @dataclass(slots=True)
@@ -95,36 +75,19 @@ class QueueingController:
         assert blocks >= 0, blocks
         self._record(now, _Bucket(0, completions=1, service=round(service_s * _SERVICE_PER_S), blocks=blocks))
 
-    def compute_stability_state(self, now: float, capacity_blocks: int | None = None) -> StabilityState:
-        """The state for the window that ends now."""
-        sums, covered = self._window(now)
-        floor = _floor(sums, covered)
-        arrivals_per_s = sums.arrivals * _CLOCK_PER_S / covered
-        served = max(sums.completions, 1)
-        service_s = sums.service / served / _SERVICE_PER_S
-        blocks = sums.blocks / served
-        in_use = arrivals_per_s * service_s * blocks
-        return StabilityState(
-            arrivals_per_s=arrivals_per_s,
-            service_s=service_s,
-            blocks_per_request=blocks,
-            offered_load=arrivals_per_s * service_s,
-            minimum_stable_blocks=floor,
-            utilisation=in_use / capacity_blocks if capacity_blocks else 0.0,
-            stable=floor == 0 or capacity_blocks is None or floor < capacity_blocks,
-            samples=sums.completions,
-        )
-
-    def get_minimum_stable_blocks(self, now: float) -> int:
+    def floor(self, now: float) -> int:
         """The floor: ceil(λ · E[S] · E[blocks] · 1.15). 0 if no request was completed in the window."""
         return _floor(*self._window(now))
 
-    def export_metrics(self, now: float, capacity_blocks: int | None = None) -> dict[str, float]:
-        """The numbers of the state by name, for status and metrics. `utilisation` and `stable` (1 or 0) are left out if
-        there is no capacity."""
-        state = self.compute_stability_state(now, capacity_blocks)
-        left_out = {"utilisation", "stable"} if capacity_blocks is None else set()
-        return {each.name: float(getattr(state, each.name)) for each in fields(state) if each.name not in left_out}
+    def means(self, now: float) -> dict[str, float]:
+        """λ, E[S] and E[blocks] of the window that ends now, for status and metrics; 0 where no request was counted."""
+        sums, covered = self._window(now)
+        served = max(sums.completions, 1)
+        return {
+            "arrivals_per_s": sums.arrivals * _CLOCK_PER_S / covered,
+            "service_s": sums.service / served / _SERVICE_PER_S,
+            "blocks_per_request": sums.blocks / served,
+        }
 
     def check_invariants(self) -> None:
         """Asserts that the sums agree with the buckets, and that there are at most BUCKETS buckets."""

@@ -37,10 +37,6 @@ class CopyRates:
         self._memory_bytes_per_s = float(ASSUMED_BYTES_PER_S)
         self._rates: dict[str, deque[tuple[float, float]]] = {}
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies from now on."""
-        self._limits = limits
-
     def memory_measured(self, bytes_per_s: float) -> None:
         """Takes the rate of a copy in host memory, for devices without a rate of their own."""
         self._memory_bytes_per_s = bytes_per_s

@@ -60,13 +60,6 @@ class Devices:
         """The number of offloaded entries that may be promoted."""
         return len(self._promotions)
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies from now on."""
-        self._limits = limits
-        self._orders.change_limits(limits)
-        self._passes.change_limits(limits)
-        self.copies.change_limits(limits)
-
     # ---- clients
 
     def open(self, client: int, device: str) -> None:

@@ -33,10 +33,6 @@ class DeviceOrders:
         self._open: dict[int, OpenOrder] = {}
         self._due: Deadlines[Owner] = Deadlines()
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies to later orders."""
-        self._limits = limits
-
     def next_timer(self) -> float | None:
         """The deadline of the first owner."""
         return self._due.next_timer()

@@ -47,10 +47,6 @@ class DevicePasses:
         self._orders = orders
         self._outlook = outlook
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies from now on."""
-        self._limits = limits
-
     def settle(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         """Judges the current pass by a new sample, if the sample shows its whole effect."""
         before = device.stuck

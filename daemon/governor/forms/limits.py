@@ -1,12 +1,13 @@
 """The governor's limits, each under its name in the configuration and in refusals.
 
-Owns the values. Does not own where they come from (`daemon.config`), which also checks them. Invariant: they are
-immutable.
+Owns the values. Does not own where they come from (`daemon.config`), which also checks them.
+
+All parts of a governor share one GovernorLimits, which a reload changes: only `Governor` calls `become`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from ....ipc.messages.governance import EntryKind
@@ -33,7 +34,7 @@ class NeighbourPlace:
         return f"{self.kind} [{self.host}]:{self.port}" if ":" in self.host else f"{self.kind} {self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GovernorLimits:
     """Bytes, counts, seconds and shares. None stands for "no limit"; for `copy_bytes_per_s`: measured.
 
@@ -71,6 +72,11 @@ class GovernorLimits:
     workflows_max: int = 256
     workflow_steps_max: int = 16_384
     lookahead_steps: int = 1
+
+    def become(self, limits: GovernorLimits) -> None:
+        """Takes the values of other limits, which apply from now on."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(limits, each.name))
 
     def s_per_token(self, kind: EntryKind) -> float:
         """The seconds that computing a token of an entry of this kind takes."""

@@ -59,12 +59,6 @@ class Baselines:
         self._clients: dict[int, dict[str, int]] = {}
         self._steady: dict[str, _Steady] = {}
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies from now on. Without `baseline_learn_s`, what was learned is forgotten."""
-        self._limits = limits
-        if limits.baseline_learn_s is None:
-            self._steady.clear()
-
     def declare(self, client: int, message: messages.DeclareBaseline) -> None:
         """Sets what a client, or the operator, declares for a device. 0 bytes: removes the former declaration.
 
@@ -95,6 +89,7 @@ class Baselines:
         """Takes a new reading. `others_bytes`: what is used and is no entry."""
         learn_s = self._limits.baseline_learn_s
         if learn_s is None:
+            self._steady.clear()
             return
         steady = self._steady.get(device)
         if steady is None:
@@ -124,7 +119,7 @@ class Baselines:
         if declared := max(planned, clients):
             return Baseline(min(declared, most), "declared")
         steady = self._steady.get(device)
-        learned = 0 if steady is None else min(steady.learned, most)
+        learned = 0 if steady is None or self._limits.baseline_learn_s is None else min(steady.learned, most)
         return Baseline(learned, "learned" if learned else "")
 
     def check_invariants(self, clients: set[int]) -> None:

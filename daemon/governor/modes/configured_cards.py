@@ -28,10 +28,6 @@ class ConfiguredCards:
         self._limits = limits
         self._outbox = outbox
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies from the next readings on."""
-        self._limits = limits
-
     def sampled(self, samples: Iterable[Sample]) -> None:
         """Takes the readings of all gauges. Logs each name once when it is found to be missing."""
         devices = [sample for sample in samples if sample.tier is Tier.DEVICE]

@@ -75,10 +75,6 @@ class ReservationQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies to later requests."""
-        self._limits = limits
-
     def devices(self) -> list[str]:
         """The devices that requests wait for."""
         return list(self._ranks)

@@ -64,10 +64,6 @@ class Reservations:
         """The devices on which bytes count as reserved."""
         return self._ended.devices().union(self._active_bytes)
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies to later reservations."""
-        self._limits = limits
-
     def active_bytes(self, device: str) -> int:
         """The bytes of the reservations that have not ended."""
         return self._active_bytes[device]

@@ -114,12 +114,6 @@ class Rooms:
         self._under_way: dict[int, NeighbourPlace] = {}
         self._known: dict[str, _LastAsked] = {}
 
-    def change_limits(self, limits: GovernorLimits) -> None:
-        """Applies from now on: a neighbour that is no longer among them is not asked, and forgotten."""
-        self._limits = limits
-        names = {place.name for place in limits.neighbours}
-        self._known = {name: known for name, known in self._known.items() if name in names}
-
     def begin(self, client: int, message: messages.MakeRoom, now: float) -> None:
         """Reserves memory for the operator, and lets the reservation wait if it does not fit.
 

@@ -215,11 +215,6 @@ def device(name: str, **changed: Any) -> dict[str, Any]:
             "arrivals_per_s": 10.0,
             "service_s": 0.2,
             "blocks_per_request": 15.0,
-            "offered_load": 2.0,
-            "minimum_stable_blocks": 35.0,
-            "utilisation": 0.001,
-            "stable": 1.0,
-            "samples": 600.0,
         },
         **changed,
     }

@@ -278,7 +278,7 @@ def test_no_more_is_remembered_than_the_limit_and_the_oldest_is_forgotten() -> N
         registry.carry_out()
     assert registry.devices.remembered == 3
     registry.release(1, 6)
-    registry.devices.change_limits(registry.limits.__class__())
+    registry.limits.become(registry.limits.__class__())
     registry.workflows.set(next=0)
     assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [3, 4, 5]
 

@@ -107,9 +107,7 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
         },
     ]
     device = status["devices"][0]
-    queueing = device.pop("queueing")
-    assert queueing["samples"] == 10 and queueing["minimum_stable_blocks"] == device["floor_blocks"] > 0
-    del device["floor_blocks"]
+    assert device.pop("queueing")["arrivals_per_s"] > 0 and device.pop("floor_blocks") > 0
     assert device == {
         "device": GPU,
         "entries": 2,

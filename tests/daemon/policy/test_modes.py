@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensord.daemon.governor.forms.thresholds import Thresholds
-from tensord.daemon.governor.modes.modes import FALLS, TierMode
+from tensord.daemon.governor.modes.modes import TierMode
 from tensord.errors import BadConfiguration
-from tensord.ipc.messages.modes import LEVELS, Mode
+from tensord.ipc.messages.modes import Mode
 
 BEGINS = {Mode.NORMAL: 0.70, Mode.PRESSURE: 0.85, Mode.CRITICAL: 0.92, Mode.EMERGENCY: 0.96}
 LEFT = {Mode.NORMAL: 0.68, Mode.PRESSURE: 0.83, Mode.CRITICAL: 0.90, Mode.EMERGENCY: 0.94}
@@ -35,26 +35,6 @@ def levels(tier: TierMode, *shares: float) -> list[Mode]:
     return found
 
 
-# ---- rising
-
-
-def test_a_tier_that_was_never_read_is_relaxed() -> None:
-    tier = TierMode(Thresholds())
-    assert (tier.mode, tier.level, tier.pressed) == (Mode.RELAXED, Mode.RELAXED, False)
-
-
-@pytest.mark.parametrize("level", BEGINS)
-def test_a_threshold_itself_belongs_to_the_level_that_begins_there(level: Mode) -> None:
-    percent = round(BEGINS[level] * 100)
-    for total_bytes in (100, 80 << 30, 7 * 100, 100 * 10**12):
-        tier = TierMode(Thresholds())
-        tier.sample((total_bytes * percent // 100 - 1) / total_bytes)
-        assert tier.level is LEVELS[LEVELS.index(level) - 1]
-        if total_bytes * percent % 100 == 0:
-            tier.sample(total_bytes * percent // 100 / total_bytes)
-            assert tier.level is level
-
-
 def test_a_gauge_that_shows_more_than_all_is_in_emergency() -> None:
     assert levels(TierMode(Thresholds()), 1.0) == [Mode.EMERGENCY]
     assert levels(TierMode(Thresholds()), 1.7, 2.0, math.inf) == [Mode.EMERGENCY] * 3
@@ -69,43 +49,11 @@ def test_an_invalid_share_never_means_an_empty_tier(share: float) -> None:
     assert tier.level is Mode.EMERGENCY
 
 
-# ---- falling
-
-
-@pytest.mark.parametrize("level", LEFT)
-def test_a_level_is_left_at_exactly_the_hysteresis_below_its_threshold(level: Mode) -> None:
-    below = LEVELS[LEVELS.index(level) - 1]
-    assert levels(at(level), LEFT[level], LEFT[level]) == [level, below]
-    above = math.nextafter(LEFT[level], 1)
-    assert levels(at(level), *[above] * 5) == [level] * 5
-
-
-@pytest.mark.parametrize("start", LEVELS)
-def test_every_mode_can_be_left(start: Mode) -> None:
-    """The fault of an earlier design: a tier that was blocked stayed blocked."""
-    assert levels(at(start), *[0.0] * FALLS)[-1] is Mode.RELAXED
-
-
 def test_without_hysteresis_a_threshold_still_belongs_to_its_level() -> None:
     tier = at(Mode.PRESSURE, Thresholds(hysteresis=0.0))
     assert levels(tier, 0.85, 0.85, 0.85) == [Mode.PRESSURE] * 3
     below = math.nextafter(0.85, 0)
     assert levels(tier, below, below) == [Mode.PRESSURE, Mode.NORMAL]
-
-
-# ---- workflows
-
-
-def test_a_step_graph_makes_normal_and_pressure_workflow_aware_and_no_other() -> None:
-    """The fault of an earlier design: a workflow mode that nothing entered."""
-    for level in LEVELS:
-        tier = at(level)
-        tier.workflow = True
-        aware = level in (Mode.NORMAL, Mode.PRESSURE)
-        assert tier.mode is (Mode.WORKFLOW_AWARE if aware else level)
-        assert tier.level is level
-        tier.workflow = False
-        assert tier.mode is level
 
 
 # ---- thresholds
