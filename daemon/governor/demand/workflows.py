@@ -7,8 +7,8 @@ The distance of an agent in several workflows is its smallest one. An agent that
 So is an agent of an ended workflow, while other workflows exist and until it is registered again: its entries are
 evicted before those of any agent that is waited for. Without any workflow, every agent is UNKNOWN.
 
-Workflows may share agents. Each agent therefore has a distance in each of its workflows. After a change of one
-workflow, its distances are computed at the next query, in one pass over its own steps only.
+Workflows may share agents. After a change of any workflow, the distances of all agents are computed at the next query,
+in one pass over the steps of all workflows, of which there are `workflow_steps_max` at most.
 
 Invariants: a workflow's step only rises. Every answer refers to the present steps.
 """
@@ -39,8 +39,6 @@ class WorkflowProgress:
 
     client: int
     graph: AgentStepGraph
-    agents: tuple[str, ...]
-    """Each once, sorted."""
     step: int = 0
 
 
@@ -52,10 +50,8 @@ class Workflows:
         self._workflow_steps_max = workflow_steps_max
         self._workflows: dict[str, WorkflowProgress] = {}
         self._steps = 0  # of all workflows together
-        self._of_agent: dict[str, dict[str, float]] = {}  # an agent's distance in each of its workflows
-        self._outdated: dict[str, None] = {}  # workflows whose distances are outdated
         self._ended: dict[str, None] = {}
-        self._distances: dict[str, float] = {}  # the smallest distance of each agent that was asked for
+        self._distances: dict[str, float] | None = {}  # of each agent in a graph; None after a change
         self._up_next: dict[int, tuple[str, ...]] = {}
         self._turned: dict[str, None] = {}  # agents whose steps have changed since `take_turned`
 
@@ -86,17 +82,14 @@ class Workflows:
                 f"{self._workflow_steps_max} may be (a fixed limit): end a workflow first"
             )
         graph = AgentStepGraph.from_steps(steps)
-        agents = tuple(sorted(graph.get_all_agents()))
         if known is not None:
             self._leave(name, known)
         step = 0 if known is None else known.step
-        self._workflows[name] = WorkflowProgress(client, graph, agents, step)
+        self._workflows[name] = WorkflowProgress(client, graph, step)
         self._steps += graph.size()
-        for agent in agents:
-            self._of_agent.setdefault(agent, {})[name] = FINISHED
+        for agent in graph.get_all_agents():
             self._ended.pop(agent, None)
             self._turned[agent] = None
-        self._outdated[name] = None
         self._changed()
         return step
 
@@ -113,7 +106,6 @@ class Workflows:
             past = (each.agent_id for each in workflow.graph if workflow.step <= each.step_index < step)
             self._turned.update(dict.fromkeys(past))
             workflow.step = step
-            self._outdated[name] = None
             self._changed()
 
     def end(self, client: int, name: str) -> None:
@@ -134,20 +126,14 @@ class Workflows:
 
     def concerns(self, clients: Collection[int], agents: AbstractSet[str]) -> bool:
         """Whether one of these clients has registered a workflow, or a workflow contains one of these agents."""
-        if not agents.isdisjoint(self._of_agent.keys()):
+        if not agents.isdisjoint(self._known().keys()):
             return True
         return any(workflow.client in clients for workflow in self._workflows.values())
 
     def distance(self, agent: str) -> float:
         """Steps until the agent runs in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""
-        if self._outdated:
-            self._update_distances()
-        found = self._distances.get(agent)
+        found = self._known().get(agent)
         if found is not None:
-            return found
-        distances = self._of_agent.get(agent)
-        if distances:
-            found = self._distances[agent] = min(distances.values())
             return found
         return FINISHED if agent in self._ended else UNKNOWN
 
@@ -183,29 +169,26 @@ class Workflows:
                 "workflow": name,
                 "client": workflow.client,
                 "step": workflow.step,
-                "agents": len(workflow.agents),
+                "agents": len(workflow.graph.get_all_agents()),
                 "steps": workflow.graph.size(),
             }
             for name, workflow in self._workflows.items()
         ]
 
     def check_invariants(self) -> None:
-        """Asserts that the tables by agent are those of the workflows."""
-        self._update_distances()
-        of_agent: dict[str, dict[str, float]] = {}
-        for name, workflow in self._workflows.items():
+        """Asserts that the distances are those of the present steps."""
+        nearest: dict[str, float] = {}
+        for workflow in self._workflows.values():
             workflow.graph.check_invariants()
-            assert list(workflow.agents) == sorted(workflow.graph.get_all_agents())
-            for agent in workflow.agents:
+            for agent in workflow.graph.get_all_agents():
                 steps = workflow.graph.compute_steps_to_execution(agent, workflow.step)
-                of_agent.setdefault(agent, {})[name] = FINISHED if steps is None else min(float(steps), FARTHEST)
-        assert of_agent == self._of_agent, "a distance of a former step"
+                distance = FINISHED if steps is None else min(float(steps), FARTHEST)
+                nearest[agent] = min(nearest.get(agent, FINISHED), distance)
+        assert nearest == self._known(), "a distance of a former step"
         assert self._steps == sum(workflow.graph.size() for workflow in self._workflows.values())
-        assert not (self._ended.keys() & of_agent.keys()), "an agent that ended is in a graph"
+        assert not (self._ended.keys() & nearest.keys()), "an agent that ended is in a graph"
         assert len(self._ended) <= ENDED_AGENTS_MAX
-        assert self._workflows or not (self._ended or self._distances or any(self._up_next.values()))
-        for agent, distance in self._distances.items():
-            assert distance == min(of_agent[agent].values()), "not the nearest"
+        assert self._workflows or not (self._ended or nearest or any(self._up_next.values()))
 
     def _of_client(self, client: int, name: str) -> WorkflowProgress:
         workflow = self._workflows.get(name)
@@ -213,24 +196,16 @@ class Workflows:
             raise BadStep(f"this client has no workflow {name!r}: register it first")
         return workflow
 
-    def _update_distances(self) -> None:
-        """Computes the distances of changed workflows."""
-        for name in self._outdated:
-            workflow = self._workflows[name]
-            ahead = workflow.graph.steps_to_execution(workflow.step)
-            for agent in workflow.agents:
-                steps = ahead.get(agent)
-                distance = FINISHED if steps is None else FARTHEST if steps > FARTHEST else float(steps)
-                distances = self._of_agent[agent]
-                former, distances[name] = distances[name], distance
-                nearest = self._distances.get(agent)
-                if nearest is None:
-                    continue
-                if distance <= nearest:
-                    self._distances[agent] = distance
-                elif former == nearest:
-                    del self._distances[agent]  # its distance grew: another workflow may be the nearest now
-        self._outdated.clear()
+    def _known(self) -> dict[str, float]:
+        """The smallest distance of each agent in a graph."""
+        if self._distances is None:
+            self._distances = {}
+            for workflow in self._workflows.values():
+                ahead = workflow.graph.steps_to_execution(workflow.step)
+                for agent in workflow.graph.get_all_agents():
+                    distance = min(ahead[agent], FARTHEST) if agent in ahead else FINISHED
+                    self._distances[agent] = min(self._distances.get(agent, FINISHED), float(distance))
+        return self._distances
 
     def _end(self, name: str) -> None:
         self._leave(name, self._workflows.pop(name))
@@ -239,19 +214,16 @@ class Workflows:
         self._changed()
 
     def _leave(self, name: str, workflow: WorkflowProgress) -> None:
-        """Removes a workflow from the tables by agent. Agents that are in no other graph have ended."""
+        """Agents of the workflow that are in no other graph have ended."""
         self._steps -= workflow.graph.size()
-        self._outdated.pop(name, None)
-        for agent in workflow.agents:
+        others = [other.graph for each, other in self._workflows.items() if each != name]
+        for agent in workflow.graph.get_all_agents():
             self._turned[agent] = None
-            distances = self._of_agent[agent]
-            if distances.pop(name) == self._distances.get(agent):
-                del self._distances[agent]
-            if not distances:
-                del self._of_agent[agent]
+            if not any(agent in graph for graph in others):
                 self._ended[agent] = None
         while len(self._ended) > ENDED_AGENTS_MAX:
             del self._ended[next(iter(self._ended))]
 
     def _changed(self) -> None:
+        self._distances = None
         self._up_next.clear()

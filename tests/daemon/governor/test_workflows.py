@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -69,16 +68,6 @@ def test_a_step_that_is_very_far_is_still_nearer_than_none(make: Callable[..., W
     assert workflows.distance("late") < UNKNOWN
 
 
-def test_registering_again_replaces_the_steps_and_keeps_the_place(make: Callable[..., Workflows]) -> None:
-    workflows = make()
-    assert workflows.register(1, "w", PLAN) == 0
-    workflows.advance(1, "w", 3)
-    assert workflows.register(1, "w", [Step("coder", 8)]) == 3
-    assert workflows.distance("coder") == 5
-    assert workflows.distance("tester") == FINISHED
-    assert workflows.status() == [{"workflow": "w", "client": 1, "step": 3, "agents": 1, "steps": 1}]
-
-
 @pytest.mark.parametrize(
     ("steps", "named"),
     [
@@ -132,64 +121,6 @@ def test_all_workflows_together_have_no_more_steps_than_workflow_steps_max(make:
     workflows.register(2, "c", PLAN[:1])
     workflows.end(1, "a")
     workflows.register(2, "c", PLAN)
-
-
-def calls(work: Callable[[], object]) -> int:
-    """How many functions are called in it, Python's and others."""
-    count = 0
-
-    def note(_frame: object, event: str, _function: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return count
-
-
-def test_work_after_a_change_does_not_grow_with_the_workflows_that_share_the_agents(
-    make: Callable[..., Workflows],
-) -> None:
-    steps = [Step(f"agent {at}", at) for at in range(100)]
-
-    def work(count: int, to: int) -> int:
-        workflows = make(count)
-        for number in range(count):
-            workflows.register(1, f"w{number}", steps)
-            workflows.advance(1, f"w{number}", number % 3)
-        [workflows.distance(step.agent_id) for step in steps]
-
-        def change() -> None:
-            workflows.advance(1, "w1", to)
-            for step in steps:
-                workflows.distance(step.agent_id)
-
-        return calls(change)
-
-    for to in (2, 50, 1000):
-        assert work(64, to) < 2 * work(2, to)
-
-
-def test_the_work_of_the_end_of_a_workflow_does_not_grow_with_those_that_share_its_agents(
-    make: Callable[..., Workflows],
-) -> None:
-    def work(count: int) -> int:
-        workflows = make(count)
-        for number in range(count):
-            workflows.register(1, f"w{number}", [Step(f"agent {at}", at) for at in range(100)])
-        workflows.distance("agent 7")
-
-        def change() -> None:
-            workflows.end(1, "w0")
-            workflows.distance("agent 7")
-
-        return calls(change)
-
-    assert work(64) < 2 * work(2)
 
 
 def test_agents_that_ended_are_remembered_up_to_a_limit(make: Callable[..., Workflows]) -> None:
