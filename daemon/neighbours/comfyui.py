@@ -10,7 +10,6 @@ from typing import Any
 from msgspec import Struct
 
 from .http import Http
-from .neighbour import offer
 
 
 class ComfyQueue(Struct):
@@ -38,6 +37,3 @@ class ComfyServer:
         """As in Neighbour."""
         self._http.post("/free", {"unload_models": True, "free_memory": True})
         return ""
-
-
-offer("comfyui", 8188, ComfyServer)

@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Struct
 
 from .http import Http
-from .neighbour import offer
 
 MODELS_MAX: Final = 64
 """Models that are unloaded for one room. The answer says how many stay."""
@@ -52,6 +51,3 @@ class OllamaServer:
             return ""
         stay = f"{found - MODELS_MAX} of {found} models stay on cards"
         return f"{stay}: at most {MODELS_MAX} are unloaded for one room; ask for room again"
-
-
-offer("ollama", 11434, OllamaServer)

@@ -1,24 +1,52 @@
-"""All kinds of neighbours: their names and usual ports, and the question to one of them.
+"""All kinds of neighbours, and the question to one of them.
 
-Owns: the import of every module of this package, by which each adapter registers itself (`neighbour.offer`). Does not
-own the adapters.
+Owns: what a neighbour must be able to do, the kinds with their usual ports, and what a question ends with. Does not own
+any adapter, nor when a neighbour is asked (the governor's core), nor in which thread (the governor's actor).
+
+Invariant: whatever a neighbour does ends as a NeighbourFailed or a result, within the time of its `Http`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
 
 from ..governor.forms.limits import NeighbourPlace
+from .comfyui import ComfyServer
 from .http import Http, NeighbourFailed
-from .neighbour import ADAPTERS
+from .ollama import OllamaServer
+from .vllm import VllmServer
 
-for _module in iter_modules([str(Path(__file__).parent)]):
-    import_module(f".{_module.name}", __package__)
 
-PORTS: Final = {kind: ADAPTERS[kind].port for kind in sorted(ADAPTERS)}
+class Neighbour(Protocol):
+    """A server that can give memory of its card back. Both methods block; a thread calls them, once each."""
+
+    def busy(self) -> str:
+        """Why the neighbour is to be left alone; "" if it is idle and has something to give back.
+
+        Raises:
+            NeighbourFailed: it did not say.
+        """
+        ...
+
+    def free(self) -> str:
+        """Has it give its memory back. What it has freed, and when, only the card's gauge shows.
+
+        Returns:
+            What it was not asked to give back, and what to do; "" if it was asked for all.
+
+        Raises:
+            NeighbourFailed: it refused, or did not answer.
+        """
+        ...
+
+
+_ADAPTERS: Final[dict[str, tuple[int, Callable[[Http], Neighbour]]]] = {
+    "comfyui": (8188, ComfyServer),
+    "ollama": (11434, OllamaServer),
+    "vllm": (8000, VllmServer),
+}
+PORTS: Final = {kind: port for kind, (port, _) in _ADAPTERS.items()}
 """By kind: the port on which such a server usually listens."""
 
 
@@ -30,7 +58,8 @@ def ask(place: NeighbourPlace, answer_s: float) -> tuple[Literal["done", "busy",
         The outcome as in NeighbourAnswered, and why it is not "done", or what the neighbour keeps all the same.
     """
     try:
-        neighbour = ADAPTERS[place.kind].make(Http(place.host, place.port, answer_s))
+        _, make = _ADAPTERS[place.kind]
+        neighbour = make(Http(place.host, place.port, answer_s))
         busy = neighbour.busy()
         if busy:
             return "busy", busy

@@ -14,7 +14,6 @@ from typing import Final
 from msgspec import Struct
 
 from .http import Http, NeighbourFailed
-from .neighbour import offer
 
 _NOT_FOUND: Final = 404
 _COUNTED: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -77,6 +76,3 @@ def _counted(metrics: str) -> float:
         if len(counts) < max(1, *map(len, found.values())):
             raise NeighbourFailed(f"/metrics lacks {name}, so whether it is idle is unknown")
     return sum(map(sum, found.values()))
-
-
-offer("vllm", 8000, VllmServer)
