@@ -50,7 +50,7 @@ class Wire:
     def ask(
         self,
         make: Callable[[int], messages.Message],
-        timeout_s: float,
+        timeout_s: float = 1.0,
         *,
         connected: Any = None,
         then: Callable[[Future[Any]], None] = lambda _: None,
@@ -65,10 +65,13 @@ class Wire:
         self.said.append(make(self._number))
         return answer
 
-    def send(self, *sent: messages.Message, timeout_s: float, connected: Any = None) -> None:
+    def send(self, *sent: messages.Message, timeout_s: float = 1.0, connected: Any = None) -> None:
         if connected is not self.connection:
             raise DaemonUnavailable("gone")
         self.said.extend(sent)
+
+    def batches(self, keys: list[bytes]) -> list[list[bytes]]:
+        return [keys] if keys else []
 
     def add(self, listener: Upkeep) -> None:
         self.listener = listener
