@@ -19,28 +19,15 @@ _log = logging.getLogger("tensord")
 SOCKETS_MAX: Final = 64
 _warned: dict[Path, object] = {}
 """By socket: what its first warning has put here. No lock, which the child of a fork could find taken."""
-_told_elsewhere: set[Path] = set()
 
 
 def absence(error: TensordError | OSError, socket: Path, *, warn: bool) -> TensordError:
     """The reason why there is no daemon at `socket`. With `warn`, logs it if this process has not yet."""
     why = error if isinstance(error, TensordError) else unreachable(error)
-    warn = warn and not is_told_elsewhere(socket) and len(_warned) < SOCKETS_MAX
     first = object()
-    if warn and _warned.setdefault(socket, first) is first:
-        _log.warning("%s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
+    if warn and len(_warned) < SOCKETS_MAX and _warned.setdefault(socket, first) is first:
+        _log.warning("tensord: %s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
     return why
-
-
-def told_elsewhere(socket: Path) -> None:
-    """The caller logs by itself whether there is a daemon at `socket`: no client of this process does any more."""
-    if len(_told_elsewhere) < SOCKETS_MAX:
-        _told_elsewhere.add(socket)
-
-
-def is_told_elsewhere(socket: Path) -> bool:
-    """Whether the clients of this process leave it to others to log whether there is a daemon at `socket`."""
-    return socket in _told_elsewhere
 
 
 def unavailable(error: TensordError | None, path: Path) -> TensordError:

@@ -17,7 +17,7 @@ from typing import Final
 
 from ...errors import DaemonUnavailable
 from ...ipc.messages import control as messages
-from .absence import SOCKETS_MAX, is_told_elsewhere
+from .absence import SOCKETS_MAX
 
 WORD_S: Final = 0.25
 """Seconds that a caller who can do without the daemon waits for a sign of life. After a longer time-out it is away."""
@@ -140,7 +140,7 @@ class Silence:
 def no_answer(path: Path, why: str, *, log: bool = True) -> None:
     """Records that a daemon does not answer, and logs it if this process has not yet."""
     if path not in _silent and len(_silent) < SOCKETS_MAX:
-        _silent[path] = log = log and not is_told_elsewhere(path)
+        _silent[path] = log
         if log:
             _log.warning("tensord: %s", why)
 

@@ -183,10 +183,10 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
     try:
         namespace = encoder_namespace(vllm_config, revision=settings.revision, tenant=settings.tenant)
     except (Nameless, OSError) as error:
-        shares = f"the encoder of {model.model} has no name, so no output is shared: {error}"
+        _log.warning("tensord: the encoder of %s has no name, so no output is shared: %s", model.model, error)
     else:
         does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[producer, consumer]
-        shares = f"encoder outputs of {namespace.model} are {does} in namespace {namespace.tag.hex()}"
+        _log.info("tensord: encoder outputs of %s are %s in namespace %s", namespace.model, does, namespace.tag.hex())
     measured = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
     hidden = model.get_inputs_embeds_size()
 
@@ -198,7 +198,6 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
         settings.socket,
         engine_client_name(vllm_config, "scheduler"),
         namespace,
-        shares=shares,
         ranks=_ranks(vllm_config),
         dtype=dtype_name(model.dtype),
         width_fits=width_fits,

@@ -71,26 +71,19 @@ def weights_are_kept() -> bool:
     return getattr(_within, "kept", False)
 
 
-class _NotifiesOnReset:
-    """A mixin for vLLM's managers."""
-
-    def reset(self) -> None:
-        """Resets vLLM's manager, then calls the listeners."""
-        super().reset()  # type: ignore[misc]
-        tell_listeners()
-
-
-class TensordEncoderDecoderCacheManager(_NotifiesOnReset, theirs.EncoderDecoderCacheManager):
-    """The manager for models with an encoder and a decoder. `create_manager` chooses it for them."""
-
-
-class TensordEncoderCacheManager(_NotifiesOnReset, theirs.EncoderCacheManager):
+class TensordEncoderCacheManager(theirs.EncoderCacheManager):
     """vLLM's manager. Its `reset` also ends sharing under the model's present name, unless the engine has proved that
     its weights are as they were."""
 
+    def reset(self) -> None:
+        """Resets vLLM's manager, then calls the listeners."""
+        super().reset()
+        tell_listeners()
+
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> theirs.EncoderCacheManager:
-        """Makes a manager for vLLM's scheduler.
+        """Makes a manager for vLLM's scheduler: vLLM's own for a model with an encoder and a decoder, of which no
+        output is shared.
 
         Raises:
             BadConfiguration: `manager_config` is not empty. This manager has no settings.
@@ -103,5 +96,5 @@ class TensordEncoderCacheManager(_NotifiesOnReset, theirs.EncoderCacheManager):
             )
         # vLLM uses the configured class for every model, but models with an encoder and a decoder need another one.
         if vllm_config.model_config.is_encoder_decoder:
-            return TensordEncoderDecoderCacheManager(cache_size=cache_size)
+            return theirs.EncoderDecoderCacheManager(cache_size=cache_size)
         return cls(cache_size=cache_size)

@@ -157,7 +157,6 @@ class Engine:
         salt: str | None = None,
         params: dict[str, Any] | None = None,
         session: str | None = None,
-        hints: list[dict[str, Any]] | None = None,
     ) -> None:
         """Tells it to generate, and does not wait: `result` or `stopped` follows.
 
@@ -168,11 +167,10 @@ class Engine:
             salt: vLLM's cache_salt: requests with different ones share no KV.
             params: vLLM's kv_transfer_params.
             session: vLLM's session_id.
-            hints: the actions of vLLM's kv_hints.
         """
         self.wait_up()
         about = {"uuids": uuids, "text": text, "tokens": tokens, "likely": likely, "salt": salt, "params": params}
-        self._say("generate", pictures=pictures, session=session, hints=hints, **about)
+        self._say("generate", pictures=pictures, session=session, **about)
 
     def result(self) -> Answer:
         """What the request says that was begun."""

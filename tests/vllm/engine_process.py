@@ -115,11 +115,9 @@ class EngineProcess:
         salt: str | None = None,
         params: dict[str, Any] | None = None,
         session: str | None = None,
-        hints: list[dict[str, Any]] | None = None,
     ) -> str:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
-        from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
         prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures=self._a_picture * len(pictures), text=text)}
         if pictures:
@@ -137,8 +135,7 @@ class EngineProcess:
             logprobs=likely or None,
             extra_args={"kv_transfer_params": params} if params else None,
         )
-        told = KvHintsEnvelope("0.1", name, [KvHintAction(**each) for each in hints]) if hints else None
-        self._llm.llm_engine.add_request(name, prompt, asked, session_id=session, kv_hints=told)
+        self._llm.llm_engine.add_request(name, prompt, asked, session_id=session)
         return name
 
     def do_step(self) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ uses a client's `Claim`.
     over: the last request has left, or the output is stored or refused, or SAVE_S have passed
 
 Invariants: a claim that is over is given back, whenever its answer arrives. If the daemon has not answered for
-ANSWER_S, no request waits for it and no new claim is asked for until it answers.
+ANSWER_S, no request waits for it any more, and the client takes it for away (core/silence.py) until it answers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class EncodeClaims:
         self._saving: dict[bytes, Wanted] = {}
         # Used by the background thread alone: the claims that each tick examines.
         self._watched: set[Wanted] = set()
-        self._silent: Wanted | None = None
 
     # ---- the step's thread
 
@@ -86,7 +85,7 @@ class EncodeClaims:
         """
         wanted = self._wanted.get(key)
         if wanted is None:
-            if self._silent is not None or self._background.late:
+            if self._background.late:
                 return None
             wanted = Wanted(key, rows, now)
             # The user is added before the claim is posted: the background thread asks for no claim without users.
@@ -99,7 +98,7 @@ class EncodeClaims:
 
     def unanswered(self, wanted: Wanted, now: float) -> bool:
         """Whether the daemon has been silent for too long to wait for its answer."""
-        return wanted.state == "asked" and (now - wanted.asked_at > ANSWER_S or self._silent is not None)
+        return wanted.state == "asked" and now - wanted.asked_at > ANSWER_S
 
     def leave(self, wanted: Wanted, user: Hashable) -> None:
         """Ends the user's interest in the claim. The last user to leave ends the claim."""
@@ -160,27 +159,17 @@ class EncodeClaims:
         """Number of claims that are not over."""
         return len(self._wanted) + len(self._saving)
 
-    @property
-    def silent(self) -> bool:
-        """Whether an answer of the daemon is overdue."""
-        return self._silent is not None
-
     # ---- the background thread
 
     def tick(self, client: Client) -> float:
         """Processes the daemon's answers. Returns the seconds until the next tick."""
-        silent = self._silent
-        if silent is not None and (silent.claim is None or silent.claim.state != "asked"):
-            self._silent = None
-            if silent.state == "over" and silent.claim is not None:
-                silent.claim.abandon()
         now = time.monotonic()
         for wanted in list(self._watched):
             if wanted.state == "saving":
                 self._look_for_stored(wanted, client, now)
             else:
                 self._look_for_answer(wanted, client, now)
-        if self._silent is not None or any(wanted.state != "saving" for wanted in self._watched):
+        if any(wanted.state != "saving" for wanted in self._watched):
             return SOON_S
         return _SAVING_S if self._watched else IDLE_S
 
@@ -194,9 +183,8 @@ class EncodeClaims:
         assert claim is not None
         state = claim.state
         if state == "asked":
-            if now - wanted.asked_at > ANSWER_S and self._silent is None:
-                # The answer to this claim will show that the daemon is back.
-                self._silent = wanted
+            if now - wanted.asked_at > ANSWER_S:
+                client.link.silence.timed_out()
             return
         if state == "waiting":
             wanted.expected_at = claim.expected_at
@@ -223,6 +211,5 @@ class EncodeClaims:
         wanted.lease = None
         self._watched.discard(wanted)
         self._saving.pop(wanted.key, None)
-        if wanted.claim is None or wanted is self._silent:
-            return
-        wanted.claim.end(stored=client.contains(wanted.key))
+        if wanted.claim is not None:
+            wanted.claim.end(stored=client.contains(wanted.key))

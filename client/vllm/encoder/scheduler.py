@@ -65,7 +65,6 @@ class SchedulerSide:
 
     Args:
         client_name: the name that `tensorctl clients` shows.
-        shares: what is shared, or why nothing is, for the first log line.
         namespace: the namespace of the engine's outputs; None shares nothing.
         ranks: the number of workers that load each input.
         width_fits: whether outputs of a modality may have a given number of columns.
@@ -80,7 +79,6 @@ class SchedulerSide:
         client_name: str,
         namespace: Namespace | None,
         *,
-        shares: str,
         ranks: int,
         dtype: str,
         width_fits: Callable[[str, int], bool],
@@ -99,8 +97,7 @@ class SchedulerSide:
         self._step_requests = step_requests
         self._step_rows = step_rows
         self._canary = Canary(canary)
-        self._shares = shares
-        self._presence: Presence | None = None
+        self._client: Client | None = None
         self._connected_told: bool | None = None
         self._counts = LookupCounts()
         self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
@@ -114,7 +111,8 @@ class SchedulerSide:
         self._pace = Pace(
             self._asking.values(), wait_s_max=wait_s_max, step_requests=step_requests, step_rows=step_rows
         )
-        self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
+        failed = partial(self._counts.add, "errors")
+        self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, failed)
         self._claims = EncodeClaims(self._background, computes=producer)
         self._background.start()
 
@@ -251,8 +249,7 @@ class SchedulerSide:
     def stats(self) -> TensordECStats | None:
         """The counts since the last call, and whether the daemon is connected; None if neither has changed."""
         taken = self._counts.take()
-        presence = self._presence
-        connected = presence is not None and presence.connected
+        connected = self._client is not None and self._client.connected
         if taken is None and connected == self._connected_told:
             return None
         self._connected_told = connected
@@ -390,10 +387,8 @@ class SchedulerSide:
     # ---- the background thread
 
     def _tick(self, client: Client) -> float:
-        again_s = self._claims.tick(client)
-        self._presence = self._presence or Presence(client, self._shares)
-        self._presence.look(silent=self._claims.silent)
-        return again_s
+        self._client = client
+        return self._claims.tick(client)
 
 
 def _evict_namespace(tag: bytes, client: Client) -> None:

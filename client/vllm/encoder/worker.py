@@ -86,7 +86,8 @@ class WorkerSide:
         # Used by the background thread.
         self._puts: list[tuple[Put, Save, int, float, float]] = []
         self._copies: Any = None
-        self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, self._counts)
+        failed = partial(self._counts.add, "errors")
+        self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, failed)
         self._background.start()
 
     # ---- the step's thread

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, Final
 from weakref import WeakSet
 
 from ...identity.adapters import adapter_digest
+from .hooks import hook
 
 _DIGEST: Final = "_tensord_digest"
-_OURS: Final = "_tensord"
 _managers: Final[WeakSet[Any]] = WeakSet()
 _log = logging.getLogger("tensord")
 
@@ -52,8 +51,7 @@ def install() -> None:
     """Hooks vLLM so that each adapter loaded in this process from now on gets a digest. Idempotent."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
-    if not hasattr(WorkerLoRAManager._load_adapter, _OURS):
-        WorkerLoRAManager._load_adapter = _digesting(WorkerLoRAManager._load_adapter)
+    hook(WorkerLoRAManager, "_load_adapter", _load_and_digest)
 
 
 def install_engine() -> None:
@@ -62,9 +60,7 @@ def install_engine() -> None:
     from vllm.v1.engine.core import EngineCore
 
     for name in ("add_lora", "remove_lora"):
-        original = getattr(EngineCore, name)
-        if not hasattr(original, _OURS):
-            setattr(EngineCore, name, _reporting(original))
+        hook(EngineCore, name, _change_and_tell)
 
 
 def tell_engine(core: Any) -> None:
@@ -103,32 +99,22 @@ def held() -> dict[int, str]:
     return {number: digest for number, digest in found.items() if number not in unclear}
 
 
-def _reporting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def around(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            tell_engine(self)
-
-    setattr(around, _OURS, True)
-    return around
+def _change_and_tell(change: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return change(core, *args, **kwargs)
+    finally:
+        tell_engine(core)
 
 
-def _digesting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def _load_adapter(self: Any, lora_request: Any) -> Any:
-        adapter = original(self, lora_request)
-        try:
-            # Computed now, since vLLM changes the tensors in place when it puts the adapter into its layers.
-            setattr(adapter, _DIGEST, adapter_digest(adapter))
-        except Exception as error:
-            _log.warning(
-                "tensord: the adapter %r has no digest, so no output encoded with it is shared: %s",
-                *(lora_request.lora_name, error),
-            )
-        _managers.add(self)
-        return adapter
-
-    setattr(_load_adapter, _OURS, True)
-    return _load_adapter
+def _load_and_digest(load: Callable[..., Any], manager: Any, lora_request: Any) -> Any:
+    adapter = load(manager, lora_request)
+    try:
+        # Computed now, since vLLM changes the tensors in place when it puts the adapter into its layers.
+        setattr(adapter, _DIGEST, adapter_digest(adapter))
+    except Exception as error:
+        _log.warning(
+            "tensord: the adapter %r has no digest, so no output encoded with it is shared: %s",
+            *(lora_request.lora_name, error),
+        )
+    _managers.add(manager)
+    return adapter

@@ -1,7 +1,7 @@
 """A thread for work that must not delay an engine's step: hashing, lookups, claims, puts.
 
 Owns: the thread, its queue of jobs, and the process's client, which all connectors of one daemon share. Does not own:
-the jobs' results. An error in a job is counted, logged once of its kind, and does not end the thread.
+the jobs' results. An error in a job is logged once of its kind, and does not end the thread.
 
 Invariants: `post` and `late` never wait, even if the thread is blocked.
 """
@@ -9,20 +9,16 @@ Invariants: `post` and `late` never wait, even if the thread is blocked.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from ....errors import TensordError
-from ....ipc.places import control_socket
 from ...core.client import Client
-from ...link.absence import told_elsewhere
 from ...threads.aside import aside
-from ..encoder.stats import LookupCounts
+from .presence import Presence
 
 JOBS_MAX: Final = 1024
 LATE_S: Final = 0.25
@@ -40,25 +36,25 @@ class SharedClients:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._clients: dict[str | None, tuple[Client, int]] = {}
+        self._clients: dict[str | None, tuple[Client, Presence, int]] = {}
 
     def take(self, socket: str | None, name: str) -> Client:
         """The client for the socket. `name` is the client's name if this is its first user. May take a second if the
         daemon does not answer."""
         with self._lock:
-            client, users = self._clients.get(socket, (None, 0))
-            if client is None:
-                # What an engine says of an absent daemon is presence.py's.
-                told_elsewhere(Path(socket) if socket is not None else control_socket(os.environ))
-                client = Client(socket, name=name, timeout_s=TIMEOUT_S)
-            self._clients[socket] = (client, users + 1)
+            if socket in self._clients:
+                client, presence, users = self._clients[socket]
+            else:
+                client, users = Client(socket, name=name, timeout_s=TIMEOUT_S), 0
+                presence = Presence(client)
+            self._clients[socket] = (client, presence, users + 1)
             return client
 
     def give_back(self, socket: str | None) -> None:
         with self._lock:
-            client, users = self._clients.pop(socket)
+            client, presence, users = self._clients.pop(socket)
             if users > 1:
-                self._clients[socket] = (client, users - 1)
+                self._clients[socket] = (client, presence, users - 1)
                 return
         client.close()
 
@@ -72,15 +68,21 @@ class Background:
     Args:
         client_name: the name that `tensorctl clients` shows.
         tick: periodic work; returns the seconds until its next call.
+        failed: called for each error.
     """
 
     def __init__(
-        self, socket: str | None, client_name: str, name: str, tick: Callable[[Client], float], counts: LookupCounts
+        self,
+        socket: str | None,
+        client_name: str,
+        name: str,
+        tick: Callable[[Client], float],
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         self._socket = socket
         self._client_name = client_name
         self._tick = tick
-        self._counts = counts
+        self._failed = failed
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._busy_since = 0.0
         self._errors: set[tuple[str, type]] = set()
@@ -146,7 +148,7 @@ class Background:
         try:
             return call(client)
         except Exception as error:
-            self._counts.add("errors")
+            self._failed()
             kind = (getattr(call, "__qualname__", "job"), type(error))
             if kind not in self._errors:
                 self._errors.add(kind)

@@ -6,14 +6,22 @@ Owns: that a method is hooked once. Does not own: what a hook does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from inspect import getattr_static
 from typing import Any
 
 
-def hook(owner: type, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces a method by `around(method)`. A method that is hooked already, or missing, stays as it is."""
+def hook(owner: type, name: str, instead: Callable[..., Any]) -> None:
+    """Has calls of a method go to `instead(method, *arguments)`, whose arguments begin with the object, but for
+    methods of a class. A method that is hooked already, or missing, stays as it is."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "_tensord_hook"):
         return
-    hooked = around(original)
+
+    @wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, *args, **kwargs)
+
     hooked._tensord_hook = True  # type: ignore[attr-defined]
-    setattr(owner, name, hooked)
+    is_bound = isinstance(getattr_static(owner, name), staticmethod | classmethod)
+    setattr(owner, name, staticmethod(hooked) if is_bound else hooked)

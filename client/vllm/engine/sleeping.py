@@ -21,7 +21,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -71,20 +70,16 @@ def install(settings: SharedSettings) -> None:
 
     _asked.append(settings)
     for core in (EngineCoreProc, DPEngineCoreProc):
-        hook(core, "run_busy_loop", _watched_loops)
+        hook(core, "run_busy_loop", _run_with_sleeper)
 
 
-def _watched_loops(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def run_busy_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        sleeper = begun(self)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            if sleeper is not None:
-                sleeper.close()
-
-    return run_busy_loop
+def _run_with_sleeper(run_busy_loop: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:
+    sleeper = begun(core)
+    try:
+        return run_busy_loop(core, *args, **kwargs)
+    finally:
+        if sleeper is not None:
+            sleeper.close()
 
 
 def begun(core: Any) -> Sleeper | None:
@@ -161,7 +156,7 @@ class Sleeper:
         self._notify = core._notify_idle_state_callbacks
         core._handle_client_request = self.handle
         core._notify_idle_state_callbacks = self.idle
-        self._background = Background(settings.socket, name, "tensord-vllm-sleep", self._tick, LookupCounts())
+        self._background = Background(settings.socket, name, "tensord-vllm-sleep", self._tick)
         self._background.start()
         _log.info(
             "tensord: this engine sleeps from mode %r on, after %g s without requests; cards: %s",

@@ -24,7 +24,6 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -92,34 +91,30 @@ def install() -> None:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    hook(EngineCore, "collective_rpc", _watched_calls)
-    hook(EngineCore, "set_weight_version", _watched_versions)
+    hook(EngineCore, "collective_rpc", _call_and_compare)
+    hook(EngineCore, "set_weight_version", _set_version)
     # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
     for name in ("reset_encoder_cache", "_reset_caches"):
-        hook(EngineCore, name, _watched_resets)
-    hook(EngineCore, "sleep", _watched_sleeps)
-    hook(EngineCore, "wake_up", _watched_wakes)
+        hook(EngineCore, name, _compare_and_reset)
+    hook(EngineCore, "sleep", _sleep)
+    hook(EngineCore, "wake_up", _wake_and_compare)
     # The engine core calls one of these when it starts, after it has made its connectors.
     for name in ("init_ec_output_aggregator", "init_kv_output_aggregator"):
-        hook(Executor, name, _marked_starts)
+        hook(Executor, name, _start_and_mark)
 
 
-def _watched_calls(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
-        named = isinstance(method, str)
-        if named and method in LEAVES_WEIGHTS:
-            return original(self, method, *args, **kwargs)
-        before = None if named and method in CHANGES_WEIGHTS else _marks(original, self, keep=True)
-        try:
-            return original(self, method, *args, **kwargs)
-        finally:
-            # Also after an error: some workers may have changed their weights, or a part of them.
-            if before is None or _marks(original, self, keep=False) != before:
-                tell_listeners()
-            adapters.tell_engine(self)
-
-    return collective_rpc
+def _call_and_compare(collective_rpc: Callable[..., Any], core: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+    named = isinstance(method, str)
+    if named and method in LEAVES_WEIGHTS:
+        return collective_rpc(core, method, *args, **kwargs)
+    before = None if named and method in CHANGES_WEIGHTS else _marks(collective_rpc, core, keep=True)
+    try:
+        return collective_rpc(core, method, *args, **kwargs)
+    finally:
+        # Also after an error: some workers may have changed their weights, or a part of them.
+        if before is None or _marks(collective_rpc, core, keep=False) != before:
+            tell_listeners()
+        adapters.tell_engine(core)
 
 
 def _marks(collective_rpc: Callable[..., Any], core: Any, *, keep: bool) -> list[bytes] | None:
@@ -192,69 +187,49 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     return taken.contiguous().view(torch.uint8)
 
 
-def _watched_versions(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def set_weight_version(self: Any, weight_version: str) -> Any:
-        known = getattr(self, "_weight_version", None)
-        try:
-            return original(self, weight_version)
-        finally:
-            if known != weight_version:
-                tell_listeners()
-
-    return set_weight_version
+def _set_version(set_weight_version: Callable[..., Any], core: Any, weight_version: str) -> Any:
+    known = getattr(core, "_weight_version", None)
+    try:
+        return set_weight_version(core, weight_version)
+    finally:
+        if known != weight_version:
+            tell_listeners()
 
 
 # ---- resets, sleep
 
 
-def _watched_resets(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if weights_are_kept():
-            return original(self, *args, **kwargs)
-        if not _are_same(self.model_executor):
+def _compare_and_reset(reset: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:
+    if weights_are_kept():
+        return reset(core, *args, **kwargs)
+    if not _are_same(core.model_executor):
+        tell_listeners()
+        return reset(core, *args, **kwargs)
+    with keeping_weights():
+        # vLLM's own encoder cache manager tells nobody.
+        tell_listeners()
+        return reset(core, *args, **kwargs)
+
+
+def _sleep(sleep: Callable[..., Any], core: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return sleep(core, level, *args, **kwargs)
+    finally:
+        if level > 1:
             tell_listeners()
-            return original(self, *args, **kwargs)
-        with keeping_weights():
-            # vLLM's own encoder cache manager tells nobody.
+
+
+def _wake_and_compare(wake_up: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return wake_up(core, *args, **kwargs)
+    finally:
+        if not _are_same(core.model_executor):
             tell_listeners()
-            return original(self, *args, **kwargs)
-
-    return reset
 
 
-def _watched_sleeps(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def sleep(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, level, *args, **kwargs)
-        finally:
-            if level > 1:
-                tell_listeners()
-
-    return sleep
-
-
-def _watched_wakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def wake_up(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            if not _are_same(self.model_executor):
-                tell_listeners()
-
-    return wake_up
-
-
-def _marked_starts(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def init_output_aggregator(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _are_same(self)
-        return original(self, *args, **kwargs)
-
-    return init_output_aggregator
+def _start_and_mark(start: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:
+    _are_same(executor)
+    return start(executor, *args, **kwargs)
 
 
 def _are_same(executor: Any) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Final
 
 import vllm
@@ -31,7 +31,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import Offlo
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.kv_offload.base import CanonicalKVCaches
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingSpec
 
 from ....errors import BadConfiguration
 from ...arguments.namespace import Namespace
@@ -49,12 +49,34 @@ from .idle import IdleScheduler, IdleWorker
 from .jobs import WorkerReport, with_theirs
 from .layout import layout_of, why_not_covered
 from .scheduler import KVManager
-from .spec import TensordOffloadingSpec
 from .worker import STORE_BYTES_MAX, KVWorker
 
 _FREES_KV: Final = ("sleep", "discard", "checkpoint_prepare")
 """Methods of vLLM's workers after which the KV cache may be lost."""
 _log = logging.getLogger("tensord")
+
+
+class TensordOffloadingSpec(OffloadingSpec):  # type: ignore[misc, unused-ignore]
+    """What vLLM's offloading connector asks for. A scheduler's has `manager`, a worker's has `worker`: it makes one."""
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        manager: Callable[[], KVManager] | None = None,
+        worker: Callable[[CanonicalKVCaches], KVWorker] | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._make_manager = manager
+        self._make_worker = worker
+
+    def get_manager(self) -> KVManager:
+        assert self._make_manager is not None
+        return self._make_manager()
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> KVWorker:
+        assert self._make_worker is not None
+        return self._make_worker(kv_caches)
 
 
 class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-ignore]
@@ -110,7 +132,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             return
         make = partial(_manager, vllm_config, kv_cache_config, config, settings, namespace)
         self.connector_scheduler = OffloadingConnectorScheduler(
-            TensordOffloadingSpec(config, make, _no_worker), vllm_config, kv_cache_config
+            TensordOffloadingSpec(config, manager=make), vllm_config, kv_cache_config
         )
         self._manager = self.connector_scheduler.manager
         encoder_cache.listen_for_resets(self._caches_reset)
@@ -126,7 +148,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             adapters.install()
         config = build_offloading_config(vllm_config, kv_cache_config)
         for name in _FREES_KV:
-            hook(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls), name, _settled)
+            hook(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls), name, _settle_and_free)
 
         def make(kv_caches: CanonicalKVCaches) -> KVWorker:
             rank = config.parallel.rank
@@ -140,7 +162,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             return self._worker
 
         self.connector_worker = OffloadingConnectorWorker(
-            TensordOffloadingSpec(config, _no_manager, make), vllm_config, kv_cache_config
+            TensordOffloadingSpec(config, worker=make), vllm_config, kv_cache_config
         )
 
     # ---- the scheduler's side
@@ -195,18 +217,13 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         return with_theirs(self._worker.report() if self._worker is not None else None, theirs)
 
 
-def _settled(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A worker's method that frees the KV cache: it is called when no copy of blocks uses it any more."""
-
-    @wraps(original)
-    def freed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        group = get_kv_transfer_group() if has_kv_transfer_group() else None
-        for connector in getattr(group, "_connectors", [group]):
-            if isinstance(connector, TensordKVConnector):
-                connector.settle()
-        return original(self, *args, **kwargs)
-
-    return freed
+def _settle_and_free(free: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a worker's method that frees the KV cache once no copy of blocks uses it any more."""
+    group = get_kv_transfer_group() if has_kv_transfer_group() else None
+    for connector in getattr(group, "_connectors", [group]):
+        if isinstance(connector, TensordKVConnector):
+            connector.settle()
+    return free(*args, **kwargs)
 
 
 def _check_hashes(algorithm: str) -> None:
@@ -230,12 +247,15 @@ def _manager(
     does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[stores, finds]
     chunk_tokens = {group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups}
     sizes = " or ".join(map(str, sorted(set(chunk_tokens.values()))))
+    _log.info(
+        "tensord: KV blocks of %s, in chunks of %s tokens, are %s in namespace %s: engines with another namespace "
+        "(other weights, settings or chunks) share none of them",
+        *(namespace.model, sizes, does, namespace.tag.hex()),
+    )
     return KVManager(
         settings.socket,
         engine_client_name(vllm_config, "scheduler"),
         namespace,
-        shares=f"KV blocks of {namespace.model}, in chunks of {sizes} tokens, are {does} in namespace "
-        f"{namespace.tag.hex()}: engines with another namespace (other weights, settings or chunks) share none of them",
         ranks=config.parallel.world_size,
         tokens=chunk_tokens,
         # vLLM stores only the last chunks of a sliding window, so the chunk before may never be stored.
@@ -262,11 +282,3 @@ def _copies(kv_caches: CanonicalKVCaches, blocks_per_chunk: int, settings: KVSet
         registered_bytes_max=settings.registered_bytes_max,
         store_bytes_max=STORE_BYTES_MAX,
     )
-
-
-def _no_manager() -> KVManager:
-    raise AssertionError("a worker has no manager")
-
-
-def _no_worker(kv_caches: CanonicalKVCaches) -> KVWorker:
-    raise AssertionError("the scheduler has no worker")

@@ -3,14 +3,9 @@
 Owns: how a request names its agent and the agent's end, and which of an agent's requests begin and end its turn. Does
 not own: what the replacement policy does about turns (the daemon), nor vLLM's own hints, which vLLM's connector obeys.
 
-A request names its agent in one of three places. The first that names one decides about it and its end:
-
-    kv_hints            an action of the type "tensord", version "1", whose payload has the keys below
-    kv_transfer_params  the keys below
-    session_id          the agent's name
+A request names its agent in its kv_transfer_params, by the keys below, or else by its session_id.
 
 Invariants: an invalid hint is logged once of its kind and ignored, because a client's request must not end the engine.
-No other action of kv_hints is read.
 """
 
 from __future__ import annotations
@@ -25,8 +20,7 @@ from ...arguments.checks import check_name
 
 AGENT: Final = "tensord.agent"
 AGENT_ENDS: Final = "tensord.agent_ends"
-ACTION: Final = "tensord"
-ACTION_VERSION: Final = "1"
+PARAMS: Final = "kv_transfer_params"
 Turn = Literal["began", "turn_ended", "finished"]
 _log = logging.getLogger("tensord")
 _warned: set[str] = set()
@@ -76,38 +70,25 @@ class AgentTurns:
             self._ending.discard(agent)
 
 
-def hints_of(params: Any, kv_hints: Any, session_id: Any) -> AgentHints:
-    """The hints of a request, from vLLM's fields of these names."""
-    given: list[tuple[str, Any]] = []
-    for action in getattr(kv_hints, "actions", None) or ():
-        if action.action_type != ACTION:
-            continue
-        if action.action_version == ACTION_VERSION:
-            given.append(("kv_hints", action.payload))
-        else:
-            _warn(
-                "kv_hints",
-                f"an action of kv_hints has version {action.action_version!r}, and this is {ACTION_VERSION!r}",
-            )
-    given.append(("kv_transfer_params", params))
-    for place, fields in given:
-        found = _read(place, fields) if isinstance(fields, Mapping) else NO_HINTS
-        if found.agent:
-            return found
-    return AgentHints(_name("session_id", session_id)) if session_id is not None else NO_HINTS
+def hints_of(params: Any, session_id: Any) -> AgentHints:
+    """The hints of a request. `params`, `session_id`: vLLM's kv_transfer_params and session_id."""
+    found = _read(params) if isinstance(params, Mapping) else NO_HINTS
+    if found.agent or session_id is None:
+        return found
+    return AgentHints(_name("session_id", session_id))
 
 
-def _read(place: str, fields: Mapping[Any, Any]) -> AgentHints:
-    for name in fields:
+def _read(params: Mapping[Any, Any]) -> AgentHints:
+    for name in params:
         if isinstance(name, str) and name.startswith("tensord.") and name not in (AGENT, AGENT_ENDS):
-            _warn(place, f"{name[:40]!r} in {place} is unknown: the keys are {AGENT} and {AGENT_ENDS}")
-    agent = _name(f"{AGENT} in {place}", fields[AGENT]) if AGENT in fields else ""
-    ends = fields.get(AGENT_ENDS, False)
+            _warn("unknown", f"{name[:40]!r} in {PARAMS} is unknown: the keys are {AGENT} and {AGENT_ENDS}")
+    agent = _name(f"{AGENT} in {PARAMS}", params[AGENT]) if AGENT in params else ""
+    ends = params.get(AGENT_ENDS, False)
     if not isinstance(ends, bool):
-        _warn(f"{AGENT_ENDS} in {place}", f"{AGENT_ENDS} in {place} is {str(ends)[:40]!r}: give true or false")
+        _warn(AGENT_ENDS, f"{AGENT_ENDS} in {PARAMS} is {str(ends)[:40]!r}: give true or false")
         ends = False
-    elif ends and AGENT not in fields:
-        _warn(f"{place}, {AGENT_ENDS} alone", f"{AGENT_ENDS} in {place} needs {AGENT} beside it")
+    elif ends and AGENT not in params:
+        _warn("alone", f"{AGENT_ENDS} in {PARAMS} needs {AGENT} beside it")
     return AgentHints(agent, ends)
 
 

@@ -49,7 +49,6 @@ from ..encoder.stats import LookupCounts
 from ..encoder_cache import weights_are_kept
 from ..engine.adapters import RankAdapters
 from ..engine.background import IDLE_S, Background
-from ..engine.presence import Presence
 from .hints import AgentTurns, Turn, hints_of
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
@@ -70,7 +69,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     Args:
         client_name: the name that `tensorctl clients` shows.
         namespace: the namespace of the engine's KV.
-        shares: what is shared, for the first log line.
         ranks: the number of workers.
         tokens: tokens of one chunk, by the number of the KV cache group.
         chained: numbers of the groups whose chunks are stored with the chunk before as their parent.
@@ -84,7 +82,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         client_name: str,
         namespace: Namespace,
         *,
-        shares: str,
         ranks: int,
         tokens: dict[int, int],
         chained: Collection[int],
@@ -93,7 +90,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         finds: bool,
     ) -> None:
         self._namespace = namespace
-        self._shares = shares
         self._ranks = ranks
         self._tokens = tokens
         self._chunks = Chunks(tokens, chained, tokens_per_hash)
@@ -101,7 +97,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._finds = finds
         self.adapters = RankAdapters(ranks)
         self._client: Client | None = None
-        self._presence: Presence | None = None
         self._coming: Any = None
         self._states: dict[str, RequestBlocks] = {}
         self._with_pins: dict[str, RequestBlocks] = {}
@@ -116,8 +111,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._deferred = False
         self._runs = RemoteRuns()
         self._digests = Digests()
-        self._counts = LookupCounts()
-        self._background = Background(socket, client_name, "tensord-vllm-kv", self._tick, self._counts)
+        self._background = Background(socket, client_name, "tensord-vllm-kv", self._tick)
         self._background.start()
 
     # ---- a request's life
@@ -131,7 +125,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         if request is not None and request.request_id == req_context.req_id:
             state = self._begin(request)
             state.loads = req_context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
-            state.hints = hints_of(req_context.kv_transfer_params, req_context.kv_hints, request.session_id)
+            state.hints = hints_of(req_context.kv_transfer_params, request.session_id)
             self._states[req_context.req_id] = state
             req_context.set_state(state)
             self._turns.begin(state.hints)
@@ -378,8 +372,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def _tick(self, client: Client) -> float:
         self._client = client
-        self._presence = self._presence or Presence(client, self._shares)
-        self._presence.look()
         return IDLE_S
 
     def _name(self, media: RequestMedia, items: Sequence[Any], client: Client) -> None:

@@ -36,7 +36,6 @@ from ...reading.lease import Lease
 from ...reading.ring_mapping import Handle
 from ...reading.ring_reader import RingReader
 from ...threads.aside import aside
-from ..encoder.stats import LookupCounts
 from ..engine.background import IDLE_S, Background
 from .copying.copies import Copies, Group, Saved
 from .copying.transfers import Transfer, Transfers
@@ -86,7 +85,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._rings: OrderedDict[bytes, RingReader] = OrderedDict()
         self._client: Client | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick, LookupCounts())
+        self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick)
         self._background.start()
         self._copier = threading.Thread(target=self._copy, name="tensord-vllm-kv-copy", daemon=True)
         aside(self._copier.start)

@@ -38,7 +38,6 @@ from ...caches.processor.references import Reference
 from ...core.client import Client
 from ...identity.content import DIGEST_ATTRIBUTE, content_digest
 from ...identity.engine import processor_namespace
-from ..encoder.claims import ANSWER_S
 from ..engine.presence import ATTACH_S, Presence, client_name
 from .forms import forms_of
 from .hashes import follows_from_content
@@ -73,7 +72,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
     def __init__(self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None, **limits: Any) -> None:
         super().__init__()
         self._client = Client(socket, name=client_name(vllm_config, "frontend"), attach_s=ATTACH_S)
-        self._presence = Presence(self._client, "processor outputs are found and stored")
+        self._presence = Presence(self._client)
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
         self.model_name = f"tensord {namespace.tag.hex()}"
         """The name that replaces the model's name in items' hashes. For a model in a folder, the model's name is a
@@ -81,7 +80,6 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._forms = forms_of(namespace.tag)
         self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
         self._told: set[str] = set()
-        self._silent = False
         self._take_scopes()
 
     def is_cached_item(self, mm_hash: str) -> bool:
@@ -95,12 +93,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         """
         found = self._found(mm_hash)
         if mm_item is not None:
-            sent = self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
-            silent = self.cache.owed_s > ANSWER_S
-            if silent != self._silent:
-                self._silent = silent
-                self._presence.look(silent=silent)
-            return sent
+            return self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
         for scope in self._scopes(mm_hash) if found is None else [found]:
             tree = self.cache.held(scoped_hash(scope, mm_hash))
             if tree is not None:

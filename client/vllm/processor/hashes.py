@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import wraps
+from functools import partial
 from threading import local
 from typing import Any, Final
 
@@ -27,13 +27,14 @@ from vllm.multimodal.hasher import MultiModalHasher, _get_image_id_bytes
 from vllm.multimodal.media import MediaWithBytes
 from vllm.multimodal.processing.inputs import ProcessorInputs
 
+from .hooks import hook
+
 HASHES_MAX: Final = 65_536
 """Limit on recorded hashes in a thread. The oldest record is dropped first; its item is then not shared."""
 _NAMESPACE: Final = "model_id"
 _HASH: Final = "mm_hash"
 _PATHS: Final = frozenset({"ov2_codec_video"})
 """Keys of a video's metadata whose value is a path: the model reads the file, but vLLM hashes only the path."""
-_OURS: Final = "_tensord"
 
 
 class _Notes(local):
@@ -65,37 +66,32 @@ def note_hashes(name_of: Callable[[Any], str | None]) -> None:
     Args:
         name_of: the name that replaces the model's name in hashes for a cache; None keeps the model's name.
     """
-    if not hasattr(MultiModalHasher.hash_kwargs, _OURS):
-        MultiModalHasher.hash_kwargs = _noting_hashes(MultiModalHasher.hash_kwargs)
-    if not hasattr(ProcessorInputs.get_mm_hashes, _OURS):
-        ProcessorInputs.get_mm_hashes = _noting_names(ProcessorInputs.get_mm_hashes, name_of)
+    hook(MultiModalHasher, "hash_kwargs", _hash_and_note)
+    hook(ProcessorInputs, "get_mm_hashes", partial(_get_hashes_and_note, name_of))
 
 
-def _noting_hashes(original: Callable[..., str]) -> Callable[..., str]:
-    @wraps(original)
-    def hash_kwargs(algorithm: Any, /, **kwargs: Any) -> str:
-        mm_hash = original(algorithm, **kwargs)
-        note(mm_hash, all(_is_content(name, value) for name, value in kwargs.items()))
-        return mm_hash
-
-    setattr(hash_kwargs, _OURS, True)
-    return staticmethod(hash_kwargs)
+def _hash_and_note(hash_kwargs: Callable[..., str], algorithm: Any, /, **kwargs: Any) -> str:
+    mm_hash = hash_kwargs(algorithm, **kwargs)
+    note(mm_hash, all(_is_content(name, value) for name, value in kwargs.items()))
+    return mm_hash
 
 
-def _noting_names(original: Callable[..., Any], name_of: Callable[[Any], str | None]) -> Callable[..., Any]:
-    @wraps(original)
-    def get_mm_hashes(self: ProcessorInputs, model_id: str, *args: Any, **kwargs: Any) -> Any:
-        hashes = original(self, name_of(self.cache) or model_id, *args, **kwargs)
-        names = self.mm_uuid_items or {}
-        for modality, of_items in hashes.items():
-            given = names.get(modality) or [None] * len(of_items)
-            for index, (mm_hash, name) in enumerate(zip(of_items, given, strict=True)):
-                if name is not None or _leaves_out(self.mm_data_items[modality], index):
-                    note(mm_hash, False)
-        return hashes
-
-    setattr(get_mm_hashes, _OURS, True)
-    return get_mm_hashes
+def _get_hashes_and_note(
+    name_of: Callable[[Any], str | None],
+    get_mm_hashes: Callable[..., Any],
+    inputs: ProcessorInputs,
+    model_id: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    hashes = get_mm_hashes(inputs, name_of(inputs.cache) or model_id, *args, **kwargs)
+    names = inputs.mm_uuid_items or {}
+    for modality, of_items in hashes.items():
+        given = names.get(modality) or [None] * len(of_items)
+        for index, (mm_hash, name) in enumerate(zip(of_items, given, strict=True)):
+            if name is not None or _leaves_out(inputs.mm_data_items[modality], index):
+                note(mm_hash, False)
+    return hashes
 
 
 def _is_content(name: str, value: Any) -> bool:

@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord.client.vllm.kv import hints
 from tensord.ipc.messages import control as messages
 
 from ...daemon_process import RING_BYTES, until
 from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, asked, fresh_text
 
 RUNS, TURN_ENDED, FINISHED = "its agent runs", "its agent's turn has ended", "its agent has finished"
-
-
-@pytest.fixture(autouse=True)
-def room(client: tensord.Client) -> None:
-    """The ring is empty, so that no block of a test is evicted before it is looked at."""
-    client.clear()
 
 
 def known(kv: KVStand, key: bytes) -> tuple[str, list[str]]:
@@ -34,7 +29,7 @@ def described(kv: KVStand, keys: set[bytes], words: str) -> None:
     until(lambda: all(words in known(kv, key)[1] for key in keys), f"the policy knows: {words}")
 
 
-def turn(agent: str, **more: Any) -> dict[str, Any]:
+def turn(agent: Any, **more: Any) -> dict[str, Any]:
     """The kv_transfer_params of a request of the agent."""
     return {"tensord.agent": agent, **more}
 
@@ -76,58 +71,34 @@ def test_a_turn_ends_with_the_last_of_an_agents_requests_and_the_agent_with_it(k
     described(kv, keys, FINISHED)
 
 
-@pytest.mark.parametrize("asker", ["kv_hints", "session_id"])
-def test_vllms_kv_hints_and_its_session_id_name_the_agent_too(kv: KVStand, asker: str) -> None:
-    name = f"by {asker}"
-    hint = {"action_id": "1", "action_version": "1", "payload": turn(name, **{"tensord.agent_ends": True})}
-    others = {"action_id": "0", "action_type": "kv.retain", "action_version": "1.0", "payload": {"directives": "all"}}
-    if asker == "kv_hints":
-        about: dict[str, Any] = {"hints": [others, {"action_type": "tensord", **hint}], "params": turn("another")}
-    else:
-        about = {"session": name, "hints": [others]}
-    _, keys = kv.store(kv.first, text=fresh_text(), **about)
-    assert {known(kv, key)[0] for key in keys} == {name}
-    described(kv, keys, FINISHED if asker == "kv_hints" else TURN_ENDED)
-
-
-@pytest.mark.parametrize("name", [None, 7, ["planner"], "x" * 10_000, "\ud800"])
-def test_a_request_with_an_invalid_name_is_answered_and_its_blocks_belong_to_no_agent(kv: KVStand, name: Any) -> None:
-    text = fresh_text()
-    answer, keys = kv.store(kv.first, text=text, params=turn(name))
-    assert answer == kv.plain.generate(text=text)
-    assert {known(kv, key)[0] for key in keys} == {""}
-    assert kv.first.log.count("tensord.agent in kv_transfer_params is") == 1
+def test_vllms_session_id_names_the_agent_too(kv: KVStand) -> None:
+    _, keys = kv.store(kv.first, text=fresh_text(), session="a session")
+    assert {known(kv, key)[0] for key in keys} == {"a session"}
+    described(kv, keys, TURN_ENDED)
 
 
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"params": turn("odd", **{"tensord.agent_ends": "yes"})}, "tensord.agent_ends in kv_transfer_params is 'yes'"),
+        ({"params": turn(7)}, "tensord.agent in kv_transfer_params is"),
+        ({"params": turn("x" * 10_000)}, "tensord.agent in kv_transfer_params is"),
+        ({"params": turn("\ud800")}, "tensord.agent in kv_transfer_params is"),
+        ({"params": turn("", **{"tensord.agent_ends": "yes"})}, "tensord.agent_ends in kv_transfer_params is 'yes'"),
         ({"params": {"tensord.agent_ends": True}}, "tensord.agent_ends in kv_transfer_params needs tensord.agent"),
-        (
-            {"params": turn("odd", **{"tensord.agent_end": True})},
-            "'tensord.agent_end' in kv_transfer_params is unknown",
-        ),
-        ({"session": "s" * 500}, "session_id"),
-        (
-            {"hints": [{"action_id": "1", "action_type": "tensord", "action_version": "9", "payload": {}}]},
-            "an action of kv_hints has version '9', and this is '1'",
-        ),
+        ({"params": {"tensord.agent_end": True}}, "'tensord.agent_end' in kv_transfer_params is unknown"),
+        ({"session_id": "s" * 500}, "session_id"),
     ],
 )
-def test_an_invalid_hint_is_logged_once_and_the_request_is_answered(kv: KVStand, about: Any, said: str) -> None:
-    text = fresh_text()
-    # Each kind of value is logged once in an engine's life, so other tests say nothing of these in the second engine.
+def test_an_invalid_hint_is_logged_once_and_names_no_agent(
+    about: Any, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hints, "_warned", set())
     for _ in range(2):
-        answer = kv.second.generate(text=text, **about)
-        assert answer == kv.plain.generate(text=text)
-    assert kv.second.log.count(f"tensord: {said}") == 1
+        assert hints.hints_of(about.get("params"), about.get("session_id")).agent == ""
+    assert caplog.text.count(f"tensord: {said}") == 1
 
 
-@pytest.mark.parametrize(
-    ("tiers", "loads"),
-    [([], False), ([{"medium": "STORAGE"}], False), ([{"locality": "REMOTE"}], False), ([{"medium": "CPU"}], True)],
-)
+@pytest.mark.parametrize(("tiers", "loads"), [([{"medium": "STORAGE"}], False), ([{"medium": "CPU"}], True)])
 def test_vllms_kv_load_tiers_decide_whether_a_request_loads(kv: KVStand, tiers: Any, loads: bool) -> None:
     text = fresh_text()
     right, _ = kv.store(kv.first, text=text)

@@ -69,7 +69,6 @@ def manager(tmp_path: Path) -> Iterator[KVManager]:
         str(tmp_path / "control.sock"),
         "scheduler",
         NAMESPACE,
-        shares="nothing",
         ranks=2,
         tokens={0: 32},
         chained=[0],

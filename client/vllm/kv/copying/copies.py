@@ -6,7 +6,6 @@ copied, and what becomes of chunks (worker.py).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -43,31 +42,30 @@ class Group(Protocol):
         ...
 
 
-class Copies(ABC):
-    """The copies of one worker. One thread, the copier, calls all methods but `mark`.
+class Copies:
+    """The copies of one worker, which are complete when they are begun; subclasses have others. One thread, the copier,
+    calls all methods but `mark`.
 
     `groups`: the KV cache groups.
     """
 
     groups: Sequence[Group]
 
-    @abstractmethod
     def mark(self) -> Mark | None:
         """A mark after the work that the step's thread has queued; None if such work is done when it is queued."""
+        return None
 
-    @abstractmethod
     def loaded(self) -> Mark | None:
         """A mark after all loads begun so far; None if they are complete."""
+        return None
 
-    @abstractmethod
     def saved(self) -> Mark | None:
         """A mark after all saves begun so far; None if they are complete."""
+        return None
 
-    @abstractmethod
     def tidy(self, mappings: Collection[RingMapping]) -> None:
         """Called now and then. `mappings`: the rings that loads may still read."""
 
-    @abstractmethod
     def close(self) -> None:
         """Gives everything up. All copies are complete."""
 
@@ -113,21 +111,6 @@ class HostCopies(Copies):
             HostGroup([(memory[ref.tensor_idx], ref.page_size_bytes) for ref in refs], blocks_per_chunk)
             for refs in kv_caches.group_data_refs
         ]
-
-    def mark(self) -> None:
-        return None
-
-    def loaded(self) -> None:
-        return None
-
-    def saved(self) -> None:
-        return None
-
-    def tidy(self, mappings: Collection[RingMapping]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _nothing() -> None:
