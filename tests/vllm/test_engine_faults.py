@@ -13,7 +13,6 @@ import tensord
 from ..daemon_process import MIB, RING_BYTES
 from .conftest import Stand, encoding, fresh, teach_patience
 from .engine import Engine
-from .tiny_llava import PICTURE_TOKENS, WIDTH
 
 StartEngine = Callable[..., Engine]
 
@@ -43,17 +42,6 @@ def test_a_daemon_killed_between_two_requests_changes_no_answer(stand: Stand) ->
     assert stand.second.generate(picture) == stand.plain.generate(picture)
     assert stand.second.generate(another) == stand.plain.generate(another)
     assert stand.second.generate() == stand.plain.generate()
-
-
-def test_an_entry_stored_before_a_kill_of_the_daemon_is_not_encoded_again(stand: Stand) -> None:
-    picture = fresh()
-    stand.encode(stand.first, picture)
-    stand.daemon.kill()
-    stand.daemon.start()
-    stand.attached(stand.first, stand.second)
-    with encoding(stand.second) as by_second:
-        assert stand.second.generate(picture) == stand.plain.generate(picture)
-        assert by_second() == 0
 
 
 def test_a_daemon_killed_while_an_engine_encodes_changes_no_answer(stand: Stand) -> None:
@@ -114,36 +102,6 @@ def test_an_entry_evicted_after_a_hit_was_promised_changes_no_answer(
         stand.second.go()
         assert stand.second.result() == right
         assert by_second() == 0
-
-
-@pytest.fixture
-def full_ring(client: tensord.Client, stand: Stand) -> Iterator[None]:
-    """Another process holds entries in all of the ring, down to holes that a picture's output does not fit in; and no
-    engine has a place from before."""
-    namespace = tensord.Namespace(model="held", revision="1", dtype="uint8", processor="none")
-    held: list[tensord.Lease | None] = []
-    for size_bytes in (MIB // 2, PICTURE_TOKENS * WIDTH * 4, PICTURE_TOKENS * WIDTH * 4):
-        noise = np.full(size_bytes, 0xA5, np.uint8)
-        while (key := namespace.key("encoder", "image", len(held).to_bytes(4))) and (
-            client.put(key, noise, wait=True, timeout_s=30).state == "stored"
-        ):
-            held.append(client.get(key))
-        stand.daemon.until(lambda status: not status["store"]["lent_bytes"], "all places to be given back")
-    assert all(held)
-    yield
-    held.clear()
-    client.clear()
-
-
-@pytest.mark.usefixtures("full_ring")
-def test_a_ring_full_of_what_others_hold_changes_no_answer(stand: Stand) -> None:
-    picture = fresh()
-    right = stand.plain.generate(picture)
-    with encoding(stand.second) as by_second:
-        assert stand.first.generate(picture) == right
-        stand.quiet()
-        assert stand.second.generate(picture) == right
-        assert by_second() == 1, "there was room after all"
 
 
 def test_a_daemon_that_does_not_move_changes_no_answer(stand: Stand) -> None:

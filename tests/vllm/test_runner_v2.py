@@ -16,7 +16,7 @@ import pytest
 from tensord.ipc.messages import control as messages
 from tests.daemon_process import Daemon, until
 
-from .step_bench import ROWS, Steps, answers, attached, other_name, request, right
+from .step_bench import ROWS, Steps, attached, other_name, request, right
 from .tiny_llava import WIDTH
 
 _numbers = count(90_000)
@@ -55,27 +55,6 @@ def test_a_picture_is_encoded_by_one_engine_and_no_hold_stays(daemon: Daemon) ->
         assert right([asked], second.run(asked))
         assert second.encoded == []
         nothing_left(second)
-
-
-def test_two_engines_asked_at_once_encode_once(daemon: Daemon) -> None:
-    with engine(daemon, 1) as first, engine(daemon, 2) as second:
-        picture = next(_numbers)
-        first.add(one := request(picture))
-        second.add(another := request(picture))
-        assert right([one, another], answers([first, second], one, another))
-        assert len(first.encoded) + len(second.encoded) == 1
-
-
-def test_only_the_new_one_of_two_pictures_is_encoded_and_stored(daemon: Daemon) -> None:
-    with engine(daemon, 1) as first, engine(daemon, 2) as second:
-        there, new = next(_numbers), next(_numbers)
-        first.run(request(there))
-        nothing_left(first)
-        asked = request(there, new)
-        assert right([asked], second.run(asked))
-        assert second.encoded == [f"picture-{new}"]
-        nothing_left(second)
-        saved(second, 1)
 
 
 def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(daemon: Daemon) -> None:
@@ -119,12 +98,3 @@ def test_a_hit_is_compared_and_a_wrong_one_ends_sharing(daemon: Daemon) -> None:
         assert right([asked], second.run(asked))
         until(lambda: second.step() is not None and second.counts.get("canary_failures") == 1, "the difference")
         assert second.counts["canaries"] == 1
-
-
-def test_a_daemon_killed_between_steps_means_local_encoding(daemon: Daemon) -> None:
-    with engine(daemon, 1) as first:
-        first.run(request(next(_numbers)))
-        nothing_left(first)
-        daemon.kill()
-        asked = request(next(_numbers))
-        assert right([asked], first.run(asked))

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
+from tensord.client.vllm.engine import sleeping
 from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.client.vllm.engine.sleeping import together
 from tensord.errors import BadConfiguration
@@ -51,9 +53,7 @@ class CardStand:
         self.engine = self.start(ENGINE_BYTES, **SLEEPS)
         self.engine.wait_up()
 
-    def start(
-        self, size_bytes: int, *, sleep_mode: bool = True, kv: dict[str, Any] | None = None, **extra: Any
-    ) -> Engine:
+    def start(self, size_bytes: int, *, kv: dict[str, Any] | None = None, **extra: Any) -> Engine:
         """Starts another engine, which takes so many bytes of the card when it loads its model.
 
         Args:
@@ -71,7 +71,7 @@ class CardStand:
             self._model,
             separate=True,
             environ={"ENGINE_CARD": f"{self.card.folder} {self.card.name} {size_bytes}"},
-            enable_sleep_mode=sleep_mode,
+            enable_sleep_mode=True,
             **shares_kv,
             ec_transfer_config={
                 "ec_connector": "TensordECConnector",
@@ -126,17 +126,10 @@ def test_an_idle_engine_sleeps_while_its_card_is_full_and_answers_its_next_reque
     picture = fresh()
     before = stand.engine.generate(picture)
     stand.asleep()
+    encoded = stand.engine.encoded()
     assert stand.engine.generate(picture) == before
     assert stand.used() == OTHERS_BYTES + ENGINE_BYTES, "it answered without its memory"
-
-
-def test_an_engine_goes_on_sharing_after_a_sleep(stand: CardStand) -> None:
-    picture = fresh()
-    stand.engine.generate(picture)
-    stand.asleep()
-    before = stand.engine.encoded()
-    stand.engine.generate(picture)
-    assert stand.engine.encoded() == before, "the picture was encoded again"
+    assert stand.engine.encoded() == encoded, "the picture was encoded again"
 
 
 def test_requests_wait_for_room_on_the_card_and_are_answered_in_their_order(stand: CardStand) -> None:
@@ -156,16 +149,6 @@ def test_requests_wait_for_room_on_the_card_and_are_answered_in_their_order(stan
     assert list(answers) == names
 
 
-def test_a_request_that_is_aborted_while_the_engine_sleeps_leaves_it_as_it_was(stand: CardStand) -> None:
-    picture = fresh()
-    before = stand.engine.generate(picture)
-    stand.asleep()
-    stand.filled()
-    stand.engine.ask("abort", name=stand.engine.add(picture))
-    stand.card.occupy(OTHERS_BYTES)
-    assert stand.engine.generate(picture) == before
-
-
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_sleeping_engine_without_a_daemon_wakes_up_for_its_next_request(stand: CardStand, how: str) -> None:
     picture = fresh()
@@ -174,15 +157,9 @@ def test_a_sleeping_engine_without_a_daemon_wakes_up_for_its_next_request(stand:
     stand.daemon.kill() if how == "killed" else stand.daemon.pause()
     assert stand.engine.generate(picture) == before
     assert stand.used() == OTHERS_BYTES + ENGINE_BYTES
-
-
-def test_a_daemon_started_anew_lets_the_engine_sleep_again(stand: CardStand) -> None:
-    stand.asleep()
-    stand.daemon.kill()
-    stand.engine.generate()
     slept = stand.engine.log.count(SLEPT)
-    stand.daemon.start()
-    until(lambda: stand.engine.log.count(SLEPT) > slept, "the engine sleeps", PATIENCE_S)
+    stand.daemon.start() if how == "killed" else stand.daemon.resume()
+    until(lambda: stand.engine.log.count(SLEPT) > slept, "the engine sleeps again", PATIENCE_S)
 
 
 def test_a_call_that_needs_the_model_is_carried_out_by_a_woken_engine(stand: CardStand) -> None:
@@ -246,19 +223,26 @@ def test_of_two_settings_the_engine_follows_the_one_that_gives_memory_back_earli
     assert together([kv]).sleep_at == "critical"
 
 
-def test_an_engine_without_a_sleep_mode_or_a_process_says_why_it_does_not_sleep(
-    stand: CardStand, model: Path, start_engine: StartEngine
+def test_an_engine_that_cannot_sleep_says_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stand.start(0, sleep_mode=False, **SLEEPS) as off:
-        off.wait_up()
-        assert "start the engine with enable_sleep_mode" in off.log
-    connector = {"ec_connector_extra_config": {"tensord.socket": str(stand.daemon.socket), **SLEEPS}}
-    with start_engine(model, socket=stand.daemon.socket, connector=connector) as within:
-        within.wait_up()
-        assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in within.log
-    with start_engine(model, socket=stand.daemon.socket, connector=connector, separate=True) as no_card:
-        no_card.wait_up()
-        assert "its workers use no GPU" in no_card.log
+    def said(card: str, *, sleep_mode: bool = True, engines: int = 1) -> str:
+        caplog.clear()
+        monkeypatch.setattr(sleeping, "_asked", [Settings(sleep_at="pressure")])
+        config = SimpleNamespace(
+            parallel_config=SimpleNamespace(data_parallel_size=engines),
+            model_config=SimpleNamespace(enable_sleep_mode=sleep_mode),
+        )
+        executor = SimpleNamespace(collective_rpc=lambda method: [(card, 0)])
+        assert sleeping.begun(SimpleNamespace(vllm_config=config, model_executor=executor)) is None
+        return caplog.text
+
+    assert "its workers use no GPU" in said("")
+    assert "all engines have to sleep together" in said(CARD, engines=2)
+    assert "start the engine with enable_sleep_mode" in said(CARD, sleep_mode=False)
+    monkeypatch.setattr(sleeping, "envs", SimpleNamespace(VLLM_ENABLE_V1_MULTIPROCESSING=False))
+    sleeping.install(Settings(sleep_at="pressure"))
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [Settings, KVSettings])

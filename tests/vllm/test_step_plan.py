@@ -40,14 +40,6 @@ def plan() -> StepPlan:
     return plan
 
 
-def test_a_lease_is_held_until_all_ranks_are_done_with_its_step(plan: StepPlan) -> None:
-    step = loading(plan).step
-    plan.take_in(Report(loaded={0: step, 1: step - 1}))
-    assert len(plan) == 1
-    plan.take_in(Report(loaded={1: step}))
-    assert len(plan) == 0
-
-
 def test_a_rank_that_is_many_steps_behind_is_taken_as_done(plan: StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_plan, "LAG_STEPS_MAX", 3)
     loading(plan)

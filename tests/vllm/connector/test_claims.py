@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -186,65 +185,6 @@ def learned(engine: Steps, row_s: float | None) -> SchedulerSide:
     assert side is not None
     side._pace.row_s = row_s
     return side
-
-
-def _waiting(side: SchedulerSide) -> int:
-    return sum(wanted.state == "waiting" for wanted in side._claims._wanted.values())
-
-
-@pytest.fixture
-def hurried(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.client.vllm.encoder.pace.WAIT_S_LEAST", 0.02)
-
-
-@pytest.mark.usefixtures("hurried")
-def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_step(
-    apart: tuple[Steps, Steps],
-) -> None:
-    first, second = apart
-    encode(first, fresh())
-    side = first.connector._scheduler
-    assert side is not None and side._pace.row_s is not None and side._pace.row_s > 0, "learned from what storing took"
-    pictures = [fresh() for _ in range(4)]
-    learned(first, 0.5 / ROWS)
-    side = learned(second, 0.5 / ROWS)
-    for picture in pictures:
-        settled(first, first.add(request(picture)))
-    until(lambda: first.held["claims"] == 4, "four claims")
-    for picture in pictures:
-        second.add(request(picture))
-    until(lambda: second.step() is not None and _waiting(side) == 4, "four that wait")
-    now = time.monotonic()
-    expected_s = [wanted.expected_at - now for wanted in side._claims._wanted.values()]
-    # The last is behind three others in the first engine's step, and each was announced so.
-    assert max(expected_s) > 1 > min(expected_s)
-    waits = max(side._claims._wanted.values(), key=lambda wanted: wanted.expected_at)
-    assert side._pace.patience_s(waits.expected_at, now) == pytest.approx(3 * max(expected_s), rel=0.01)
-    waits.expected_at = now + 1e6
-    assert side._pace.patience_s(waits.expected_at, now) == side._wait_s_max
-    waits.expected_at = now - 1
-    assert side._pace.patience_s(waits.expected_at, now) == 0.02
-    waits.expected_at = 0.0
-    # It did not tell, and may be doing all that this one waits for.
-    assert side._pace.patience_s(waits.expected_at, now) >= 3 * 4 * 0.5
-    learned(second, None)
-    assert side._pace.patience_s(waits.expected_at, now) == side._wait_s_max
-
-
-def test_all_that_one_step_encodes_is_announced_for_the_steps_end(apart: tuple[Steps, Steps]) -> None:
-    first, second = apart
-    pictures = [fresh() for _ in range(4)]
-    learned(first, 10.0 / ROWS)
-    side = learned(second, 10.0 / ROWS)
-    # One request: of several, the first may be answered before the connector knows of the others.
-    settled(first, first.add(request(*pictures)))
-    assert first.held["claims"] == 4
-    for picture in pictures:
-        second.add(request(picture))
-    until(lambda: second.step() is not None and _waiting(side) == 4, "four that wait")
-    now = time.monotonic()
-    # The first of them alone would take 10 s.
-    assert min(wanted.expected_at - now for wanted in side._claims._wanted.values()) > 20
 
 
 @pytest.fixture

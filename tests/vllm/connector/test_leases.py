@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,24 +42,6 @@ def test_an_entry_evicted_between_scheduler_and_worker_is_loaded_all_the_same(
     assert second.encoded == before
 
 
-def test_a_handle_goes_to_workers_that_map_the_ring_and_bytes_to_those_that_do_not(first: Steps, second: Steps) -> None:
-    picture, another = fresh(), fresh()
-    encode(first, picture, another)
-    side = second.connector._scheduler
-    assert side is not None
-    for number, known in ((picture, side._plan.rings), (another, {})):
-        asked = second.add(request(number))
-        settled(second, asked)
-        side._plan.rings, mapped = dict(known), side._plan.rings
-        made = second.schedule()
-        side._plan.rings = mapped
-        (load,) = made.ec_connector_metadata.loads.values()
-        assert (load.handle is None) == (known == {}) == (load.payload is not None)
-        results, reported = second.execute(made)
-        second.update(made, reported)
-        assert right([asked], [results[asked.request_id]])
-
-
 def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
     picture = fresh()
     with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
@@ -94,43 +74,6 @@ def test_all_ranks_load_and_one_of_them_stores(shared: Daemon) -> None:
         nothing_left(another)
         assert another.counts["loads"] == 2
         assert another.counts["saves"] == 1
-
-
-def test_a_save_is_counted_by_the_time_it_is_reported_to_be_over(
-    shared: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A report is made by the step's thread at any moment: here, right before and after each word of the other's."""
-    reports: list[Report | None] = []
-    with Steps(shared.socket) as engine:
-        side = engine.workers[0]._worker
-        assert side is not None
-        tell, take = side._tell, side._counts.take
-
-        def reported(**news: Any) -> None:
-            reports.append(side.report())
-            tell(**news)
-            reports.append(side.report())
-
-        with monkeypatch.context() as patched:
-            patched.setattr(side, "_tell", reported)
-            engine.run(request(fresh()))
-            until(lambda: any(said and said.settled for said in reports), "the save to be over")
-
-        def taken() -> Any:
-            counts = take()
-            side._counts.add("saves")
-            tell(settled=b"another")
-            return counts
-
-        with monkeypatch.context() as patched:
-            patched.setattr(side, "_counts", SimpleNamespace(add=side._counts.add, take=taken))
-            reports.append(side.report())
-    saves = settled = 0
-    for said in reports:
-        if said is not None:
-            saves, settled = saves + said.counts["saves"], settled + len(said.settled)
-            assert saves >= settled
-    assert settled
 
 
 def test_a_step_whose_only_request_was_preempted_takes_no_lease_from_the_step_before(
@@ -168,23 +111,6 @@ def test_a_preempted_request_never_stores_another_request_s_picture(first: Steps
         first.connector.request_finished(asked)
     assert first.connector.build_connector_meta(SchedulerOutput.make_empty()) is NOTHING
     first.connector.build_connector_meta(_freed(name))
-
-
-def test_a_rank_that_never_answers_keeps_a_lease_for_some_steps_only(
-    shared: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tensord.client.vllm.encoder.step_plan.LAG_STEPS_MAX", 3)
-    picture = fresh()
-    with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
-        encode(one, picture)
-        asked = another.add(request(picture))
-        settled(another, asked)
-        another.update(another.schedule(), None)
-        for _ in range(3):
-            assert another.held["steps"] == 1
-            another.update(another.schedule(), None)
-        another.update(another.schedule(), None)
-        assert another.held["steps"] == 0
 
 
 def test_an_allocation_that_never_comes_keeps_the_lease_until_the_request_ends(

@@ -12,9 +12,9 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.client.vllm.encoder.stats import COUNTERS, TensordECStats
 from tensord.client.vllm.encoder.step import NOTHING
-from tensord.client.vllm.engine.settings import Settings
 from tensord.errors import BadConfiguration
 from tests.daemon_process import Daemon, until
 
@@ -101,6 +101,8 @@ def test_an_unknown_setting_of_ours_is_named_at_the_start_and_others_are_left_al
             Settings.read({name: "1"})
     with pytest.raises(BadConfiguration, match=r"'tensord' in .* is unknown; there are tensord\.socket, "):
         Settings.read({"tensord": {"socket": "1"}})
+    with pytest.raises(BadConfiguration, match=r"in kv_connector_extra_config has no effect: write tensord\.socket"):
+        KVSettings.read({"tensord.sockte": "x"})
     for name, value in (("socket", ""), ("revision", "\ud800"), ("tenant", "a\0b")):
         with pytest.raises(BadConfiguration, match=rf"tensord\.{name}='") as refused:
             Settings.read({f"tensord.{name}": value})

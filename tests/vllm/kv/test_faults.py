@@ -47,16 +47,6 @@ def loads(kv: KVStand) -> bool:
     return computed <= 2 * BLOCK_TOKENS
 
 
-def test_a_daemon_killed_between_two_requests_changes_no_answer(kv: KVStand) -> None:
-    stored, new = fresh_text(), fresh_text()
-    kv.store(kv.first, text=stored)
-    kv.daemon.kill()
-    answer, computed = asked(kv.second, text=stored)
-    assert answer == kv.plain.generate(text=stored)
-    assert computed <= 2 * BLOCK_TOKENS, "lookups need no daemon"
-    assert kv.second.generate(text=new) == kv.plain.generate(text=new)
-
-
 def test_a_daemon_that_does_not_move_delays_no_request(kv: KVStand) -> None:
     stored, new = fresh_text(), fresh_text()
     kv.store(kv.first, text=stored)

@@ -123,13 +123,6 @@ def test_hashes_of_blocks_that_differ_from_process_to_process_are_refused_at_the
     engine.close()
 
 
-def test_an_unknown_setting_is_refused_at_the_start(kv_model: Path, start_engine: StartEngine, tmp_path: Path) -> None:
-    engine = start_engine(kv_model, **with_kv(tmp_path / "none.sock", **{"tensord.sockte": "x"}))
-    with pytest.raises(EngineError, match=r"in kv_connector_extra_config has no effect: write tensord\.socket"):
-        engine.wait_up()
-    engine.close()
-
-
 def test_an_engine_that_is_not_covered_answers_and_says_why_it_shares_nothing(
     kv: KVStand, kv_model: Path, start_engine: StartEngine
 ) -> None:
@@ -143,21 +136,3 @@ def test_an_engine_that_is_not_covered_answers_and_says_why_it_shares_nothing(
         assert computed > len(text)
         assert other.log.count("this engine shares no KV: speculative decoding is not supported") == 1
         assert kv.keys() == there
-
-
-def test_an_engine_whose_model_was_changed_in_place_shares_nothing_from_then_on(
-    kv: KVStand, kv_model: Path, start_engine: StartEngine
-) -> None:
-    text, new = fresh_text(), fresh_text()
-    kv.store(kv.first, text=text)
-    with start_engine(kv_model, **with_kv(kv.daemon.socket)) as changed:
-        changed.wait_up()
-        kv.attached(changed)
-        changed.ask("apply_model", factor=2)
-        there = kv.keys()
-        assert asked(changed, text=text)[1] > len(text)
-        changed.generate(text=new)
-        changed.ask("step")
-        assert not any(changed.ask("held").values())
-        assert kv.keys() == there
-        assert changed.log.count("From now on it shares no KV") == 1
