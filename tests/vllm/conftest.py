@@ -29,8 +29,8 @@ from .engine import Answer, Engine
 from .tiny_llava import write_tiny_llava
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
-# Its own conftest.py needs vLLM.
-collect_ignore = [] if find_spec("vllm") else ["connector"]
+# Their own conftest.py needs vLLM.
+collect_ignore = [] if find_spec("vllm") else ["connector", "processor"]
 
 MANAGER: Final = {"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager", "manager_config": {}}
 SLOW_S: Final = 2.0

@@ -1,0 +1,232 @@
+"""The processor cache in vLLM's place: which of vLLM's caches it replaces, and what vLLM's own renderer makes of it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+
+from tensord.client.identity.engine import processor_namespace
+from tensord.client.vllm import forms, plugin, processor_factories
+from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
+from tensord.errors import BadConfiguration
+
+from ...daemon_process import PATIENCE_S
+from ..tiny_llava import IMAGE, PICTURE_TOKENS, write_tiny_llava
+from .stand import UPDATES, Pair, an_item, feature, fresh, is_whole, stored_by
+
+
+def changed(config: VllmConfig, **parallel: Any) -> VllmConfig:
+    """The same engine in another place among others."""
+    made = copy.copy(config)
+    made.parallel_config = copy.copy(config.parallel_config)
+    for name, value in parallel.items():
+        setattr(made.parallel_config, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"_api_process_count": 4},
+        {"data_parallel_size": 2, "data_parallel_size_local": 2},
+        {"data_parallel_size": 4, "data_parallel_size_local": 1, "data_parallel_hybrid_lb": True},
+    ],
+    ids=["alone", "api processes", "data parallel", "a host's share of data parallel"],
+)
+def test_frontends_and_engine_cores_of_a_host_share_and_workers_have_none(
+    installed: None, config: VllmConfig, parallel: dict[str, Any]
+) -> None:
+    from vllm.renderers import base
+    from vllm.v1.engine import core
+    from vllm.v1.worker import worker_base
+
+    placed = changed(config, **parallel)
+    sender = base.processor_cache_from_config(placed)
+    receiver = core.engine_receiver_cache_from_config(placed)
+    assert isinstance(sender, TensordSenderCache) and isinstance(receiver, TensordReceiverCache)
+    assert worker_base.worker_receiver_cache_from_config(placed, None) is None
+    hash, item = fresh(), an_item()
+    sender.cache._puts.wait_s = PATIENCE_S
+    sent, _ = sender.get_and_update_item((item, UPDATES), hash)
+    assert not is_whole(sent) and receiver.get_and_update_item(sent, hash) == item
+    sender.close()
+
+
+def test_engines_on_other_hosts_get_items_as_without_tensord(installed: None, config: VllmConfig) -> None:
+    from vllm.renderers import base
+
+    placed = changed(config, data_parallel_size=4, data_parallel_size_local=2)
+    assert isinstance(base.processor_cache_from_config(placed), MultiModalProcessorOnlyCache)
+
+
+def test_a_processor_cache_switched_off_in_vllm_stays_off(installed: None, config: VllmConfig) -> None:
+    from vllm.multimodal import cache
+
+    off = copy.copy(config)
+    off.model_config = copy.copy(config.model_config)
+    off.model_config.multimodal_config = copy.copy(config.model_config.multimodal_config)
+    off.model_config.multimodal_config.mm_processor_cache_gb = 0
+    assert cache.processor_cache_from_config(off) is None
+    assert cache.engine_receiver_cache_from_config(off) is None
+
+
+@pytest.mark.parametrize("value", [None, "0", ""])
+def test_vllms_own_stays_unless_it_is_switched_on(
+    vllm_as_it_was: None, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    from vllm.multimodal.cache import factories
+
+    before = factories.processor_cache_from_config
+    if value is None:
+        monkeypatch.delenv(plugin.PROCESSOR_CACHE, raising=False)
+    else:
+        monkeypatch.setenv(plugin.PROCESSOR_CACHE, value)
+    plugin.register()
+    assert factories.processor_cache_from_config is before
+
+
+def test_a_switch_or_a_way_of_copying_that_is_none_is_named(
+    installed: None, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.multimodal import cache
+
+    monkeypatch.setenv(processor_factories.COPY, "sometimes")
+    with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_COPY='sometimes' must be one of auto, never"):
+        cache.engine_receiver_cache_from_config(config)
+    monkeypatch.setenv(plugin.PROCESSOR_CACHE, "yes")
+    with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_CACHE='yes' must be 0 or 1"):
+        plugin.register()
+
+
+def a_picture(number: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(number).integers(0, 256, (70, 90, 3), np.uint8))
+
+
+def rendered(renderer: Any, pictures: list[Any], uuids: list[str | None] | None = None) -> Any:
+    """What vLLM makes of a prompt with these pictures, the way every request goes."""
+    prompt = [5, *[IMAGE] * len(pictures), 6]
+    return renderer._process_multimodal(
+        prompt, {"image": pictures}, {"image": uuids} if uuids is not None else None, mm_processor_kwargs=None
+    )
+
+
+def test_a_picture_is_processed_by_one_frontend_for_all(installed: None, config: VllmConfig) -> None:
+    from vllm.renderers import renderer_from_config
+
+    frontends = [renderer_from_config(config), renderer_from_config(config)]
+    for frontend in frontends:
+        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
+    engine = TensordReceiverCache(config)
+    first = rendered(frontends[0], [a_picture(1), a_picture(2)])
+    second = rendered(frontends[1], [a_picture(3), a_picture(2), a_picture(1)])
+    assert frontends[1].mm_processor_cache.make_stats() == (2, 3)
+    assert second["prompt_token_ids"] == [5, *[IMAGE] * PICTURE_TOKENS * 3, 6]
+    plain = renderer_from_config(config)
+    plain._mm_processor_cache = None
+    expected = rendered(plain, [a_picture(3), a_picture(2), a_picture(1)])
+    assert second["mm_placeholders"] == expected["mm_placeholders"]
+    for made, wanted in ((first, rendered(plain, [a_picture(1), a_picture(2)])), (second, expected)):
+        hashes = made["mm_hashes"]["image"]
+        filled = engine.get_and_update_features(list(map(feature, hashes, made["mm_kwargs"]["image"])))
+        assert [f.data for f in filled] == list(wanted["mm_kwargs"]["image"])
+    for frontend in (*frontends, plain):
+        frontend.shutdown()
+
+
+def test_frontends_of_one_model_in_two_folders_share_what_was_processed(
+    installed: None, config: VllmConfig, tmp_path: Path
+) -> None:
+    from vllm.renderers import renderer_from_config
+
+    folder = write_tiny_llava(tmp_path / "elsewhere")
+    moved = EngineArgs(model=str(folder), dtype="float32", max_model_len=256, enforce_eager=True)
+    frontends = [renderer_from_config(config), renderer_from_config(moved.create_engine_config())]
+    for frontend in frontends:
+        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
+        # Each has made an item of this form.
+        rendered(frontend, [a_picture(970 + frontends.index(frontend))])
+    first, second = (rendered(frontend, [a_picture(972)]) for frontend in frontends)
+    assert first["mm_hashes"] == second["mm_hashes"]
+    assert frontends[1].mm_processor_cache.make_stats() == (1, 2)
+    for frontend in frontends:
+        frontend.shutdown()
+
+
+def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(installed: None, config: VllmConfig) -> None:
+    from vllm.renderers import renderer_from_config
+
+    frontends = [renderer_from_config(config), renderer_from_config(config)]
+    for frontend in frontends:
+        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
+    hash = fresh()
+    rendered(frontends[0], [a_picture(11)], [hash])
+    rendered(frontends[1], [a_picture(12)], [hash])
+    assert frontends[1].mm_processor_cache.make_stats() == (0, 1)
+    rendered(frontends[0], [None], [hash])
+    assert frontends[0].mm_processor_cache.make_stats() == (1, 2), "to the one that it was given to, it does"
+    for frontend in frontends:
+        frontend.shutdown()
+
+
+def video_hashes(
+    config: VllmConfig,
+    sender: TensordSenderCache,
+    videos: list[Any],
+    names: list[str | None],
+    fps: list[float],
+) -> list[str]:
+    """What Qwen3-VL's processor calls videos, each of which has a sampling rate of its own."""
+    from vllm.model_executor.models.qwen3_vl import Qwen3VLMultiModalProcessor
+    from vllm.multimodal.parse import MultiModalDataItems, VideoProcessorItems
+    from vllm.multimodal.processing.inputs import ProcessorInputs
+
+    qwen: Any = object.__new__(Qwen3VLMultiModalProcessor)
+    qwen.info = SimpleNamespace(
+        model_id=config.model_config.model,
+        ctx=SimpleNamespace(get_mm_config=config.model_config.get_multimodal_config),
+        _merge_and_resolve_mm_processor_kwargs=lambda asked: {"videos_kwargs": {"fps": fps}, **asked},
+    )
+    items = MultiModalDataItems({"video": VideoProcessorItems(videos)})
+    asked = {"videos_kwargs": {"fps": fps}}
+    inputs = ProcessorInputs([], items, {"video": names}, hf_processor_mm_kwargs=asked, cache=sender)
+    return list(qwen._get_mm_hashes(inputs)["video"])
+
+
+def a_video(number: int) -> Any:
+    return np.full((2, 8, 8, 3), number, np.uint8)
+
+
+def test_a_clients_name_that_a_model_hashes_again_says_nothing_to_other_frontends(
+    installed: None, config: VllmConfig, pair: Pair
+) -> None:
+    other, name = pair.more(), f"video-{fresh()}"
+    (hash,) = video_hashes(config, pair.p0, [a_video(1)], [name], [2.0])
+    stored_by(pair.p0, hash, 1)
+    assert video_hashes(config, other, [a_video(2)], [name], [2.0]) == [hash]
+    assert (pair.p0.is_cached([hash]), other.is_cached([hash])) == ([True], [False])
+
+
+def test_the_warm_ups_outputs_define_the_forms(
+    installed: None, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.renderers import renderer_from_config
+
+    monkeypatch.setattr(forms, "_by_namespace", {})
+    frontends = [renderer_from_config(config), renderer_from_config(config)]
+    assert not forms.forms_of(processor_namespace(config.model_config).tag)._known
+    frontends[0].warmup_mm()
+    (known,) = forms.forms_of(processor_namespace(config.model_config).tag)._known
+    rendered(frontends[1], [a_picture(21)])
+    assert forms.forms_of(processor_namespace(config.model_config).tag)._known == {known}
+    for frontend in frontends:
+        frontend.shutdown()
