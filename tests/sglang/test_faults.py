@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import socket
 import sys
 import time
@@ -74,10 +72,6 @@ def _set(rank: Rank, pages: int = 3) -> list[bool]:
     return got
 
 
-def _key(number: int) -> bytes:
-    return hashlib.sha256(b"%d" % number).digest()
-
-
 def _served(rank: Rank) -> None:
     """The rank stores and finds pages again."""
     until(lambda: all(_set(rank, 1)), "a page to be stored")
@@ -144,28 +138,6 @@ def test_a_stopped_daemon_that_has_lent_no_place_delays_a_set_for_a_limited_time
         rank.close()
 
 
-def test_a_full_ring_refuses_pages_and_keeps_those_that_are_held() -> None:
-    with Daemon(ring_bytes=8 * MIB) as daemon:
-        daemon.start()
-        rank = Rank(daemon.socket)
-        hashes, expected = _stored(rank)
-        client = daemon.client()
-        held: list[Any] = [client.get(name) for name in rank.storage._keys("kv", hashes)]
-        number = 0
-        for size_bytes in (512 << 10, 64 << 10, 8 << 10, 1 << 10, 1 << 10):
-            while client.put(key := _key(number), np.zeros(size_bytes, np.uint8), wait=True).state == "stored":
-                held.append(client.get(key))
-                number += 1
-            daemon.until(lambda status: not status["store"]["lent_bytes"], "all places to be given back")
-        assert all(lease is not None for lease in held)
-        assert _soon(lambda: _set(rank)) == [False] * 3
-        assert rank.storage.batch_exists(hashes) == 3
-        assert _right(rank, hashes, expected) == [True] * 3
-        held.clear()
-        _served(rank)
-        rank.close()
-
-
 def test_a_damaged_page_is_not_copied_and_can_be_stored_again(daemon: Daemon, rank: Rank) -> None:
     hashes, indices = rank.filled(f"fault {next(_texts)}")
     expected = [rank.page(indices, number) for number in range(3)]
@@ -208,20 +180,6 @@ def test_a_socket_of_another_program_is_as_no_daemon(tmp_path: Path) -> None:
         assert _soon(lambda: _set(rank)) == [False] * 3
         assert _soon(lambda: rank.storage.batch_exists([page_hash("x", 0)])) == 0
         _soon(rank.close)
-
-
-def test_a_fork_goes_on_with_its_own_copy(daemon: Daemon, rank: Rank) -> None:
-    hashes, expected = _stored(rank)
-    child = os.fork()
-    if not child:
-        try:
-            until(lambda: all(_set(rank, 1)), "the child to store a page")
-            os._exit(0 if _right(rank, hashes, expected) == [True] * 3 else 1)
-        except BaseException:
-            os._exit(2)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    _served(rank)
 
 
 @pytest.mark.parametrize("indices", [None, torch.arange(3), torch.arange(10_000_000, 10_000_000 + 3 * PAGE), "x"])

@@ -14,8 +14,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from tensord.client.sglang import TensordHiCacheStorage
 from tensord.errors import BadConfiguration
 
-from ..daemon_process import PATIENCE_S, Daemon
-from ..processes import Child, Stage
+from ..daemon_process import Daemon
 from .rank import LAYOUTS, PAGE, Rank, mha_pool, mla_pool, storage_config
 
 _texts = count(1)
@@ -54,22 +53,6 @@ def test_a_page_that_one_engine_stores_is_byte_equal_in_another(daemon: Daemon, 
     _shared(Rank(daemon.socket, mha_pool(layout)), Rank(daemon.socket, mha_pool(layout)), text)
 
 
-def test_pages_are_shared_between_processes(daemon: Daemon, text: str) -> None:
-    rank = Rank(daemon.socket)
-    hashes, indices = rank.filled(text)
-    assert all(rank.storage.batch_set_v1(hashes, indices))
-    with Child(_read, daemon.socket, hashes) as child:
-        assert child.hear(4 * PATIENCE_S) == [rank.page(indices, number) for number in range(3)]
-    rank.close()
-
-
-def _read(stage: Stage, socket: Any, hashes: list[str]) -> list[bytes]:
-    rank = Rank(socket)
-    room = rank.empty()
-    assert rank.storage.batch_get_v1(hashes, room) == [True] * 3
-    return [rank.page(room, number) for number in range(3)]
-
-
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
 def test_ranks_of_an_mla_model_read_the_pages_that_one_rank_writes(daemon: Daemon, layout: str, text: str) -> None:
     config = {"is_mla_model": True, "tp_size": 2}
@@ -103,15 +86,6 @@ def test_pages_by_address_and_pages_as_tensors_are_told_apart(daemon: Daemon, te
     hashes, indices = by_address.filled(text)
     assert all(by_address.storage.batch_set_v1(hashes, indices))
     assert as_tensors.storage.batch_exists(hashes) == 0
-
-
-def test_exists_counts_the_pages_before_the_first_gap(ranks: tuple[Rank, Rank], text: str) -> None:
-    first, second = ranks
-    hashes, indices = first.filled(text, 4)
-    assert all(first.storage.batch_set_v1(hashes[:2], indices[: 2 * PAGE]))
-    assert all(first.storage.batch_set_v1(hashes[3:], indices[3 * PAGE :]))
-    assert second.storage.batch_exists(hashes) == 2
-    assert second.storage.batch_exists(hashes[3:]) == 1
 
 
 def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(
@@ -161,14 +135,6 @@ def test_clear_removes_the_pages_of_the_rank_and_nothing_else(
     assert other.contains(b"k" * 32)
 
 
-def test_nothing_stays_pinned_after_a_get(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
-    first, second = ranks
-    hashes, indices = first.filled(text)
-    assert all(first.storage.batch_set_v1(hashes, indices))
-    assert all(second.storage.batch_get_v1(hashes, second.empty()))
-    daemon.until(lambda status: status["pins"] == 0, "pins to end")
-
-
 @pytest.mark.parametrize(
     ("extra", "told"),
     [
@@ -180,11 +146,6 @@ def test_nothing_stays_pinned_after_a_get(ranks: tuple[Rank, Rank], text: str, d
 def test_a_wrong_setting_is_an_error_that_names_it(extra: dict[str, Any], told: str) -> None:
     with pytest.raises(BadConfiguration, match=told):
         TensordHiCacheStorage(storage_config(extra), {})
-
-
-def test_sglangs_own_keys_of_the_extra_config_are_left_alone(daemon: Daemon, text: str) -> None:
-    extra = {"tensord.revision": "r1", "prefetch_threshold": 16, "other": [1]}
-    _shared(Rank(daemon.socket, extra=extra), Rank(daemon.socket, extra=extra), text)
 
 
 def test_the_client_is_listed_by_the_name_of_model_and_rank(daemon: Daemon) -> None:
