@@ -28,7 +28,7 @@ from ..identity.settings import machine, settings
 from ..transformers.conditions import Untouchable, attention_of, check_still
 from ..transformers.reasons import NotShared
 
-__all__ = ["PIPELINES", "READ", "check_pipeline", "encoders_of", "name_of"]
+__all__ = ["PIPELINES", "check_pipeline", "name_of"]
 
 VERSION: Final = "0.42."
 """The version of diffusers whose pipelines are known."""
@@ -50,19 +50,6 @@ PIPELINES: Final = frozenset(
 )
 _ENCODERS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TOKENIZERS: Final = ("tokenizer", "tokenizer_2", "tokenizer_3")
-READ: Final[Mapping[str, str]] = {
-    **dict.fromkeys(_ENCODERS, "named by their weights and settings"),
-    **dict.fromkeys(_TOKENIZERS, "named by their contents"),
-    **dict.fromkeys(("unet", "transformer"), "only their dtype is read, which is part of the key"),
-    **dict.fromkeys(("config", "tokenizer_max_length"), "part of the key"),
-    "_execution_device": "part of the key",
-    "_lora_scale": "set for a lora_scale; a call with one bypasses the cache",
-    **dict.fromkeys(
-        ("_get_clip_prompt_embeds", "_get_t5_prompt_embeds", "maybe_convert_prompt", "_maybe_convert_prompt"),
-        "methods that encode_prompt calls, checked to be diffusers' own",
-    ),
-}
-"""Attribute of a pipeline that `encode_prompt` reads → how a key covers it. A test compares diffusers' code with it."""
 _METHODS: Final = ("encode_prompt", "_get_clip_prompt_embeds", "_get_t5_prompt_embeds", "maybe_convert_prompt")
 _FROM: Final = LIBRARIES | {"diffusers"}
 _FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType)
@@ -82,11 +69,6 @@ _UNSAID: Final = frozenset(
 """Attributes of a tokenizer that are records, paths, or named in another way."""
 
 
-def encoders_of(pipeline: Any) -> dict[str, Any]:
-    """The pipeline's text encoders, by name."""
-    return {name: part for name in _ENCODERS if (part := getattr(pipeline, name, None)) is not None}
-
-
 def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Fingerprint, tenant: str) -> Namespace:
     """The namespace of the pipeline's prompt embeddings.
 
@@ -99,7 +81,7 @@ def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Finge
         NotShared: there is no name, because something in the pipeline has none.
     """
     check_pipeline(pipeline, plain)
-    encoders = encoders_of(pipeline)
+    encoders = {name: part for name in _ENCODERS if (part := getattr(pipeline, name, None)) is not None}
     try:
         check_still(torch.empty(0, device=device), encoders.values())
     except Untouchable:

@@ -136,9 +136,6 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
             self._worker.save(self._connector_metadata, encoder_cache, mm_hash)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, None
-
     def build_connector_worker_meta(self) -> Report | None:
         """This worker's report to the scheduler's side; None if there is no news."""
         return self._worker.report() if self._worker is not None else None

@@ -59,11 +59,8 @@ def started(family: str, folder: Path, start_engine: StartEngine, daemon: Daemon
     """Both engines of a family, with the processor cache, on their way."""
     environ = {"TENSORD_VLLM_PROCESSOR_CACHE": "1", "TENSORD_SOCKET": str(daemon.socket)}
     a_picture = FAMILIES[family][1]
-    limits = {"image": 2, "video": 0} if "Qwen" in family else {"image": 2}
     return {
-        name: start_engine(
-            folder, environ=environ, a_picture=a_picture, model_impl=name, limit_mm_per_prompt=limits, **options
-        )
+        name: start_engine(folder, environ=environ, a_picture=a_picture, model_impl=name, **options)
         for name in IMPLEMENTATIONS
     }
 

@@ -29,10 +29,6 @@ from .tiny_llava import (
 )
 
 # Behind those of tiny_llava's tokenizer, in this order.
-_QWEN: Final = {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"} | {
-    "image": "<|image_pad|>",
-    "video": "<|video_pad|>",
-}
 _GEMMA: Final = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"} | {
     f"lines_{count}": "\n" * count
     for count in range(1, 5)  # vLLM asks the tokenizer for them
@@ -52,35 +48,6 @@ _TEXT: Final[dict[str, Any]] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-def write_tiny_qwen2_vl(folder: Path) -> Path:
-    """Writes a Qwen2-VL into the folder, and gives the folder back."""
-    numbers = _write_tokenizer(folder, "Qwen2VLProcessor", _QWEN)
-    rotation = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
-    config = transformers.Qwen2VLConfig(
-        text_config={**_TEXT, "rope_parameters": rotation},
-        vision_config={"depth": 2, "embed_dim": WIDTH, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2},
-        vision_start_token_id=numbers["vision_start"],
-        vision_end_token_id=numbers["vision_end"],
-        image_token_id=numbers["image"],
-        video_token_id=numbers["video"],
-        tie_word_embeddings=False,
-    )
-    pixels = {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
-    for name, kind in (("preprocessor_config.json", "image"), ("video_preprocessor_config.json", "video")):
-        _write(
-            folder / name,
-            {
-                f"{kind}_processor_type": f"Qwen2VL{kind.title()}Processor",
-                "processor_class": "Qwen2VLProcessor",
-                "size": pixels,
-                "patch_size": PATCH_SIDE,
-                "merge_size": 2,
-                "temporal_patch_size": 2,
-            },
-        )
-    return _write_weights(folder, transformers.Qwen2VLForConditionalGeneration, config)
 
 
 def write_tiny_gemma3(folder: Path) -> Path:
@@ -118,7 +85,6 @@ def write_tiny_gemma3(folder: Path) -> Path:
 
 FAMILIES: Final[dict[str, tuple[Callable[[Path], Path], str]]] = {
     "LLaVA": (write_tiny_llava, "<image> "),
-    "Qwen2-VL": (write_tiny_qwen2_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
     "Gemma 3": (write_tiny_gemma3, "<start_of_image>"),
 }
 """By name: what writes a model of the family into a folder, and how its prompts say "a picture"."""

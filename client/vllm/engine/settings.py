@@ -6,10 +6,8 @@ Owns: their names, types and limits. Does not own: other keys. Invariants: an un
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final
 
 from ....errors import BadConfiguration
@@ -21,8 +19,6 @@ WAIT_S_MOST: Final = 60.0
 IDLE_S_MOST: Final = 86400.0
 SLEEPS_AT: Final = ("", *(mode.value for mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]))
 """The values of `sleep_at`; "": never."""
-NEARLY: Final = 0.85
-"""Similarity (difflib's ratio) from which an unknown key counts as a misspelt one: two letters swapped or left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +121,11 @@ def _check_foreign(name: str, known: Sequence[str], where: str) -> None:
     """Checks that an unknown key is another connector's. `where`: the setting of vLLM's with the keys.
 
     Raises:
-        BadConfiguration: the key contains "tensord", is a known key without the prefix, or nearly a known key.
+        BadConfiguration: the key contains "tensord", or is a known key without the prefix.
     """
-    plain = re.sub(r"[^a-z]+", ".", name.lower()).strip(".")
-    bare = plain.removeprefix("tensord").strip(".")
-    likely = [each for each in known if each.removeprefix(PREFIX).replace("_", ".") == bare]
-    likely = likely or get_close_matches(plain, known, 1, NEARLY)
-    if likely:
-        raise BadConfiguration(f"{name!r} in {where} has no effect: write {likely[0]}")
-    if "tensord" in plain:
+    if PREFIX + name in known:
+        raise BadConfiguration(f"{name!r} in {where} has no effect: write {PREFIX}{name}")
+    if "tensord" in name.lower():
         raise BadConfiguration(f"{name!r} in {where} is unknown; there are {', '.join(known)}")
 
 

@@ -242,7 +242,29 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             UsageError: a reference names another item than the feature's.
         """
         hashes = [feature.mm_hash or feature.identifier for feature in mm_features]
-        asked = [feature_of(feature.data, hash) for feature, hash in zip(mm_features, hashes, strict=True)]
+        items = self._items([feature.data for feature in mm_features], hashes)
+        for feature, item in zip(mm_features, items, strict=True):
+            feature.data = item
+        return mm_features
+
+    def get_and_update_item(self, mm_item: MultiModalKwargsItem | None, mm_hash: str) -> MultiModalKwargsItem:
+        """The item itself, or the item that it refers to, or for None the item stored under `mm_hash`.
+
+        Raises:
+            MultiModalCacheMissError, UsageError: as for `get_and_update_features`.
+        """
+        return self._items([mm_item], [mm_hash])[0]
+
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
+        """Checks a reference. Pins are taken when features are filled in."""
+        if mm_item is not None:
+            reference_in(mm_item, mm_hash)
+
+    def clear_cache(self) -> None:
+        self.cache.forget()
+
+    def _items(self, data: Sequence[MultiModalKwargsItem | None], hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
+        asked = [feature_of(each, hash) for each, hash in zip(data, hashes, strict=True)]
         try:
             filled = self.cache.get_and_update_features(asked)
         except ReferenceLost as lost:
@@ -256,35 +278,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         malformed = [hash for hash, item in zip(hashes, made, strict=True) if item is None]
         if malformed:
             raise MultiModalCacheMissError(list(dict.fromkeys(malformed)))
-        for feature, item in zip(mm_features, made, strict=True):
-            feature.data = item
-        return mm_features
-
-    def get_and_update_item(self, mm_item: MultiModalKwargsItem | None, mm_hash: str) -> MultiModalKwargsItem:
-        """The item itself, or the item that it refers to, or for None the item stored under `mm_hash`.
-
-        Raises:
-            MultiModalCacheMissError, UsageError: as for `get_and_update_features`.
-        """
-        asked = feature_of(mm_item, mm_hash)
-        try:
-            (found,) = self.cache.get_and_update_features([asked])
-        except ReferenceLost:
-            raise MultiModalCacheMissError([mm_hash]) from None
-        if found is asked:
-            return asked.data
-        item = self._item(found.data, mm_hash)
-        if item is None:
-            raise MultiModalCacheMissError([mm_hash])
-        return item
-
-    def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
-        """Checks a reference. Pins are taken when features are filled in."""
-        if mm_item is not None:
-            reference_in(mm_item, mm_hash)
-
-    def clear_cache(self) -> None:
-        self.cache.forget()
+        return made
 
     def _item(self, tree: Any, mm_hash: str) -> MultiModalKwargsItem | None:
         """The item of a tree; None if the tree is not an item."""

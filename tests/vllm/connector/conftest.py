@@ -9,8 +9,8 @@ import pytest
 
 from tests.daemon_process import Daemon
 
-from ..step_bench import Steps, other_name
-from .stand import mapped, nothing_left
+from ..step_bench import Steps, attached, other_name
+from .stand import nothing_left
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def second(pair: tuple[Steps, Steps]) -> Steps:
 def apart(shared: Daemon) -> Iterator[tuple[Steps, Steps]]:
     """Two engines of a test's own: those whose weights change share with nobody afterwards."""
     with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1)) as another:
-        mapped(one)
-        mapped(another)
+        attached(one)
+        attached(another)
         yield one, another
 
 
@@ -49,7 +49,7 @@ def pair(shared: Daemon, stand: tuple[Steps, Steps]) -> Iterator[tuple[Steps, St
     """Two engines with one model and a client each, of which nothing may be left at the end."""
     for engine in stand:
         # Whatever mapped rings they were to say is said.
-        mapped(engine)
+        attached(engine)
     yield stand
     for engine in stand:
         engine.has_blocks = True

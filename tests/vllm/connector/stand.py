@@ -22,13 +22,6 @@ def fresh() -> int:
     return next(_numbers)
 
 
-def mapped(engine: Steps) -> None:
-    """Returns when all workers have said that they map the ring."""
-    side = engine.connector._scheduler
-    assert side is not None
-    until(lambda: engine.step() is not None and len(side._plan.rings) == len(engine.workers), "workers to map the ring")
-
-
 def settled(engine: Steps, asked: Any) -> None:
     """Returns when the connector lets the request be scheduled; nothing is scheduled yet."""
     until(lambda: engine.connector.ensure_cache_available(asked, 0), "an answer")

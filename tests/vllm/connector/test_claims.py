@@ -16,8 +16,8 @@ from tensord.client.vllm.engine import background
 from tests.daemon_process import PATIENCE_S, Daemon, until
 from tests.processes import Child, Stage
 
-from ..step_bench import ROWS, Steps, answers, feature, item, other_name, request, right
-from .stand import NOTHING_HELD, counted, encode, fresh, mapped, nothing_left, settled
+from ..step_bench import ROWS, Steps, answers, attached, feature, item, other_name, request, right
+from .stand import NOTHING_HELD, counted, encode, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -131,7 +131,7 @@ def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_c
 def encode_when_told(stage: Stage, socket: Path, picture: int) -> list[str]:
     claims.ANSWER_S = background.LATE_S = PATIENCE_S  # type: ignore[misc]
     with Steps(socket) as engine:
-        mapped(engine)
+        attached(engine)
         stage.tell("ready")
         stage.hear()
         asked = request(picture)

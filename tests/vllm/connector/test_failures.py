@@ -17,8 +17,8 @@ from tensord.client.link.link import Link
 from tensord.client.vllm.engine.background import CLIENTS
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
-from ..step_bench import Steps, feature, item, other_name, request, right
-from .stand import connected, counted, encode, fresh, mapped, nothing_left, settled
+from ..step_bench import Steps, attached, feature, item, other_name, request, right
+from .stand import connected, counted, encode, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -130,7 +130,7 @@ def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch)
     with Daemon() as daemon, ExitStack() as engines:
         daemon.start()
         one = engines.enter_context(Steps(daemon.socket))
-        mapped(one)
+        attached(one)
         daemon.pause()
         try:
             for _ in range(5):
@@ -150,7 +150,7 @@ def test_a_full_ring_refuses_and_ends_the_claim() -> None:
         daemon.start()
         client = daemon.client()
         one = engines.enter_context(Steps(daemon.socket, capacity=1 << 20))
-        mapped(one)
+        attached(one)
         assert client.put(b"k" * 32, np.zeros(int(1.9 * MIB), np.uint8), wait=True).state == "stored"
         pinned = client.get(b"k" * 32)
         assert pinned is not None
@@ -171,7 +171,7 @@ def test_a_waiting_engine_learns_at_once_that_nothing_is_stored_though_the_other
         client = daemon.start().client()
         one = engines.enter_context(Steps(daemon.socket, capacity=1 << 20))
         another = engines.enter_context(Steps(other_name(daemon.socket, 1), capacity=1 << 20))
-        mapped(one)
+        attached(one)
         assert client.put(b"k" * 32, np.zeros(int(1.9 * MIB), np.uint8), wait=True).state == "stored"
         pinned = client.get(b"k" * 32)
         assert pinned is not None

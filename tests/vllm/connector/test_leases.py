@@ -14,8 +14,8 @@ import tensord
 from tensord.client.vllm.encoder.step import NOTHING, Report
 from tests.daemon_process import MIB, Daemon, until
 
-from ..step_bench import Steps, answers, encoded, feature, item, other_name, request, right
-from .stand import NOTHING_HELD, encode, fresh, keys, mapped, nothing_left, settled
+from ..step_bench import Steps, answers, attached, encoded, feature, item, other_name, request, right
+from .stand import NOTHING_HELD, encode, fresh, keys, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -46,7 +46,7 @@ def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
     picture = fresh()
     with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
         encode(one, picture)
-        mapped(another)
+        attached(another)
         asked = another.add(request(picture))
         settled(another, asked)
         made = another.schedule()

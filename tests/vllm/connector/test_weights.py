@@ -6,8 +6,8 @@ import pytest
 
 from tests.daemon_process import Daemon, until
 
-from ..step_bench import Steps, feature, item, other_name, request, right
-from .stand import connected, encode, fresh, mapped, nothing_left
+from ..step_bench import Steps, attached, feature, item, other_name, request, right
+from .stand import connected, encode, fresh, nothing_left
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -58,7 +58,7 @@ def test_engines_whose_weights_stay_go_on_sharing_when_anothers_change(
     picture = fresh()
     encode(second, picture)
     with Steps(other_name(shared.socket, 2)) as third:
-        mapped(third)
+        attached(third)
         asked = request(picture)
         assert right([asked], third.run(asked))
         assert third.encoded == []

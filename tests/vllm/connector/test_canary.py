@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from functools import partial
-from itertools import count
 
 import numpy as np
 import pytest
@@ -16,31 +13,19 @@ import tensord
 from tensord.client.vllm.encoder.canary import TOLERANCES, difference
 from tensord.client.vllm.engine.settings import Settings
 from tensord.errors import BadConfiguration
-from tensord.ipc.messages import control as messages
 from tests.daemon_process import Daemon, until
 
-from .step_bench import ROWS, Steps, attached, encoded, item, other_name, request, right
-from .tiny_llava import WIDTH
+from ..step_bench import ROWS, Steps, attached, encoded, item, other_name, request, right
+from ..tiny_llava import WIDTH
+from .stand import fresh, keys
 
 pytestmark = pytest.mark.usefixtures("patient")
 SELDOM = 1e-12
-_numbers = count(70_000)
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
-        yield running.start()
-
-
-def keys(daemon: Daemon) -> set[bytes]:
-    rows = daemon.ask(partial(messages.EntriesQuery, count=1000))["entries"]
-    return {bytes.fromhex(row["key"]) for row in rows}
 
 
 def stored(daemon: Daemon, engine: Steps, pictures: int) -> list[int]:
     """Has the engine encode so many, and returns when all are stored."""
-    numbers = [next(_numbers) for _ in range(pictures)]
+    numbers = [fresh() for _ in range(pictures)]
     before = len(keys(daemon))
     attached(engine)
     engine.run(*(request(number) for number in numbers))

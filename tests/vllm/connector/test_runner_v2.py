@@ -5,9 +5,7 @@ vLLM's own class around the connector, a real daemon, and steps without an engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,26 +14,15 @@ import pytest
 from tensord.ipc.messages import control as messages
 from tests.daemon_process import Daemon, until
 
-from .step_bench import ROWS, Steps, attached, other_name, request, right
-from .tiny_llava import WIDTH
+from ..step_bench import ROWS, Steps, attached, other_name, request, right
+from ..tiny_llava import WIDTH
+from .stand import fresh, nothing_left
 
-_numbers = count(90_000)
 pytestmark = pytest.mark.usefixtures("patient")
-NOTHING_HELD = {"requests": 0, "inputs": 0, "leases": 0, "claims": 0, "steps": 0}
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
-        yield running.start()
 
 
 def engine(daemon: Daemon, number: int, *about: str, **settings: Any) -> Steps:
     return attached(Steps(other_name(daemon.socket, number), *about, runner="v2", **settings))
-
-
-def nothing_left(engine: Steps) -> None:
-    until(lambda: engine.step() is not None and engine.held == NOTHING_HELD, f"nothing to be held: {engine.held}")
 
 
 def saved(engine: Steps, count: int) -> None:
@@ -46,7 +33,7 @@ def saved(engine: Steps, count: int) -> None:
 
 def test_a_picture_is_encoded_by_one_engine_and_no_hold_stays(daemon: Daemon) -> None:
     with engine(daemon, 1, ranks=2) as first, engine(daemon, 2, ranks=2) as second:
-        pictures = [next(_numbers) for _ in range(3)]
+        pictures = [fresh() for _ in range(3)]
         asked = request(*pictures)
         assert right([asked], first.run(asked))
         nothing_left(first)
@@ -60,7 +47,7 @@ def test_a_picture_is_encoded_by_one_engine_and_no_hold_stays(daemon: Daemon) ->
 def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(daemon: Daemon) -> None:
     """The runner stores what is new in its cache: what the scheduler freed has left it by then."""
     with engine(daemon, 1, capacity=ROWS) as first:
-        one, another = next(_numbers), next(_numbers)
+        one, another = fresh(), fresh()
         first.run(request(one))
         nothing_left(first)
         daemon.client().clear()
@@ -75,7 +62,7 @@ def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(
 
 def test_a_consumer_loads_and_stores_nothing(daemon: Daemon) -> None:
     with engine(daemon, 1) as first, engine(daemon, 2, "ec_consumer") as consumer:
-        there, new = next(_numbers), next(_numbers)
+        there, new = fresh(), fresh()
         first.run(request(there))
         nothing_left(first)
         asked = request(there, new)
@@ -87,7 +74,7 @@ def test_a_consumer_loads_and_stores_nothing(daemon: Daemon) -> None:
 
 def test_a_hit_is_compared_and_a_wrong_one_ends_sharing(daemon: Daemon) -> None:
     with engine(daemon, 1) as first, engine(daemon, 2, canary=1e-12) as second:
-        picture = next(_numbers)
+        picture = fresh()
         first.run(request(picture))
         nothing_left(first)
         (key,) = (bytes.fromhex(row["key"]) for row in daemon.ask(partial(messages.EntriesQuery, count=10))["entries"])
