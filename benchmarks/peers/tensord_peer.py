@@ -21,7 +21,6 @@ import numpy as np
 
 import tensord
 from tensord.client.ctl.daemon import Daemon as StatusOf
-from tensord.client.link.absence import told_elsewhere
 
 from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consume
 

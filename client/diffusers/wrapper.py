@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from ...errors import UsageError
-from ..core.cache import Client
+from ..core.client import Client
 from ..transformers.wrapping import plain_class, wrapped_class
 from .names import PIPELINES, check_pipeline
 from .prompts import Prompts, PromptTally

@@ -42,7 +42,6 @@ from ...arguments.namespace import Namespace
 from ...core.client import Client
 from ..engine.adapters import RankAdapters
 from ..engine.background import Background
-from ..engine.presence import Presence
 from .asking import Asking, end_of, inputs_of
 from .canary import Canary
 from .claims import EncodeClaims

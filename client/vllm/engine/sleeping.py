@@ -33,7 +33,6 @@ from ....ipc.messages.modes import LEVELS, Mode
 from ...core.client import Client
 from ...gpu.gpu_name import gpu_name
 from ...pressure.modes import ModeChange, Subscription
-from ..encoder.stats import LookupCounts
 from .background import IDLE_S, Background
 from .hooks import hook
 from .presence import client_name

@@ -45,7 +45,6 @@ from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
 from ...identity.content import Digests
 from ...reading.view import View
-from ..encoder.stats import LookupCounts
 from ..encoder_cache import weights_are_kept
 from ..engine.adapters import RankAdapters
 from ..engine.background import IDLE_S, Background

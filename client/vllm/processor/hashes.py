@@ -27,7 +27,7 @@ from vllm.multimodal.hasher import MultiModalHasher, _get_image_id_bytes
 from vllm.multimodal.media import MediaWithBytes
 from vllm.multimodal.processing.inputs import ProcessorInputs
 
-from .hooks import hook
+from ..engine.hooks import hook
 
 HASHES_MAX: Final = 65_536
 """Limit on recorded hashes in a thread. The oldest record is dropped first; its item is then not shared."""

@@ -12,9 +12,9 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.client.vllm.encoder.stats import COUNTERS, TensordECStats
 from tensord.client.vllm.encoder.step import NOTHING
+from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.errors import BadConfiguration
 from tests.daemon_process import Daemon, until
 

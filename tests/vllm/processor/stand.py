@@ -18,8 +18,8 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing import PromptReplacement
 
-from tensord.client.vllm.hashes import note
-from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
+from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
+from tensord.client.vllm.processor.hashes import note
 
 from ...daemon_process import PATIENCE_S, Daemon
 from ..tiny_llava import IMAGE

@@ -15,8 +15,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 
 from tensord.client.identity.engine import processor_namespace
-from tensord.client.vllm import forms, plugin, processor_factories
-from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
+from tensord.client.vllm import plugin
+from tensord.client.vllm.processor import factories, forms
+from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
 from tensord.errors import BadConfiguration
 
 from ...daemon_process import PATIENCE_S
@@ -100,7 +101,7 @@ def test_a_switch_or_a_way_of_copying_that_is_none_is_named(
 ) -> None:
     from vllm.multimodal import cache
 
-    monkeypatch.setenv(processor_factories.COPY, "sometimes")
+    monkeypatch.setenv(factories.COPY, "sometimes")
     with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_COPY='sometimes' must be one of auto, never"):
         cache.engine_receiver_cache_from_config(config)
     monkeypatch.setenv(plugin.PROCESSOR_CACHE, "yes")

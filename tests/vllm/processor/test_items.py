@@ -20,7 +20,7 @@ from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, Prom
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 
 from tensord.client.caches.measures import item_bytes, leaf_count
-from tensord.client.vllm.items import StoredMask, item_tree, tree_item, tree_updates
+from tensord.client.vllm.processor.items import StoredMask, item_tree, tree_item, tree_updates
 from tensord.errors import UnsupportedLeaf, UsageError
 
 from .stand import UPDATES, Pair, an_item, fresh
@@ -154,7 +154,7 @@ def test_prompt_updates_may_be_changed_by_whoever_gets_them(pair: Pair) -> None:
 
 
 def test_a_class_that_has_grown_a_field_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensord.client.vllm import items
+    from tensord.client.vllm.processor import items
 
     monkeypatch.setattr(items, "_CHANGED", frozenset({MultiModalBatchedField}))
     with pytest.raises(UnsupportedLeaf, match="MultiModalBatchedField has other fields"):

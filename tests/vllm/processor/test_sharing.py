@@ -23,12 +23,12 @@ from vllm.multimodal.inputs import (
 )
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from tensord.client.caches.loans import LOAN_BYTES
+from tensord.client.caches.processor.loans import LOAN_BYTES
 from tensord.client.identity import content
-from tensord.client.vllm import forms, processor
-from tensord.client.vllm.forms import Forms
-from tensord.client.vllm.hashes import note
-from tensord.client.vllm.processor import TensordReceiverCache
+from tensord.client.vllm.processor import caches, forms
+from tensord.client.vllm.processor.caches import TensordReceiverCache
+from tensord.client.vllm.processor.forms import Forms
+from tensord.client.vllm.processor.hashes import note
 from tensord.errors import UsageError
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -225,7 +225,7 @@ def test_an_item_that_this_processor_does_not_make_is_a_miss_and_counted(
 ) -> None:
     with monkeypatch.context() as elsewhere:
         # As in another process, with another processor.
-        elsewhere.setattr(processor, "forms_of", lambda tag: Forms())
+        elsewhere.setattr(caches, "forms_of", lambda tag: Forms())
         another = pair.more()
     hash, item = fresh(), an_item()
     assert not is_whole(another.get_and_update_item((other, UPDATES), hash)[0])
