@@ -1,6 +1,7 @@
-"""tensord in SGLang: KV pages of the HiCache host pool, shared by all engines of a host.
+"""tensord in SGLang: KV pages of the HiCache host pool, shared by all engines of the host.
 
-Public names are imported on first access, because importing the storage imports SGLang.
+It may import SGLang, the client and the identity. It owns the storage that SGLang calls, the names of pages and their
+addresses in the host pool. Public names are imported on first access, because importing the storage imports SGLang.
 """
 
 from __future__ import annotations

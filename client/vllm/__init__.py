@@ -1,6 +1,8 @@
 """tensord in vLLM: encoder outputs, processor outputs and KV blocks shared by all engines of a host.
 
-Public names are imported on first access. So importing this package as a plugin, in each of vLLM's processes, is cheap.
+It may import vLLM, the client and the identity. It owns the modules that vLLM's configuration names: the plugin, the
+connectors and the encoder cache manager. Public names are imported on first access, so importing this package as a
+plugin, in each of vLLM's processes, is cheap.
 """
 
 from __future__ import annotations

@@ -21,12 +21,11 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 from ..checkpoints.loading import loading_begins
 from ..identity.content import dtype_name
 from ..identity.engine import Nameless, encoder_namespace
-from . import encoder_cache
 from .encoder.scheduler import SchedulerSide
 from .encoder.stats import TensordECStats, TensordPromMetrics
 from .encoder.step import NOTHING, Report, StepMetadata
 from .encoder.worker import WorkerSide
-from .engine import adapters, sleeping
+from .engine import adapters, sleeping, weights
 from .engine.presence import engine_client_name
 from .engine.settings import Settings
 from .plugin import log_with_vllm
@@ -60,7 +59,7 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
-            encoder_cache.listen_for_resets(self._caches_reset)
+            weights.listen_for_resets(self._caches_reset)
             if _has_tower_lora(vllm_config):
                 adapters.install_engine()
         else:
@@ -115,9 +114,9 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         if self._scheduler is not None:
             self._scheduler.adapters_changed(held)
 
-    def _caches_reset(self) -> None:
+    def _caches_reset(self, weights_kept: bool) -> None:
         if self._scheduler is not None:
-            self._scheduler.caches_reset(weights_kept=encoder_cache.weights_are_kept())
+            self._scheduler.caches_reset(weights_kept=weights_kept)
 
     # ---- a worker's side
 

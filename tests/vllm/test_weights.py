@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor as TheirExecutor
 
-from tensord.client.vllm import TensordEncoderCacheManager, encoder_cache
+from tensord.client.vllm import TensordEncoderCacheManager
 from tensord.client.vllm.engine import weights
 from tensord.errors import BadConfiguration
 
@@ -44,10 +44,10 @@ class Listener:
     def __init__(self) -> None:
         self.heard = 0
         self.resets = 0
-        encoder_cache.listen_for_resets(self.changed)
+        weights.listen_for_resets(self.changed)
 
-    def changed(self) -> None:
-        if encoder_cache.weights_are_kept():
+    def changed(self, weights_kept: bool) -> None:
+        if weights_kept:
             self.resets += 1
         else:
             self.heard += 1
@@ -88,12 +88,12 @@ def test_a_collected_listener_is_not_called_and_one_registered_twice_is_called_o
     heard: list[str] = []
 
     class Passing(Listener):
-        def changed(self) -> None:
+        def changed(self, weights_kept: bool) -> None:
             heard.append("a ghost")
 
     passing = Passing()
     del passing
-    encoder_cache.listen_for_resets(listener.changed)
+    weights.listen_for_resets(listener.changed)
     made(10).reset()
     assert listener.heard == 1
     assert not heard
@@ -103,7 +103,7 @@ def test_a_listener_that_raises_is_logged_and_the_next_one_is_called(
     listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Listener):
-        def changed(self) -> None:
+        def changed(self, weights_kept: bool) -> None:
             raise RuntimeError("not today")
 
     failing, last = Failing(), Listener()
@@ -287,7 +287,7 @@ def started(core: EngineCore, listener: Listener) -> EngineCore:
         set_pause_state=lambda _: None,
     )
     scheduler.kept = []
-    scheduler.reset_prefix_cache = lambda *_: scheduler.kept.append(encoder_cache.weights_are_kept()) or True
+    scheduler.reset_prefix_cache = lambda *_: scheduler.kept.append(weights.weights_are_kept()) or True
     core.scheduler = scheduler
     core.mm_receiver_cache = None
     executor: Any = core.model_executor

@@ -1,6 +1,7 @@
-"""Detects changes of an engine's weights.
+"""Detects changes of an engine's weights, and tells who listens in this process.
 
-Owns: the hooks, and the comparison of a model before and after a call. Does not own: the reaction to a change.
+Owns: the hooks, the comparison of a model before and after a call, the listeners, and whether a reset in progress comes
+with the weights as they were. Does not own: the reaction to a change.
 
 vLLM 0.32 leaves it to the caller to reset the encoder cache after an update of the weights (update_weights and its
 session, reload_weights, reset_weights, an extension's own method). All of these reach the workers through the engine
@@ -22,21 +23,26 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
+from weakref import WeakMethod
 
 import torch
 
 from ...identity.attributes import attributes_now
-from ..encoder_cache import keeping_weights, tell_listeners, weights_are_kept
 from . import adapters
 from .hooks import hook
 
 SAMPLES: Final = 256
 """Number of values of each tensor that are compared, evenly spread."""
 
+Listener = Callable[[bool], None]
 _log = logging.getLogger("tensord")
+_within = threading.local()
+_listeners: list[WeakMethod[Listener]] = []
 
 # Methods of vLLM's workers that change the weights or free their memory.
 CHANGES_WEIGHTS: Final = frozenset(
@@ -85,9 +91,47 @@ LEAVES_WEIGHTS: Final = frozenset(
 )
 
 
-def install() -> None:
-    """Hooks the engine core of this process. Idempotent. `listen_for_resets` calls it; no other process needs the
-    hooks."""
+def listen_for_resets(callback: Listener) -> None:
+    """Calls `callback(weights_kept)` whenever the caches of an engine in this process were reset (a sleep, a pause that
+    clears caches, reset_encoder_cache), or its weights may have changed.
+
+    The call comes in the scheduler's thread between two steps, often several times for one change, and must not wait.
+    Exceptions of the callback are logged. It is a method of an object, which is held weakly: keep the object.
+    """
+    _install()
+    _listeners[:] = [known for known in _listeners if known() not in (None, callback)]
+    _listeners.append(WeakMethod(callback))
+
+
+def tell_listeners() -> None:
+    """Calls all listeners: caches were reset, or the weights may have changed."""
+    for reference in _listeners.copy():
+        callback = reference()
+        if callback is None:
+            continue
+        try:
+            callback(weights_are_kept())
+        except Exception:
+            _log.exception("tensord: a listener failed on a change of weights; outputs of old weights may be shared")
+
+
+@contextmanager
+def _keeping_weights() -> Iterator[None]:
+    """Within it, this thread's resets come with the weights as they were."""
+    _within.kept = True
+    try:
+        yield
+    finally:
+        _within.kept = False
+
+
+def weights_are_kept() -> bool:
+    """Whether a reset in progress in this thread is known to come with the weights as they were."""
+    return getattr(_within, "kept", False)
+
+
+def _install() -> None:
+    """Hooks the engine core of this process. Idempotent. No other process needs the hooks."""
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
@@ -205,7 +249,7 @@ def _compare_and_reset(reset: Callable[..., Any], core: Any, *args: Any, **kwarg
     if not _are_same(core.model_executor):
         tell_listeners()
         return reset(core, *args, **kwargs)
-    with keeping_weights():
+    with _keeping_weights():
         # vLLM's own encoder cache manager tells nobody.
         tell_listeners()
         return reset(core, *args, **kwargs)

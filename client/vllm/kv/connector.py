@@ -37,8 +37,7 @@ from ....errors import BadConfiguration
 from ...arguments.namespace import Namespace
 from ...gpu.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
-from .. import encoder_cache
-from ..engine import adapters, sleeping
+from ..engine import adapters, sleeping, weights
 from ..engine.hooks import hook
 from ..engine.presence import engine_client_name
 from ..engine.settings import KVSettings
@@ -135,7 +134,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             TensordOffloadingSpec(config, manager=make), vllm_config, kv_cache_config
         )
         self._manager = self.connector_scheduler.manager
-        encoder_cache.listen_for_resets(self._caches_reset)
+        weights.listen_for_resets(self._caches_reset)
         if vllm_config.lora_config is not None:
             adapters.install_engine()
 
@@ -189,8 +188,8 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         if self._manager is not None:
             self._manager.adapters_changed(held)
 
-    def _caches_reset(self) -> None:
-        if self._manager is not None and not encoder_cache.weights_are_kept():
+    def _caches_reset(self, weights_kept: bool) -> None:
+        if self._manager is not None and not weights_kept:
             self._manager.weights_changed()
 
     # ---- a worker's side

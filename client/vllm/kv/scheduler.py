@@ -45,9 +45,9 @@ from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
 from ...identity.content import Digests
 from ...reading.view import View
-from ..encoder_cache import weights_are_kept
 from ..engine.adapters import RankAdapters
 from ..engine.background import IDLE_S, Background
+from ..engine.weights import weights_are_kept
 from .hints import AgentTurns, Turn, hints_of
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
