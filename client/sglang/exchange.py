@@ -48,21 +48,12 @@ class PageExchange:
         self._unanswered: tuple[Put, float] | None = None
         """A put, and when it began."""
         self._runs = RemoteRuns()
-        self._connected: bool | None = None
 
     def close(self) -> None:
         self._client.close()
 
     def current(self, namespace: Namespace) -> Namespace:
-        """The namespace at its present generation. Logs whether the daemon has come or gone since the last call."""
-        if self._client.connected is not self._connected:
-            self._connected = self._client.connected
-            link = self._client.link
-            if self._connected:
-                _log.info("tensord: connected to the daemon at %s as %r", link.path, link.name)
-            else:
-                why = link.error or "it has not answered yet"
-                _log.warning("tensord: no daemon at %s: %s; no page is stored until it is there", link.path, why)
+        """The namespace at its present generation."""
         return self._client.current(namespace)
 
     def contains(self, key: bytes) -> bool:

@@ -8,7 +8,6 @@ import inspect
 import pickle
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -20,7 +19,7 @@ from tensord.client.diffusers import cached_prompts, names, tally, uncached_prom
 from tensord.client.diffusers.names import PIPELINES
 from tensord.errors import BadNamespace, UsageError
 
-from .pipelines import FLUX, SD, XL, arguments, clip, clip_tokenizer, counts, pipeline, same, t5_tokenizer
+from .pipelines import FLUX, SD, XL, arguments, clip, clip_tokenizer, counts, pipeline, same
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINES))
@@ -304,14 +303,3 @@ def test_copies_are_of_the_plain_pipeline_and_a_wrapper_can_be_removed(client: t
     assert uncached_prompts(shared) is shared and type(shared) is diffusers.StableDiffusionPipeline
     shared.encode_prompt(**arguments(SD))
     assert counts(shared) == (0, 0, 0)
-
-
-def test_a_pipeline_is_saved_and_loaded_as_before(client: tensord.Client, tmp_path: Path) -> None:
-    shared = cached_prompts(pipeline(SD), client)
-    shared.save_pretrained(tmp_path)
-    loaded = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path)
-    assert same(loaded.encode_prompt(**arguments(SD)), pipeline(SD).encode_prompt(**arguments(SD)))
-
-
-def test_a_t5_tokenizer_has_a_name_too() -> None:
-    assert names._tokenizer(t5_tokenizer()) == names._tokenizer(t5_tokenizer()) != names._tokenizer(clip_tokenizer())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from tensord.client.vllm.encoder.pace import SOONER
 from tensord.client.vllm.encoder.scheduler import SchedulerSide
 from tensord.client.vllm.engine import background
 from tests.daemon_process import PATIENCE_S, Daemon, until
-from tests.processes import Child, Stage
 
-from ..step_bench import ROWS, Steps, answers, attached, feature, item, other_name, request, right
+from ..step_bench import ROWS, Steps, answers, feature, item, other_name, request, right
 from .stand import NOTHING_HELD, counted, encode, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -126,30 +124,6 @@ def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_c
     assert right([one, another], answers([first, second], one, another))
     assert len(first.encoded) + len(second.encoded) - before == len(pictures)
     assert not counted(first, "wait_timeouts") and not counted(second, "wait_timeouts")
-
-
-def encode_when_told(stage: Stage, socket: Path, picture: int) -> list[str]:
-    claims.ANSWER_S = background.LATE_S = PATIENCE_S  # type: ignore[misc]
-    with Steps(socket) as engine:
-        attached(engine)
-        stage.tell("ready")
-        stage.hear()
-        asked = request(picture)
-        assert right([asked], engine.run(asked))
-        nothing_left(engine)
-        return engine.encoded
-
-
-def test_engines_in_two_processes_asked_at_once_encode_once(shared: Daemon, first: Steps) -> None:
-    picture = fresh()
-    before = len(first.encoded)
-    with Child(encode_when_told, shared.socket, picture) as child:
-        # It imports vLLM first, which takes minutes on a busy machine.
-        assert child.hear(10 * PATIENCE_S) == "ready"
-        child.tell("go")
-        asked = request(picture)
-        assert right([asked], first.run(asked))
-        assert len(first.encoded) - before + len(child.hear()) == 1
 
 
 class AtOnce(background.Background):
