@@ -29,11 +29,10 @@ import numpy as np
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, TransferResult
 
 from ....errors import Corrupt
-from ....shm.payloads.copy import checksum_of
-from ....shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
+from ....shm.ring.layout import SPAN_HEADER_BYTES
 from ...core.client import Client
 from ...reading.lease import Lease
-from ...reading.ring_mapping import Handle
+from ...reading.ring_mapping import check_span
 from ...reading.ring_reader import RingReader
 from ...threads.aside import aside
 from ..engine.background import IDLE_S, Background
@@ -179,7 +178,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                 lease = self._borrow(handles[position])
                 if lease is None:
                     return
-                if not _is_sound(lease, handles[position], group.shape):
+                if not _is_sound(lease, group.shape):
                     damaged.add(handles[position][-32:])
                     return
                 leases.append(lease)
@@ -342,15 +341,14 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             taken.give_back()
 
 
-def _is_sound(lease: Lease, handle: bytes, shape: tuple[int, int]) -> bool:
-    """Whether a borrowed entry is what was stored under the handle's key, in the form of `shape`."""
-    span, chunk, named = lease.span(), lease.tree, Handle.unpack(handle)
-    if span is None or named is None or type(chunk) is not np.ndarray:
-        return False
-    if chunk.dtype != np.uint8 or chunk.shape != shape:
+def _is_sound(lease: Lease, shape: tuple[int, int]) -> bool:
+    """Whether a borrowed entry is what was stored, in the form of `shape`. An entry whose checksum nobody has taken yet
+    is."""
+    span, chunk = lease.span(), lease.tree
+    if span is None or type(chunk) is not np.ndarray or chunk.dtype != np.uint8 or chunk.shape != shape:
         return False
     try:
-        header = SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes())
+        check_span(span[:SPAN_HEADER_BYTES].tobytes(), span[SPAN_HEADER_BYTES:])
     except Corrupt:
         return False
-    return header.key == named.key and header.checksum == checksum_of(span[SPAN_HEADER_BYTES:])
+    return True

@@ -4,13 +4,15 @@ with a ring that cannot be registered, and with no page-locked memory at all."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from os import SEEK_CUR
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 
 from tensord.client.reading.ring_mapping import Handle
-from tensord.shm.ring.layout import SPAN_HEADER_BYTES
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, Daemon, until
@@ -138,6 +140,25 @@ def test_a_damaged_chunk_is_not_loaded_and_is_evicted(stand: WorkerStand) -> Non
     until(lambda: not stand.client.contains(key(2)), "the damaged chunk is evicted")
 
 
+def test_a_chunk_whose_checksum_nobody_has_taken_yet_is_loaded(stand: WorkerStand) -> None:
+    """The daemon takes the checksum of a chunk over 128 KiB after it was stored."""
+    stand.write(1)
+    stand.finished(stand.store([1], [[1, 2], []]))
+    stand.stored(1)
+    expected = stand.blocks(0, [1, 2])
+    with _in_ring(stand, 1) as (memory, _):
+        begin = memory.tell()
+        header = SpanHeader.unpack(memory.read(SPAN_HEADER_BYTES))
+        memory.seek(begin)
+        memory.write(header.pack(checksum=0))
+    stand.zero()
+    job = stand.load([1], [[20, 21], []])
+    stand.finished(job)
+    assert stand.worker.take_failed() == set()
+    stand.reported()
+    assert np.array_equal(stand.blocks(0, [20, 21]), expected)
+
+
 def test_a_chunk_that_is_gone_fails_its_load_alone(stand: WorkerStand) -> None:
     stand.write(1)
     stand.finished(stand.store([1], [[1, 2], []]))
@@ -150,10 +171,18 @@ def test_a_chunk_that_is_gone_fails_its_load_alone(stand: WorkerStand) -> None:
 
 
 def _damage(stand: WorkerStand, number: int) -> None:
+    with _in_ring(stand, number) as (memory, payload_bytes):
+        memory.seek(SPAN_HEADER_BYTES + payload_bytes - 100, SEEK_CUR)
+        memory.write(b"\xff" * 8)
+
+
+@contextmanager
+def _in_ring(stand: WorkerStand, number: int) -> Iterator[tuple[BinaryIO, int]]:
+    """The ring's file at the beginning of a chunk's span, and the bytes of the chunk's payload."""
     lease = stand.client.get(key(number))
     assert lease is not None
     named: Any = Handle.unpack(lease.handle() or b"")
     (ring,) = [path for path in stand.daemon.segments() if path.name.endswith(".ring")]
     with ring.open("r+b") as memory:
-        memory.seek(named.offset + SPAN_HEADER_BYTES + named.payload_bytes - 100)
-        memory.write(b"\xff" * 8)
+        memory.seek(named.offset)
+        yield memory, named.payload_bytes
