@@ -32,7 +32,6 @@ from ...shm.index.keys import generation_of
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY, ClaimTable
 from ..core.effects import AskGenerations, RaiseGeneration, RemoteTurned
-from ..core.limits import StoreLimits
 from ..core.outbox import StoreOutbox
 from ..store.tenants import Tenants
 from .link import RemoteLink
@@ -60,7 +59,6 @@ class Agreement:
         claims: ClaimTable,
         link: RemoteLink,
         outbox: StoreOutbox,
-        limits: StoreLimits,
     ) -> None:
         self._tenants = tenants
         self._generations = generations
@@ -68,7 +66,6 @@ class Agreement:
         self._claims = claims
         self._link = link
         self._outbox = outbox
-        self._limits = limits
         self._agreed: OrderedDict[bytes, int] = OrderedDict()
         self._to_raise: dict[bytes, bool] = {}
         """Namespaces whose generation the store has to raise to the host's. True: to one that is nobody else's, since
@@ -88,13 +85,9 @@ class Agreement:
         """For each namespace of which nothing is shared since the store does not take its generation: the error."""
         return [*self._refused.values()]
 
-    def change_limits(self, limits: StoreLimits) -> None:
-        """Applies from now on."""
-        self._limits = limits
-
     def next_timer(self) -> float | None:
         """When `tick` is due; None while there is nothing to ask."""
-        if not self._limits.remote_s or self._asking:
+        if not self._link.limits.remote_s or self._asking:
             return None
         asks = self._agreed or self._to_raise or self._tenants.total_entries
         due = (self._ask_at if asks else None, self._link.breaker.probe_at)
@@ -113,7 +106,7 @@ class Agreement:
 
     def invalidated(self, tag: bytes, now: float) -> None:
         """A client of this host has invalidated the namespace."""
-        if self._limits.remote_s:
+        if self._link.limits.remote_s:
             self._agreed.pop(tag, None)
             self._to_raise[tag] = True
             self._changed.add(tag)
@@ -162,7 +155,7 @@ class Agreement:
         """Asks the store for the generations of the namespaces that this host shares or has entries of, and to raise
         those that it has not raised. A store that is left alone is probed so, also if there are none."""
         breaker = self._link.breaker
-        if not self._limits.remote_s or self._asking or not (now >= self._ask_at or breaker.may_probe(now)):
+        if not self._link.limits.remote_s or self._asking or not (now >= self._ask_at or breaker.may_probe(now)):
             return
         self._ask_at = now + EVERY_S
         if not breaker.closed:

@@ -32,7 +32,6 @@ from ..claims.claims import ClaimTable, Verdict
 from ..claims.deadlines import Deadlines
 from ..core.effects import Seek
 from ..core.events import RemoteFound, Sought
-from ..core.limits import StoreLimits
 from ..core.outbox import StoreOutbox
 from .agreement import Agreement
 from .arrivals import Arrivals, Fetch
@@ -72,7 +71,6 @@ class Fetches:
         writes: Writes,
         arrivals: Arrivals,
         outbox: StoreOutbox,
-        limits: StoreLimits,
     ) -> None:
         self._claims = claims
         self._link = link
@@ -82,7 +80,6 @@ class Fetches:
         self._arrivals = arrivals
         arrivals.ended = self.arrived
         self._outbox = outbox
-        self._limits = limits
         self._made = 0
         self._under_way: dict[int, Fetch] = {}
         self._keys: dict[bytes, Fetch] = {}
@@ -98,10 +95,6 @@ class Fetches:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def change_limits(self, limits: StoreLimits) -> None:
-        """Applies to later fetches."""
-        self._limits = limits
-
     def begin(self, client: int, uid: int, request: messages.RequestClaim, now: float) -> Verdict | None:
         """Seeks a missing key that nobody has claimed. Returns "wait", or None if the client is to compute at once.
 
@@ -109,7 +102,7 @@ class Fetches:
             LimitReached: as `ClaimTable.claim`.
         """
         key = request.key
-        if not self._link.breaker.closed or not self._limits.remote_s:
+        if not self._link.breaker.closed or not self._link.limits.remote_s:
             return None
         if key in self._keys or not self.may_be_sought(key):
             return None
@@ -126,7 +119,7 @@ class Fetches:
 
     def declined(self, count: int) -> None:
         """So many keys are computed without asking the store."""
-        if self._limits.remote_s:
+        if self._link.limits.remote_s:
             self._outbox.counters.remote["unasked"] += count
 
     def next_timer(self) -> float | None:
@@ -223,9 +216,9 @@ class Fetches:
     def patience_s(self, cost_s: float, now: float) -> float:
         """How long a client may wait for the store, which otherwise computes for `cost_s`; 0: not at all."""
         # A store that has not answered in time is slow now, and would only delay this client too.
-        if not self._limits.remote_s or any(fetch.due_at < now for fetch in self._busy.values()):
+        if not self._link.limits.remote_s or any(fetch.due_at < now for fetch in self._busy.values()):
             return 0.0
-        for_s = min(cost_s, self._limits.remote_s)
+        for_s = min(cost_s, self._link.limits.remote_s)
         return for_s if (self._link.speed.answer_s.known(now) or 0.0) < for_s else 0.0
 
     def _serve(self, now: float) -> None:
@@ -243,8 +236,8 @@ class Fetches:
                 self._ask(fetch, now)
 
     def _ask(self, fetch: Fetch, now: float) -> None:
-        fetch.due_at = now + min(fetch.cost_s, self._limits.remote_s)
-        claims = self._limits.remote_writes and self._link.taking.closed
+        fetch.due_at = now + min(fetch.cost_s, self._link.limits.remote_s)
+        claims = self._link.limits.remote_writes and self._link.taking.closed
         claims_s = min(max(CLAIM_TIMES * fetch.cost_s, CLAIM_S_LEAST), CLAIM_S_MOST) if claims else 0.0
         self._busy[fetch.number] = fetch
         asks = self._agreement.shares(fetch.key) is None

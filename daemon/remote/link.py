@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from ...errors import TensordError, TierFull, TierReadOnly, TierRefused, TierTooLarge
 from ..core.effects import RemoteTurned
+from ..core.limits import StoreLimits
 from ..core.outbox import StoreOutbox
 from .breaker import Breaker
 from .speed import ComputeCosts, RemoteSpeed
 
 
 class RemoteLink:
-    """The daemon's knowledge of one remote store."""
+    """The daemon's knowledge of one remote store, and the limits in force."""
 
-    def __init__(self, outbox: StoreOutbox) -> None:
+    def __init__(self, outbox: StoreOutbox, limits: StoreLimits) -> None:
+        self.limits = limits
         self.breaker = Breaker()
         self.taking = Breaker()
         """Open while the store takes no writes. Its probes are writes and, unless it is full, removals."""

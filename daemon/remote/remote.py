@@ -77,15 +77,12 @@ class Remote:
         limits: StoreLimits,
     ) -> None:
         self._outbox = outbox
-        self._limits = limits
-        self.link = link = RemoteLink(outbox)
-        self.agreement = Agreement(tenants, generations, invalidate, claims, link, outbox, limits)
+        self.link = link = RemoteLink(outbox, limits)
+        self.agreement = Agreement(tenants, generations, invalidate, claims, link, outbox)
         self.host_claims = HostClaims(link, outbox)
-        self.writes = Writes(table, slots, link, self.agreement, self.host_claims, outbox, limits)
+        self.writes = Writes(table, slots, link, self.agreement, self.host_claims, outbox)
         self.arrivals = Arrivals(table, tenants, own, places, commit, self.writes.fetched, outbox)
-        self.fetches = Fetches(
-            claims, link, self.agreement, self.host_claims, self.writes, self.arrivals, outbox, limits
-        )
+        self.fetches = Fetches(claims, link, self.agreement, self.host_claims, self.writes, self.arrivals, outbox)
         self.runs = Runs(table, link, self.agreement, self.fetches, outbox)
         self.demotion = Demotion(table, slots, self.writes, outbox)
         claims.given_up = self.host_claims.given_up
@@ -134,10 +131,10 @@ class Remote:
         """What the daemon knows of the remote store, for the status; None without one. `why`: the error for which it is
         left alone; `refuses_writes`: the one for which it is only read; `not_agreed`: namespaces whose generation it
         does not take."""
-        if not self._limits.remote_s:
+        if not self.link.limits.remote_s:
             return None
         link, writes, refused = self.link, self.writes, self.agreement.refused
-        refuses_writes = link.taking.why if self._limits.remote_writes else ""
+        refuses_writes = link.taking.why if link.limits.remote_writes else ""
         return {
             "serves": link.breaker.closed,
             "why": link.breaker.why,
@@ -159,10 +156,8 @@ class Remote:
 
     def change_limits(self, limits: StoreLimits) -> None:
         """Applies from now on."""
-        self._limits = limits
-        self.agreement.change_limits(limits)
-        self.fetches.change_limits(limits)
-        self.writes.change_limits(limits)
+        self.link.limits = limits
+        self.writes.limits_changed()
 
     def check_invariants(self) -> None:
         """Asserts what the docstrings of the parts promise."""

@@ -28,7 +28,6 @@ import numpy as np
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..core.effects import RemoveRemote, SaveRemote
 from ..core.events import RemoteSaved
-from ..core.limits import StoreLimits
 from ..core.outbox import StoreOutbox
 from ..store.slots import Slots
 from ..store.table import EDGE, RowTable
@@ -71,7 +70,6 @@ class Writes:
         agreement: Agreement,
         host_claims: HostClaims,
         outbox: StoreOutbox,
-        limits: StoreLimits,
     ) -> None:
         self._table = table
         self._slots = slots
@@ -79,7 +77,6 @@ class Writes:
         self._agreement = agreement
         self._host_claims = host_claims
         self._outbox = outbox
-        self._limits = limits
         self._marks = np.zeros(table.row_mask + 1, np.uint8)
         self._queue: OrderedDict[bytes, int] = OrderedDict()
         """The payload bytes of the entries that wait, by key."""
@@ -103,26 +100,25 @@ class Writes:
         """The number of writes under way."""
         return len(self._under_way)
 
-    def change_limits(self, limits: StoreLimits) -> None:
-        """Applies from now on: what no longer fits the queue is dropped, the newest first."""
-        self._limits = limits
-        while self._queue and self.queued_bytes > limits.remote_queue_bytes:
+    def limits_changed(self) -> None:
+        """What no longer fits the queue is dropped, the newest first."""
+        while self._queue and self.queued_bytes > self._link.limits.remote_queue_bytes:
             self._drop(next(reversed(self._queue)))
 
     def published(self, rows: Sequence[int], now: float) -> None:
         """Clients' puts were published."""
-        if not self._limits.remote_s or not rows:
+        if not self._link.limits.remote_s or not rows:
             return
         self._marks[rows] = 0
         costs, counters = self._table.costs, self._outbox.counters.remote
-        may_offer = self._limits.remote_writes and self._link.breaker.closed and self._takes(now)
+        may_offer = self._link.limits.remote_writes and self._link.breaker.closed and self._takes(now)
         for row in rows:
             # A host that only reads waits for what computing takes, too.
             cost_s, key = costs[row] / 1e3, self._key(row)
             self._link.costs.reported(key[:NAMESPACE_TAG_BYTES], cost_s)
             if cost_s > 0 and may_offer:
                 self._offer(row, key, now)
-            elif cost_s > 0 and self._limits.remote_writes:
+            elif cost_s > 0 and self._link.limits.remote_writes:
                 counters["dropped"] += 1
             if not self.has(key):
                 self._host_claims.given_up(key)
@@ -133,7 +129,7 @@ class Writes:
 
     def used(self, rows: Sequence[int], now: float) -> None:
         """Published entries were used. Those that were dropped earlier are offered again."""
-        if not self._limits.remote_writes or not self._limits.remote_s or not len(rows):
+        if not self._link.limits.remote_writes or not self._link.limits.remote_s or not len(rows):
             return
         if self._link.breaker.closed and self._takes(now):
             at = np.asarray(rows, np.int64)
@@ -144,7 +140,7 @@ class Writes:
     @property
     def serves(self) -> bool:
         """Whether entries can be written now."""
-        limits, link = self._limits, self._link
+        link, limits = self._link, self._link.limits
         return bool(limits.remote_s) and limits.remote_writes and link.breaker.closed and link.taking.closed
 
     @property
@@ -170,7 +166,7 @@ class Writes:
 
     def fits(self, payload_bytes: int, *, empty: bool = False) -> bool:
         """Whether the queue has room for an entry. `empty`: if nothing else waits."""
-        return (0 if empty else self.queued_bytes) + payload_bytes <= self._limits.remote_queue_bytes
+        return (0 if empty else self.queued_bytes) + payload_bytes <= self._link.limits.remote_queue_bytes
 
     def hurry(self, rows: Sequence[int], now: float) -> None:
         """Writes entries that are about to be evicted, in this order, before all others: these make room in the queue,
@@ -205,7 +201,7 @@ class Writes:
 
     def evicted(self, keys: Iterable[bytes], now: float) -> None:
         """A client has evicted keys by name: their objects are removed too."""
-        if not self._limits.remote_writes:
+        if not self._link.limits.remote_writes:
             return
         self._keep(keys)
         self.start(now)
@@ -265,7 +261,7 @@ class Writes:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self.queued_bytes == sum(self._queue.values()) <= self._limits.remote_queue_bytes
+        assert self.queued_bytes == sum(self._queue.values()) <= self._link.limits.remote_queue_bytes
         assert len(self._under_way) <= WRITES_MAX
         assert all(map(self.has, self._leaving))
         assert self.reading == {write.span_id for write in self._under_way.values()} - {0}

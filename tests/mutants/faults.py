@@ -211,7 +211,7 @@ FAULTS = [
         ("an object's expiry holds", "if expires and now_unix_s >= expires:", "if expires and now_unix_s < 0:"),
         (
             "the queue for the remote store is bounded",
-            "while self._queue and self.queued_bytes > limits.remote_queue_bytes:",
+            "while self._queue and self.queued_bytes > self._link.limits.remote_queue_bytes:",
             "while self._queue and self.queued_bytes < 0:",
         ),
         (

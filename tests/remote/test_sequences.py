@@ -15,7 +15,6 @@ from tensord.client.computing import remote_run
 from tensord.client.prefix import other_hosts
 from tensord.client.prefix.other_hosts import form_key
 
-from ..daemon.remote_stores.redis_server import RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .hosts import LONG_S, NAMESPACE, Host
 
@@ -26,16 +25,10 @@ BLOCKS = len(TEXT) // BLOCK_TOKENS
 FORM = form_key(NAMESPACE, BLOCK_TOKENS)
 
 
-@pytest.fixture(params=["directory", "redis"])
-def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Host, Host]]:
-    if request.param == "directory":
-        with Host(f"dir://{tmp_path}") as first, Host(f"dir://{tmp_path}") as second:
-            yield first, second
-        return
-    with RedisServer() as server:
-        url = server.url
-        with Host(url) as first, Host(url) as second:
-            yield first, second
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    with Host(f"dir://{tmp_path}") as first, Host(f"dir://{tmp_path}") as second:
+        yield first, second
 
 
 @pytest.fixture(autouse=True)

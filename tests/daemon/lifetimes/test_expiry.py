@@ -140,19 +140,6 @@ def test_clear_ends_one_namespace_or_all_in_slices_and_nothing_later() -> None:
     stand.check()
 
 
-def test_a_later_clear_leaves_what_was_put_after_it() -> None:
-    stand = LifetimesStand(1 << 20)
-    for number in range(600):
-        stand.put(number)
-    stand.clear(1)
-    stand.clear(2)
-    stand.now += 1
-    stand.put(1000)
-    stand.settle()
-    assert stand.answers[1] == [messages.Counted(1, 600), messages.Counted(2, 0)]
-    assert stand.row(1000)
-
-
 def test_a_sweep_leaves_what_its_rows_have_become_meanwhile() -> None:
     stand = LifetimesStand(400 * SPAN)
     for number in range(400):
