@@ -93,9 +93,9 @@ $(BIN)/python:
 $(STAMPS)/demo: EXTRAS := demo
 $(STAMPS)/cluster: EXTRAS := demo,valkey
 # torch, and what the benchmarks compare with, have no small packages for every Python: a second Python's tests that need them are skipped.
-$(STAMPS)/test: EXTRAS := $(if $(OTHER),,bench,torch,)test,demo,blake3,nvidia,valkey
+$(STAMPS)/test: EXTRAS := $(if $(OTHER),,bench,torch,)test,demo,blake3,amd,nvidia,valkey
 $(STAMPS)/quick: EXTRAS := quick
-$(STAMPS)/check: EXTRAS := dev,docs,test,bench,demo,torch,blake3,nvidia,valkey
+$(STAMPS)/check: EXTRAS := dev,docs,test,bench,demo,torch,blake3,amd,nvidia,valkey
 $(STAMPS)/docs: EXTRAS := docs
 $(STAMPS)/bench: EXTRAS := bench,torch
 $(STAMPS)/release: EXTRAS := release

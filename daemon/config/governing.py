@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ..gauges.sources import DEVICE_CHOICES, HOST_CHOICES
+from ...ipc.messages.modes import Tier
+from ..gauges import registry
 from ..governor.forms.thresholds import Thresholds
 from .sections import DAY_S, HOUR_S, MIB, TIB
 from .settings import ADDRESS, DURATION, PATH, SHARE, SIZE, SIZES, choice, setting
@@ -19,16 +20,9 @@ class GaugesSection:
     """The sources of the gauges, which measure how full each tier is."""
 
     device: str = setting(
-        choice(*DEVICE_CHOICES),
-        """auto: nvidia-ml-py, sysfs of AMD's driver, reports of clients through torch, whichever answers first; file:
-        drills and tests""",
-        "auto",
+        choice(*registry.choices(Tier.DEVICE)), f"{registry.described(Tier.DEVICE)}; file: drills and tests", "auto"
     )
-    host: str = setting(
-        choice(*HOST_CHOICES),
-        "auto: the cgroup's limit, or MemAvailable where it has none; file: drills and tests",
-        "auto",
-    )
+    host: str = setting(choice(*registry.choices(Tier.HOST)), registry.described(Tier.HOST), "auto")
     file: Path | None = setting(
         PATH,
         "the gauge file, with a line `NAME USED TOTAL` for each gauge; it is read at each sample",

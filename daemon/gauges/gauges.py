@@ -1,7 +1,7 @@
 """All gauges of the daemon: begins the readings of all sources, and takes the answers.
 
 Owns: a thread for each source (`source_thread`), and how long closing waits for them. Does not own the list of sources
-(`sources`), nor the choice between their readings (`chain`), nor the times of samples (the pressure actor).
+(`registry`), nor the choice between their readings (`chain`), nor the times of samples (the pressure actor).
 
 Invariants: nothing but `close` waits, and that for CLOSE_S at most. A source that fails or hangs changes no gauge of
 another source.
@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...ipc.messages.modes import HOST_GAUGE, Tier
 from ..governor.forms.events import Sample, Sampled, SourceState
+from . import registry
 from .chain import STALE_AFTER, STALE_S, Chain
+from .offers import Opening
 from .owners import OwnersSource
 from .reading import Source
 from .source_thread import SourceThread
-from .sources import opened
 
 if TYPE_CHECKING:
-    # The settings know the choices of sources.
+    # The settings read the registry.
     from ..config import governing
 
 CLOSE_S: Final = 1.0
@@ -125,8 +126,6 @@ def open_gauges(config: governing.GaugesSection, devices_max: int, log: Any, *, 
         devices_max: the most devices whose readings are taken from clients.
         root: the folder that has /sys and /dev.
     """
+    given = Opening(root, config.file, devices_max)
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))
-    return Gauges(
-        [(tier, opened(tier, choice, root=root, file=config.file, devices_max=devices_max)) for tier, choice in tiers],
-        log,
-    )
+    return Gauges([(tier, registry.opened(tier, choice, given)) for tier, choice in tiers], log)

@@ -7,7 +7,7 @@ Used bytes of a cgroup: its memory without what the kernel can take back (`Cgrou
 shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable. Page cache that is read again and
 again counts in neither: whether its loss costs time is told by the stalls. A cgroup of version 1 has no pressure file;
 its stalls are the machine's.
-Sources: Documentation/filesystems/proc.rst and accounting/psi.rst of the kernel, and those of `shm.ring.cgroups`.
+Sources: Documentation/filesystems/proc.rst and accounting/psi.rst of the kernel, and those of `shm.cgroups`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...ipc.messages.modes import HOST_GAUGE
+from ...ipc.messages.modes import HOST_GAUGE, Tier
 from ...shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
+from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 
 _SHOWN: Final = (("some", "avg10"), ("some", "avg60"), ("full", "avg10"))
@@ -136,3 +137,13 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise GaugeFailed(str(error)) from error
+
+
+offer(
+    "host",
+    Tier.HOST,
+    lambda given: HostSource(),
+    auto=1,
+    says="the cgroup's limit, or MemAvailable where it has none",
+    by_name=False,
+)

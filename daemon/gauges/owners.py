@@ -15,6 +15,9 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from ...ipc.messages.modes import Tier
+from ..governor.forms.events import OWNERS_EVERY_S
+from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 
 _LATE: Final = 3
@@ -80,3 +83,12 @@ class OwnersSource:
             return Reading(report.used_bytes, report.total_bytes, began_at=report.at)
         except GaugeFailed as failed:
             return failed
+
+
+offer(
+    "owners",
+    Tier.DEVICE,
+    lambda given: OwnersSource(OWNERS_EVERY_S, given.devices_max),
+    auto=4,
+    says="reports of clients, through torch",
+)

@@ -46,6 +46,8 @@ def listed(used: Mapping[int, int | None], root: Path = Path("/")) -> dict[str, 
 def computing(root: Path = Path("/")) -> dict[str, dict[int, int | None]] | None:
     """By the name of each AMD GPU: the bytes that each process which computes there uses, by pid.
 
+    The partitions of a card that share an address are counted, as their gauges are (amd).
+
     Args:
         root: the folder that has /sys.
 
@@ -60,12 +62,8 @@ def computing(root: Path = Path("/")) -> dict[str, dict[int, int | None]] | None
     found: dict[str, dict[int, int | None]] = {}
     for gpu, name in _gpus(folder / "topology/nodes").items():
         used = ((pid, _number(each / f"vram_{gpu}")) for pid, each in processes)
-        # Every process that computes has a file for each GPU, also for those that it does not use. The partitions of a
-        # card have a GPU each.
-        on_card = found.setdefault(name, {})
-        for pid, size_bytes in used:
-            if size_bytes:
-                on_card[pid] = size_bytes + (on_card.get(pid) or 0)
+        # Every process that computes has a file for each GPU, also for those that it does not use.
+        found[name] = {pid: size_bytes for pid, size_bytes in used if size_bytes}
     return found
 
 
@@ -83,7 +81,11 @@ def _gpus(folder: Path) -> dict[int, str]:
             continue
         place = properties["location_id"]
         domain, bus, device, function = properties.get("domain", 0), place >> 8 & 0xFF, place >> 3 & 0x1F, place & 0x7
-        names[gpu] = pci_name(domain, bus, device, function)
+        name = pci_name(domain, bus, device, function)
+        while name in names.values():
+            function += 1
+            name = pci_name(domain, bus, device, function)
+        names[gpu] = name
     return names
 
 

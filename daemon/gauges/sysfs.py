@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from ...ipc.messages.modes import Tier
+from .offers import offer
 from .processes import computing, listed
 from .reading import GaugeAbsent, GaugeFailed, Reading, Result
 
@@ -17,7 +19,7 @@ _APU_REVISIONS: Final = (2, 3)
 
 
 class SysfsSource:
-    """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files, and is not divided.
+    """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files.
 
     Of an APU that computes in the host's memory it reads `mem_info_gtt_used` and `mem_info_gtt_total`.
 
@@ -57,32 +59,24 @@ class SysfsSource:
     def _read(self, device: Path) -> Reading:
         vram = Reading(_number(device / "mem_info_vram_used"), _number(device / "mem_info_vram_total"))
         if device.name not in self._apus:
-            self._apus[device.name] = _is_apu(device)
+            self._apus[device.name] = is_apu(device)
         if not self._apus[device.name]:
             return vram
         gtt = Reading(_number(device / "mem_info_gtt_used"), _number(device / "mem_info_gtt_total"), {"of": "GTT"})
-        return gtt if _computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
+        return gtt if computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
 
     def _devices(self) -> list[Path]:
         try:
             cards = sorted(each for each in self._folder.iterdir() if _CARD.fullmatch(each.name))
             devices = [(card / "device").resolve() for card in cards]
-            return [device for device in devices if (device / "mem_info_vram_total").exists() and _is_whole(device)]
+            return [device for device in devices if (device / "mem_info_vram_total").exists()]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise GaugeFailed(str(error)) from error
 
 
-def _is_whole(device: Path) -> bool:
-    """False for a card whose memory is divided among partitions: its figures are those of no partition."""
-    try:
-        return (device / "current_memory_partition").read_text().strip() in ("NPS1", "UNKNOWN")
-    except OSError:
-        return True  # a card that cannot be divided
-
-
-def _is_apu(device: Path) -> bool:
+def is_apu(device: Path) -> bool:
     """Whether a card is part of a processor, by the format of its metrics: formats 2 and 3 are those of APUs.
 
     False if that cannot be read. `device`: the card's folder in /sys.
@@ -94,7 +88,7 @@ def _is_apu(device: Path) -> bool:
         return False
 
 
-def _computes_in_gtt(vram_bytes: int, gtt_bytes: int) -> bool:
+def computes_in_gtt(vram_bytes: int, gtt_bytes: int) -> bool:
     """Whether the driver of an APU allocates in the host's memory (GTT) for computing, as amdgpu decides
     (`apu_prefer_gtt`): if the memory set aside for graphics is smaller."""
     return vram_bytes < gtt_bytes
@@ -108,3 +102,6 @@ def _number(file: Path) -> int:
     if not text.isdecimal():
         raise GaugeFailed(f"{file} has {text[:64]!r}; wanted: a number of bytes")
     return int(text)
+
+
+offer("sysfs", Tier.DEVICE, lambda given: SysfsSource(given.root), auto=3, says="sysfs")

@@ -20,7 +20,7 @@ version=$(sed 's/\.\(dev\)/~\1/; s/\([0-9]\)\(a\|b\|rc\)/\1~\2/' <<<"$version")
 # ---- the environment, without pip and without what only a shell's user needs
 "$python" -m venv "$environment"
 "$environment/bin/python" -m pip --disable-pip-version-check --no-input -q install --no-compile \
-  -c "$checkout/constraints.txt" "$checkout[blake3,nvidia]"
+  -c "$checkout/constraints.txt" "$checkout[amd,blake3,nvidia]"
 "$environment/bin/python" -m pip -q --disable-pip-version-check uninstall -y setuptools pip 2>/dev/null
 find "$environment/bin" -type f ! -name tensord ! -name tensorctl -delete
 find "$environment" -name direct_url.json -delete

@@ -134,7 +134,7 @@ def system_uid_max(root: Path = Path("/")) -> int:
 
 
 def hardware(root: Path = Path("/")) -> dict[str, bool]:
-    """By vendor ("nvidia", "amd"): whether the driver of such a GPU is loaded."""
+    """By extra ("nvidia", "amd"): whether the driver of such a GPU is loaded."""
     nvidia = (root / "dev/nvidiactl").exists() or (root / "proc/driver/nvidia").exists()
     return {"nvidia": nvidia, "amd": (root / "dev/kfd").exists()}
 

@@ -77,7 +77,7 @@ def health(body: Mapping[str, Any]) -> list[Finding]:
 
 def gauges(found: Sequence[Mapping[str, Any]], hardware: Mapping[str, bool]) -> Finding:
     """Whether the daemon can measure the tiers; its health tells which of its sources fail. `found`: the gauges in its
-    status. `hardware`: by vendor ("nvidia", "amd"), whether such a GPU is present."""
+    status. `hardware`: by extra ("nvidia", "amd"), whether such a GPU is present."""
     text = ", ".join(f"{gauge['gauge']} by {gauge['source']}" for gauge in found) or "none"
     made_up = [f"{gauge['gauge']} is {_MADE_UP[gauge['source']]}" for gauge in found if gauge["source"] in _MADE_UP]
     if made_up:
@@ -88,9 +88,9 @@ def gauges(found: Sequence[Mapping[str, Any]], hardware: Mapping[str, bool]) -> 
         return warn("gauges", said, "gauges.host = auto")
     present = [extra for extra, there in hardware.items() if there]
     if present and not any(gauge["gauge"] != HOST_GAUGE for gauge in found):
-        reads = "pip install 'tensord[nvidia]'" if "nvidia" in present else "mount /sys"
+        install = f"pip install 'tensord[{present[0]}]' for the daemon; its log gives the reason"
         said = f"{text}; there is a GPU, and its memory use is unknown"
-        return warn("gauges", said, f"gauges.device = auto, and {reads} for the daemon; its log gives the reason")
+        return warn("gauges", said, f"gauges.device = auto, and {install}")
     return ok("gauges", text)
 
 

@@ -53,12 +53,15 @@ class Card:
     bus: int = 0x65
     device: int = 0
     function: int = 0
+    gtt_used_bytes: int = 0
+    gtt_total_bytes: int = 0
     mig: int = -1
     slice_of: int = -1
 
     def line(self) -> str:
         place = f"{self.domain:x} {self.bus:x} {self.device:x} {self.function:x}"
-        return f"{self.error} {self.used_bytes} {self.total_bytes} {place} {self.mig} {self.slice_of}\n"
+        gtt = f"{self.gtt_used_bytes} {self.gtt_total_bytes}"
+        return f"{self.error} {self.used_bytes} {self.total_bytes} {place} {gtt} {self.mig} {self.slice_of}\n"
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The conformance suite of all sources of gauges: what each promises whoever reads it.
 
-The test file of a source derives `AnySource` and says how the source is given something to read.
+The test file of a source derives `AnySource` and says how the source is given something to read. `test_registry.py`
+sees to it that every registered source has such a class in `test_<name>.py`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tensord.daemon.gauges import registry
+from tensord.daemon.gauges.offers import Opening
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Source
-from tensord.daemon.gauges.sources import opened
 from tensord.ipc.messages.modes import Tier
 
 
@@ -36,7 +37,7 @@ def main() -> None:
     # What libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    (source,) = opened(Tier.DEVICE, sys.argv[1], root=Path(sys.argv[2]) if sys.argv[2:] else Path("/"))
+    (source,) = registry.opened(Tier.DEVICE, sys.argv[1], Opening(Path(sys.argv[2]) if sys.argv[2:] else Path("/")))
     for line in sys.stdin:
         if line == "close\n":
             source.close()

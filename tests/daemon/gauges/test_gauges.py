@@ -82,7 +82,7 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
     left_out = [
         (line["source"], line["log_level"]) for line in lines if line["event"] == "gauge source absent; not used"
     ]
-    assert left_out == [("nvidia", "info"), ("sysfs", "info")]
+    assert left_out == [("amd", "info"), ("nvidia", "info"), ("sysfs", "info")]
     assert [line["source"] for line in lines if line["event"] == "gauges found"] == ["owners"]
 
 
@@ -100,7 +100,7 @@ def test_the_host_is_read_unless_nobody_wants_it() -> None:
     assert sampled(nothing, 0.0) == ()
 
 
-@pytest.mark.parametrize("device", ["auto", "nvidia", "sysfs", "owners"])
+@pytest.mark.parametrize("device", ["auto", "amd", "nvidia", "sysfs", "owners"])
 def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_path: Path) -> None:
     gauges = open_gauges(wanted(device=device), 64, LOG, root=tmp_path)
     assert "host" in by_gauge(gauges, 0.0)

@@ -55,12 +55,11 @@ def test_the_processes_that_compute_on_an_amd_card_are_shown_with_their_bytes(tm
     }
 
 
-def test_what_a_process_uses_of_the_partitions_of_a_card_is_counted_together(tmp_path: Path) -> None:
+def test_partitions_that_share_an_address_are_counted_as_their_gauges_are(tmp_path: Path) -> None:
     for number in range(3):
         node(tmp_path, number, 7 + number, 0xC100)
-    uses(tmp_path, 11, g7=100, g8=0, g9=101)
-    uses(tmp_path, 12, g7=0, g8=5, g9=0)
-    assert computing(tmp_path) == {"0000:c1:00.0": {11: 201, 12: 5}}
+        uses(tmp_path, 11 + number, **{f"g{7 + number}": 100 + number})
+    assert computing(tmp_path) == {f"0000:c1:00.{number}": {11 + number: 100 + number} for number in range(3)}
 
 
 def test_without_the_list_no_process_is_shown(tmp_path: Path) -> None:

@@ -47,16 +47,6 @@ def test_a_card_of_another_driver_is_passed_over(tmp_path: Path) -> None:
     assert set(SysfsSource(tmp_path).read(0.0)) == {"0000:c1:00.0"}
 
 
-@pytest.mark.parametrize(("memory", "read"), [("NPS1", True), ("UNKNOWN", True), ("NPS4", False)])
-def test_a_card_whose_memory_is_divided_is_left_to_the_reports_of_its_partitions(
-    tmp_path: Path, memory: str, *, read: bool
-) -> None:
-    card(tmp_path, 0, "0000:c1:00.0", "1000")
-    device = card(tmp_path, 1, "0000:c4:00.0", "2000")
-    (device / "current_memory_partition").write_text(f"{memory}\n")
-    assert ("0000:c4:00.0" in SysfsSource(tmp_path).read(0.0)) == read
-
-
 @pytest.mark.parametrize(
     ("revision", "vram_total", "expected"),
     [

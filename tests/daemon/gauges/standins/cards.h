@@ -1,7 +1,7 @@
 /* GPUs that stand in a file: $STANDIN_CARDS, read anew at every call, so that a test changes them while they are read.
  *
  * The first word is the driver's generation: who opened a library under another one gets nothing from it any more. Then a
- * line for each card: ERROR USED TOTAL DOMAIN BUS DEVICE FUNCTION MIG SLICE_OF. An ERROR other than 0 is
+ * line for each card: ERROR USED TOTAL DOMAIN BUS DEVICE FUNCTION GTT_USED GTT_TOTAL MIG SLICE_OF. An ERROR other than 0 is
  * what readings of it answer. MIG 1: the card is in MIG mode. SLICE_OF: the card that this line is a MIG slice of; -1: none.
  * Slices come behind all cards.
  *
@@ -19,6 +19,7 @@ struct card {
     int error;
     unsigned long long used, total;
     unsigned domain, bus, device, function;
+    unsigned long long gtt_used, gtt_total;
     int mig, slice_of;
 };
 
@@ -64,8 +65,8 @@ static int look(void) {
     if (fscanf(file, "%d", &generation) != 1) generation = -1;
     while (count < CARDS_MAX) {
         struct card *c = &cards[count];
-        if (fscanf(file, "%d %llu %llu %x %x %x %x %d %d", &c->error, &c->used, &c->total, &c->domain, &c->bus,
-                   &c->device, &c->function, &c->mig, &c->slice_of) != 9)
+        if (fscanf(file, "%d %llu %llu %x %x %x %x %llu %llu %d %d", &c->error, &c->used, &c->total, &c->domain, &c->bus,
+                   &c->device, &c->function, &c->gtt_used, &c->gtt_total, &c->mig, &c->slice_of) != 11)
             break;
         count++;
     }

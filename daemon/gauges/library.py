@@ -1,0 +1,138 @@
+"""A source that reads GPUs through a vendor's library.
+
+Owns: when a library is opened and closed, and the names of the GPUs that it has listed. Does not own the calls of a
+library (amd.py, nvidia.py).
+
+A unit is what a library lists, and what becomes a gauge: a GPU or a partition of one, by its index; or a slice of a
+GPU, by its name. Slices are made and destroyed while the driver runs.
+
+A library is opened at the first reading. If every GPU fails, it is opened again, at the earliest REOPEN_S after the
+last time: a library opened before its driver was reloaded gets no answers.
+
+Invariant: a GPU that was listed once is in every later result, as a failure if it cannot be read, unless its slices
+are listed in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
+
+from .reading import GaugeAbsent, GaugeFailed, Reading, Result
+
+Unit = int | str
+REOPEN_S: Final = 10.0
+"""Seconds between two openings. Opening a library can take longer than a hundred readings."""
+
+
+class Library(Protocol):
+    """A vendor's library, opened or not. Any exception is a failure of the call."""
+
+    @property
+    def name(self) -> str:
+        """As in Source."""
+        ...
+
+    @property
+    def sliced(self) -> Collection[int]:
+        """The GPUs in whose place slices are listed."""
+        ...
+
+    def open(self) -> None:
+        """Opens the library. Raises GaugeAbsent if the library or its driver is missing."""
+
+    def units(self) -> Sequence[Unit]:
+        """What the library lists now."""
+
+    def address(self, unit: int) -> str:
+        """The name of a GPU, from its PCI address. Not asked for slices."""
+
+    def read(self, unit: Unit) -> Reading:
+        """The memory of a unit now."""
+
+    def shut(self) -> None:
+        """Closes the library."""
+
+
+class LibrarySource:
+    """The GPUs of a library as a Source."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._opened_at: float | None = None
+        self._names: dict[int, str] = {}
+        self._listed: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        """As in Source."""
+        return self._library.name
+
+    def read(self, now: float) -> Result:
+        """As in Source."""
+        if self._opened_at is None:
+            self._open(now)
+        try:
+            result = self._read_all(self._library.units())
+        except Exception as error:
+            self._reopen_later(now)
+            raise error if isinstance(error, GaugeFailed) else GaugeFailed(one_line(error)) from error
+        if not any(isinstance(each, Reading) for each in result.values()):
+            self._reopen_later(now)
+        if not result:
+            raise GaugeAbsent("the library lists no GPU")
+        return result
+
+    def close(self) -> None:
+        """As in Source."""
+        if self._opened_at is None:
+            return
+        self._opened_at = None
+        self._names.clear()
+        try:
+            self._library.shut()
+        except Exception:
+            # The library has failed before, and that failure was logged when it was read.
+            return
+
+    def _open(self, now: float) -> None:
+        try:
+            self._library.open()
+        except GaugeFailed:
+            raise
+        except Exception as error:
+            raise GaugeFailed(one_line(error)) from error
+        self._opened_at = now
+
+    def _reopen_later(self, now: float) -> None:
+        if self._opened_at is not None and now - self._opened_at >= REOPEN_S:
+            self.close()
+
+    def _read_all(self, units: Sequence[Unit]) -> Result:
+        result: Result = {}
+        for unit in units:
+            name = unit if isinstance(unit, str) else f"{self.name}:{unit}"
+            try:
+                name = self._name(unit)
+                result[name] = self._library.read(unit)
+            except GaugeFailed as failed:
+                result[name] = failed
+            except Exception as error:
+                result[name] = GaugeFailed(one_line(error))
+        for name, index in self._listed.items():
+            if index not in self._library.sliced:
+                result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
+        return result
+
+    def _name(self, unit: Unit) -> str:
+        if isinstance(unit, str):
+            return unit
+        if unit not in self._names:
+            self._names[unit] = self._library.address(unit)
+            self._listed[self._names[unit]] = unit
+        return self._names[unit]
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line, with its type: many exceptions of bindings have no useful text."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
