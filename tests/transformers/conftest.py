@@ -15,8 +15,8 @@ from ..daemon_process import PATIENCE_S, Daemon
 if TYPE_CHECKING:
     from .vision_models import Family, Watch
 
-collect_ignore_glob = [] if find_spec("transformers") else ["test_*.py"]
-_LIMITS = ("calls._ANSWER_S", "calls._PUT_S", "calls._STORED_S", "prefix._MATCH_S", "prefix._PUT_S")
+collect_ignore_glob = [] if find_spec("transformers") else ["*test_*.py"]
+_LIMITS = ("calls._ANSWER_S", "calls._PUT_S", "calls._STORED_S", "language.prefix._MATCH_S", "language.prefix._PUT_S")
 
 
 def patient(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 import tensord
 from tensord.client.transformers import cached, tally
 
-from .language_models import FAMILIES, PROMPT, generated, language_model, prompt, sharing
+from .language.language_models import FAMILIES, PROMPT, generated, language_model, prompt, sharing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or HIP card")
 

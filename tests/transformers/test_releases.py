@@ -19,7 +19,7 @@ from tensord.client.transformers.language import layer_parts
 from tensord.client.transformers.language.families import check_model
 from tensord.client.transformers.reasons import NotShared
 
-from .language_models import PROMPT, generated, language_model, prompt, sharing
+from .language.language_models import PROMPT, generated, language_model, prompt, sharing
 from .vision_models import clip, llava, pixels, whisper
 
 Patch = pytest.MonkeyPatch

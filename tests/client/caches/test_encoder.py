@@ -17,7 +17,6 @@ from tensord.client.caches.encoder_request import EncoderInput, EncoderRequest
 from tensord.errors import (
     BadConfiguration,
     BadKey,
-    ObjectTooLarge,
     StoreFull,
     TimedOut,
     TokensDiffer,
@@ -60,13 +59,6 @@ def test_an_input_that_a_request_needs_is_never_evicted_and_a_refusal_changes_no
     assert manager.has_cache(running, 1)
     assert manager.get_cached_input_ids(waiting) == set()
     assert manager.get_freed_ids() == []
-
-
-def test_an_item_larger_than_the_cache_is_refused_with_what_to_do() -> None:
-    with pytest.raises(
-        ObjectTooLarge, match=r"needs 11 encoder tokens, but the cache has 10; .*compute_encoder_budget"
-    ):
-        EncoderCacheManager(10).allocate(request("1", (A, 11)), 0)
 
 
 # ---- mistakes are named
@@ -125,14 +117,6 @@ def test_the_budgets_are_as_configured_and_never_less_than_the_largest_item() ->
     assert budget(8192, 16384) == (8192, 16384)
     assert budget(512, 16384) == (2048, 16384)
     assert budget(4096, 0) == (4096, 2048)
-
-
-def test_without_multimodal_input_there_is_no_budget() -> None:
-    for chunked in (True, False):
-        budget = compute_encoder_budget(
-            {}, batch_tokens_max=1, compute_tokens=100, cache_tokens=100, chunked_input=chunked
-        )
-        assert budget == (0, 0)
 
 
 def test_an_item_that_no_batch_can_hold_is_refused_with_item_limit_and_what_to_do() -> None:
@@ -318,16 +302,6 @@ def test_an_entry_of_one_engine_is_a_hit_in_another(shared: Daemon, cache: tenso
     lease = second.lease(theirs, 0)
     assert lease is not None
     assert np.array_equal(lease.tree, output())
-
-
-def test_an_input_with_another_key_than_the_allocated_one_has_no_lease(cache: tensord.Client, picture: bytes) -> None:
-    manager, other = EncoderCacheManager(10, cache), key(next(_numbers), b"anothers")
-    mine, changed = request("1", (picture, 4)), request("1", (other, 4))
-    manager.allocate(mine, 0)
-    stored(manager, mine)
-    cache.put(other, output(), wait=True)
-    assert manager.lease(changed, 0) is None
-    assert manager.lease(mine, 0) is not None
 
 
 def test_an_entry_only_in_the_ring_counts_against_the_compute_budget(cache: tensord.Client, picture: bytes) -> None:

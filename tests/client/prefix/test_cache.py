@@ -1,50 +1,39 @@
-"""PrefixCache: what of a sequence is found again, what a match holds, and what is refused."""
+"""PrefixCache: what of a sequence is found again, what a match holds, and what a put stores."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
-from tensord import Media, NormalLayer, PrefixCache, PrefixMatch, RecurrentLayer, RotatingLayer, SharedLayer
-from tensord.client.prefix import put as prefix_put
-from tensord.client.prefix.layers import PrefixLayer, cut
-from tensord.client.prefix.tokens import media_of, tokens_of
+from tensord import NormalLayer, PrefixCache, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.errors import (
-    BadPrefix,
-    Corrupt,
     DaemonUnavailable,
-    LimitReached,
     ParentGone,
     StoreFull,
     TensordError,
-    UnsupportedLeaf,
     UsageError,
 )
 from tensord.ipc.messages import control as messages
-from tensord.shm.payloads.packing import pack
-from tensord.shm.payloads.prefix import PrefixRecord
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
-
-_numbers = count()
-BLOCK = 16
-TEXT = np.arange(1, 101, dtype=np.uint32)
-"""A hundred tokens: six blocks and a quarter."""
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=32 * MIB) as running:
-        yield running.start()
+from .sequences import (
+    BLOCK,
+    TEXT,
+    assert_right,
+    changed,
+    kv,
+    matched,
+    namespace_of,
+    normal,
+    numbers,
+    offset_of,
+    picture,
+    stored,
+)
 
 
 def test_in_a_full_ring_a_sequence_does_not_evict_its_own_blocks() -> None:
@@ -60,76 +49,6 @@ def test_in_a_full_ring_a_sequence_does_not_evict_its_own_blocks() -> None:
             match = cache.match(np.append(tokens, np.uint32(7)))
             assert match is not None and match.offset == 400
             del match
-
-
-@pytest.fixture(scope="module")
-def client(daemon: Daemon) -> tensord.Client:
-    return daemon.client()
-
-
-@pytest.fixture
-def namespace() -> tensord.Namespace:
-    return namespace_of(next(_numbers))
-
-
-@pytest.fixture
-def cache(client: tensord.Client, namespace: tensord.Namespace) -> PrefixCache:
-    return PrefixCache(client, namespace, block_tokens=BLOCK)
-
-
-def namespace_of(number: int) -> tensord.Namespace:
-    return tensord.Namespace(model=f"prefix-{number}", revision="1", dtype="float32", processor="none")
-
-
-def kv(tokens: Sequence[int] | np.ndarray[Any, Any], wide: int = 4) -> dict[str, Any]:
-    """What a layer would have of tokens: each position's depends on all tokens up to it. [1, 2, tokens, wide]"""
-    sums = np.cumsum(np.asarray(tokens, np.float64))
-    k = np.broadcast_to(sums[None, None, :, None], (1, 2, len(sums), wide))
-    return {"k": k, "v": (-k).astype(np.float32)}
-
-
-def normal(tokens: Sequence[int] | np.ndarray[Any, Any], layers: int = 2) -> list[PrefixLayer]:
-    return [NormalLayer(kv(tokens)) for _ in range(layers)]
-
-
-def stored(
-    cache: PrefixCache, tokens: np.ndarray[Any, Any], layers: list[PrefixLayer] | None = None, **more: Any
-) -> Any:
-    put = cache.put(tokens, normal(tokens) if layers is None else layers, **more).wait(PATIENCE_S)
-    assert put.state in ("stored", "existed"), put
-    return put
-
-
-def matched(cache: PrefixCache, tokens: Any, **more: Any) -> PrefixMatch:
-    match = cache.match(tokens, **more)
-    assert match is not None
-    return match
-
-
-def offset_of(cache: PrefixCache, tokens: Any, **more: Any) -> int:
-    match = cache.match(tokens, **more)
-    return 0 if match is None else match.offset
-
-
-def assert_right(match: PrefixMatch, tokens: np.ndarray[Any, Any], layer: int = 0) -> None:
-    """That the match's arrays are those of its tokens."""
-    wanted = kv(tokens[: match.offset])
-    found = match.joined(layer)
-    np.testing.assert_array_equal(found["k"], wanted["k"])
-    np.testing.assert_array_equal(found["v"], wanted["v"])
-
-
-def picture(start: int, length: int, content: bytes, modality: Any = "image") -> Media:
-    return Media(start, length, modality, hashlib.sha256(content).digest())
-
-
-def changed(tokens: np.ndarray[Any, Any], at: int) -> np.ndarray[Any, Any]:
-    other = tokens.copy()
-    other[at:] += 1000
-    return other
-
-
-# ---- matches
 
 
 @pytest.mark.parametrize("at", [1, 15, 16, 17, 57, 96, 99])
@@ -171,9 +90,6 @@ def test_a_picture_that_differs_ends_the_match_where_it_begins(cache: PrefixCach
     assert inside.offset == 40 and inside.keep["image"] == 1
 
 
-# ---- what a match holds
-
-
 def test_views_are_of_the_ring_itself_and_read_only(client: tensord.Client, cache: PrefixCache) -> None:
     stored(cache, TEXT)
     match = matched(cache, changed(TEXT, 57))
@@ -191,12 +107,12 @@ def test_views_are_of_the_ring_itself_and_read_only(client: tensord.Client, cach
 
 
 def test_the_blocks_of_a_match_are_unchanged_by_evictions(daemon: Daemon, client: tensord.Client) -> None:
-    cache = PrefixCache(client, namespace_of(next(_numbers)), block_tokens=BLOCK)
+    cache = PrefixCache(client, namespace_of(next(numbers)), block_tokens=BLOCK)
     stored(cache, TEXT)
     with matched(cache, TEXT) as match:
         parts = match.layers[0]
     del match
-    other = PrefixCache(daemon.client(), namespace_of(next(_numbers)), block_tokens=BLOCK)
+    other = PrefixCache(daemon.client(), namespace_of(next(numbers)), block_tokens=BLOCK)
     before = sum(daemon.store("evictions").values())
     big = np.zeros((1, 1, 2 * BLOCK, 4096))
     for number in range(1, 60):
@@ -215,12 +131,6 @@ def test_a_match_that_was_released_says_so(cache: PrefixCache) -> None:
     for use in (lambda: match.layers, lambda: match.snapshot, lambda: match.joined(0), lambda: match.torch(0)):
         with pytest.raises(ValueError, match="released"):
             use()
-
-
-def answer_of(cache: PrefixCache, tokens: np.ndarray[Any, Any], media: Sequence[Media] = ()) -> messages.Matched:
-    answer = cache._asker.ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
-    assert answer is not None
-    return answer
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -261,81 +171,6 @@ def test_a_match_evicted_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
     assert cache.match(TEXT) is None and len(deadlines) == 2
 
 
-# ---- blocks that do not hold what they say
-
-
-Lie = Callable[[Any, Any], dict[str, Any]]
-LIES: list[tuple[str, int | None, Lie]] = [
-    (
-        r"block 1 .*, layer 1: .*'k'.* has not 16 tokens along axis -2;",
-        16,
-        lambda a, b: {"layers": [a, cut(b, -2, 0, 5)]},
-    ),
-    (r"block 0 .*, layer 0: .* not 16 tokens", None, lambda a, b: {"layers": [cut(a, -2, 0, 5), cut(b, -2, 0, 5)]}),
-    ("has no 'axes' list", None, lambda a, b: {"axes": None}),
-    ("layer 1: .* along axis 99", None, lambda a, b: {"axes": [-2, 99]}),
-    ("its 1 layers are not those", None, lambda a, b: {"layers": [a]}),
-    ("block 2 .*has no 'layers' list", 32, lambda a, b: {"layers": "none"}),
-]
-"""What is said of a block, where it begins (None: each of them), and what a writer made of its layers."""
-
-
-@pytest.mark.parametrize(("says", "where", "lie"), LIES)
-def test_blocks_that_do_not_hold_what_they_say_are_named_and_never_given(
-    client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, says: str, where: int | None, lie: Lie
-) -> None:
-    def lying(given: dict[str, Any], depth_max: int) -> Any:
-        if where in (None, PrefixRecord.unpack(given["prefix"].data).start):
-            given = given | lie(*given["layers"])
-        return pack(given, depth_max)
-
-    monkeypatch.setattr(prefix_put, "pack", lying)
-    stored(cache, TEXT)
-    match = matched(cache, changed(TEXT, 57))
-    assert match.offset == 57
-    for use in (lambda: match.layers, lambda: match.joined(0), lambda: match.torch(0)):
-        with pytest.raises(Corrupt, match=says) as error:
-            use()
-    found = re.search(r"block (\d) \((\w+)…\)", str(error.value))
-    assert found is not None
-    block = int(found[1])
-    key = answer_of(cache, changed(TEXT, 57)).blocks[block]
-    assert key.hex().startswith(found[2])
-    client.evict(key)
-    assert offset_of(cache, changed(TEXT, 57)) == block * BLOCK
-
-
-# ---- sharing
-
-
-def test_blocks_that_end_elsewhere_than_the_match_are_not_given(cache: PrefixCache) -> None:
-    stored(cache, TEXT)
-    blocks = answer_of(cache, TEXT).blocks
-    for offset, chosen in ((60, blocks[:3]), (99, blocks[:3]), (40, blocks[:4]), (48, blocks[:4]), (30, blocks[1:3])):
-        answer = messages.Matched(1, offset, chosen)
-        cache._asker.ask = lambda *_, answer=answer: answer  # type: ignore[method-assign]
-        match = matched(cache, TEXT)
-        with pytest.raises(Corrupt, match=f"the match ends at {offset};"):
-            match.joined(0)
-
-
-def test_a_snapshot_that_lacks_a_layer_is_named_and_never_given(
-    cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lying(given: dict[str, Any], depth_max: int) -> Any:
-        if PrefixRecord.unpack(given["prefix"].data).snapshot:
-            given = given | {"layers": given["layers"][:2]}
-        return pack(given, depth_max)
-
-    monkeypatch.setattr(prefix_put, "pack", lying)
-    stored(cache, TEXT, [*normal(TEXT), RecurrentLayer(np.ones(3))])
-    match = matched(cache, np.append(TEXT, np.uint32(7)))
-    for use in (lambda: match.snapshot, lambda: match.joined(2)):
-        with pytest.raises(Corrupt, match=r"the snapshot .* 2 layers, but the blocks have 3"):
-            use()
-    assert_right(match, TEXT)
-
-
 def test_sequences_share_the_blocks_of_their_beginning(daemon: Daemon, cache: PrefixCache) -> None:
     with daemon.client() as client:
         # What other tests have left may expire at any moment.
@@ -369,9 +204,6 @@ def test_blocks_of_arrays_of_another_shape_are_not_joined(cache: PrefixCache) ->
     assert put.blocks_existed == 0
     match = matched(cache, TEXT)
     assert match.offset == 99 and match.joined(0)["k"].shape == (1, 2, 99, 8)
-
-
-# ---- layers
 
 
 def test_a_state_is_found_only_where_it_was_kept(cache: PrefixCache) -> None:
@@ -430,149 +262,6 @@ def test_tensors_come_back_as_tensors(cache: PrefixCache) -> None:
         match.torch(3)
 
 
-def test_tokens_may_be_any_whole_numbers_and_buffers_of_words_are_not_copied(cache: PrefixCache) -> None:
-    torch = pytest.importorskip("torch")
-
-    stored(cache, TEXT)
-    signed = TEXT.astype(np.int32)
-    buffer = bytearray(TEXT.tobytes())
-    for given in (TEXT, signed, buffer, memoryview(TEXT.data), torch.from_numpy(signed)):
-        match = matched(cache, given)
-        assert match.offset == 99 and match.remaining.dtype == np.uint32
-        assert np.shares_memory(
-            match.remaining, np.asarray(given) if given is not buffer else np.frombuffer(buffer, "u4")
-        )
-    for converted in (
-        TEXT.tolist(),
-        TEXT.astype(np.int64),
-        tuple(TEXT),
-        range(1, 101),
-        torch.from_numpy(signed).long(),
-    ):
-        assert offset_of(cache, converted) == 99
-    assert matched(cache, np.repeat(TEXT, 2)[::2]).offset == 99
-
-
-# ---- what is refused
-
-
-TOKENS: Any = TEXT[:40]
-RECURRENT = [*normal(TOKENS), RecurrentLayer(np.ones(2))]
-ROLLED = RotatingLayer(kv(TOKENS[-8:]), 8)
-MISTAKES: list[tuple[str, dict[str, Any]]] = [
-    ("at least one", {"layers": []}),
-    ("pass a dict", {"snapshots": [3]}),
-    ("empty", {"tokens": []}),
-    ("token 39 is -5", {"tokens": [*range(39), -5]}),
-    ("token 1 is 4294967296", {"tokens": [3, 1 << 32, *range(38)]}),
-    (r"token 1 is 2\.5", {"tokens": [1, 2.5, *range(38)]}),
-    ("float64", {"tokens": np.ones(40)}),
-    ("41", {"tokens": bytes(41)}),
-    (r"Media\(start=7.* overlaps Media\(start=3", {"media": [picture(3, 5, b"a"), picture(7, 2, b"b")]}),
-    (r"Media\(start=40", {"media": [picture(40, 1, b"a")]}),
-    (r"Media\(start=4", {"media": [picture(4, 0, b"a")]}),
-    ("smell", {"media": [picture(4, 1, b"a", "smell")]}),
-    (r"layer 1 .*39 tokens .*40", {"layers": [normal(TOKENS)[0], NormalLayer(kv(TOKENS[:39]))]}),
-    (r"layer 0 .*'v'.*39 tokens .*40", {"layers": [NormalLayer({"k": kv(TOKENS)["k"], "v": kv(TOKENS[1:])["v"]})]}),
-    ("layer 0 .*no axis 4", {"layers": [NormalLayer(kv(TOKENS), axis=4)]}),
-    ("layers are a NoneType", {"layers": None}),
-    ("layer 0 is a dict", {"layers": [kv(TOKENS)]}),
-    (r"layer 0 .*40 tokens .*8", {"layers": [RotatingLayer(kv(TOKENS), 8)]}),
-    ("layer 0: window is 0", {"layers": [RotatingLayer(kv(TOKENS), 0)]}),
-    ("object", {"layers": [NormalLayer(np.full((40, 1), None))]}),
-    ("layer 2", {"layers": [*normal(TOKENS), RecurrentLayer(None)]}),
-    ("position 40", {"layers": RECURRENT, "snapshots": {40: [np.ones(2)]}}),
-    ("position 0", {"layers": RECURRENT, "snapshots": {0: [np.ones(2)]}}),
-    ("position 8 has 2 states, but 1", {"layers": RECURRENT, "snapshots": {8: [np.ones(2), np.ones(2)]}}),
-    ("position 8 has 1 states, but 0", {"snapshots": {8: [np.ones(2)]}}),
-    ("position 8 has no state for layer 2", {"layers": RECURRENT, "snapshots": {8: [None]}}),
-    ("position 20, layer 0 .*7 tokens .*8", {"layers": [ROLLED], "snapshots": {20: [kv(TOKENS[:7])]}}),
-    ("object", {"layers": RECURRENT, "snapshots": {8: [np.full(1, None)]}}),
-    ("cost_ms", {"cost_ms": -1.0}),
-    ("agent", {"agent": "a" * 129}),
-]
-
-
-@pytest.mark.parametrize(("says", "mistake"), MISTAKES)
-def test_arguments_that_do_not_fit_together_are_named_and_nothing_is_stored(
-    daemon: Daemon, cache: PrefixCache, says: str, mistake: dict[str, Any]
-) -> None:
-    before = daemon.store("puts")
-    kind = UnsupportedLeaf if says == "object" else UsageError
-    with pytest.raises(kind, match=says):
-        cache.put(**{"tokens": TOKENS, "layers": normal(TOKENS), **mistake})
-    assert not cache._client.link.puts.waiting
-    assert daemon.store("puts") == before
-
-
-@pytest.mark.parametrize(
-    ("tokens", "says"),
-    [
-        (memoryview(bytes(16))[::2], "not contiguous; pass"),
-        (memoryview(bytes(16)).cast("B", (4, 4)), r"shape \[4, 4\]"),
-        ((number for number in range(3)), "a generator, not an array of whole numbers; pass"),
-        (None, "a NoneType, not"),
-        ("abc", "a str, not"),
-        (np.array([1, object()], np.object_), "dtype object; pass"),
-    ],
-)
-def test_an_invalid_sequence_of_tokens_is_refused_with_the_remedy(tokens: Any, says: str) -> None:
-    with pytest.raises(BadPrefix, match=says):
-        tokens_of(tokens)
-
-
-def test_a_tensor_that_is_no_sequence_of_tokens_is_refused_with_the_remedy() -> None:
-    torch = pytest.importorskip("torch")
-
-    freed = torch.ones(40, dtype=torch.int32)
-    freed.untyped_storage().resize_(0)
-    for tokens, says in (
-        (torch.ones(40, dtype=torch.bfloat16), "dtype bfloat16; pass"),
-        (torch.ones(40, dtype=torch.int32, device="meta"), r"a Tensor \(torch.int32\).* meta.*pass"),
-        (freed, "needs 160 bytes of its storage, which has 0"),
-        (torch.eye(4, dtype=torch.int32).to_sparse(), r"a Tensor .*[Ss]parse.* pass"),
-        ([torch.ones(2)], r"token 0 is tensor.* whole number"),
-    ):
-        with pytest.raises(BadPrefix, match=says):
-            tokens_of(tokens)
-
-
-@pytest.mark.parametrize("media", [None, 5, [None], [(1, 2, np.array(["image", "audio"]), bytes(32))]])
-def test_an_invalid_list_of_media_is_refused(media: Any) -> None:
-    with pytest.raises(BadPrefix, match="media"):
-        media_of(media, 9, may_be_cut=False)
-
-
-def test_a_query_must_hold_its_pictures(cache: PrefixCache) -> None:
-    with pytest.raises(BadPrefix, match=r"Media\(start=95.*ends at token 101"):
-        cache.match(TEXT, media=[picture(95, 6, b"a")])
-    with pytest.raises(BadPrefix, match="empty"):
-        cache.match([])
-    with pytest.raises(BadPrefix, match="token 2 is -1"):
-        cache.match([1, 2, -1])
-
-
-def test_a_sequence_over_a_limit_is_refused_by_name() -> None:
-    with Daemon(limits_prefix_tokens_max=20_000) as daemon:
-        cache = PrefixCache(daemon.start().client(), namespace_of(0), block_tokens=BLOCK)
-        tokens = np.zeros(20_001, np.uint32)
-        for use in (lambda: cache.match(tokens), lambda: cache.put(tokens, [])):
-            with pytest.raises(LimitReached, match=r"20001 tokens .*prefix_tokens_max \(20000\)"):
-                use()
-        with pytest.raises(LimitReached, match="1024 blocks of 16; use block_tokens=32"):
-            cache.put(tokens[:20_000], [])
-        assert daemon.store("entries") == 0
-
-
-@pytest.mark.parametrize("block_tokens", [0, 8, 48, 8192, 256.0, True, "256", None])
-def test_a_block_has_a_power_of_two_of_tokens(client: tensord.Client, block_tokens: Any) -> None:
-    with pytest.raises(BadPrefix, match="power of two"):
-        PrefixCache(client, namespace_of(0), block_tokens=block_tokens)
-
-
-# ---- putting
-
-
 def test_blocks_that_find_no_room_leave_a_valid_shorter_sequence() -> None:
     with Daemon(ring_bytes=4 * MIB) as daemon:
         client = daemon.start().client()
@@ -606,9 +295,6 @@ def test_each_new_block_gets_its_share_of_the_cost_and_the_agent_and_ttl(
     assert {(options.agent, options.ttl_s) for options in said} == {("planner", 60)}
 
 
-# ---- switches
-
-
 def test_switched_off_it_does_nothing_and_goes_on_where_it_was(daemon: Daemon, cache: PrefixCache) -> None:
     stored(cache, TEXT)
     before = daemon.store("puts")
@@ -626,7 +312,7 @@ def test_evict_all_counts_what_it_evicts_and_leaves_other_entries(
 ) -> None:
     key = namespace.key("encoder", "image", b"picture")
     client.put(key, np.ones(4), wait=True)
-    other = PrefixCache(client, namespace_of(next(_numbers)), block_tokens=BLOCK)
+    other = PrefixCache(client, namespace_of(next(numbers)), block_tokens=BLOCK)
     stored(other, TEXT)
     stored(cache, TEXT, [*normal(TEXT), RecurrentLayer(np.ones(2))])
     stored(cache, changed(TEXT, 50))
@@ -664,9 +350,6 @@ def test_a_report_about_an_agent_is_sent_without_waiting(
         answer.result(PATIENCE_S)
     with pytest.raises(UsageError, match="agent"):
         cache.finished("")
-
-
-# ---- the daemon
 
 
 def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import signal
 from collections.abc import Iterator
@@ -18,11 +17,12 @@ from tensord.client.prefix.cache import PrefixCache
 from tensord.client.prefix.device import DeviceSequences
 from tensord.client.prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.errors import UnderPressure, UsageError
-from tensord.shm.payloads.prefix import Media, block_key
+from tensord.shm.payloads.prefix import block_key
 from tensord.testing.fake_vram import FakeCard, FakeTensor, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until
 from ..device.card import CARD, card_folder, filled, filled_until, watching
+from .device_cases import CASES, row
 
 _numbers = count()
 CARD_BYTES = 4 << 20
@@ -151,77 +151,6 @@ def test_a_sequence_on_the_device_is_matched_as_the_tensors_that_were_put(
             found[1].joined(wrong)
     assert sequences(cache).match(tokens(2), ()) is None
     assert held.total_tokens == 40
-
-
-def media(start: int, length: int, modality: Any, number: int) -> Media:
-    return Media(start, length, modality, hashlib.sha256(b"%d" % number).digest())
-
-
-def row(*numbers: int) -> Any:
-    return np.array(numbers, np.uint32)
-
-
-def normal(length: int) -> PrefixLayer:
-    return NormalLayer(np.zeros((1, length, 1), np.float32))
-
-
-STATE = np.zeros(3, np.float32)
-ROLLED = RotatingLayer(np.zeros((1, 4, 1), np.float32), 4)
-IMAGES = [media(2, 2, "image", 11), media(6, 2, "image", 22)]
-CASES: dict[str, tuple[list[tuple[Any, list[PrefixLayer], dict[int, Any], list[Media]]], Any, list[Media], int]] = {
-    "a window that has rolled over cannot rewind": (
-        [(row(*range(1, 11)), [ROLLED], {}, []), (row(1, 2, 3, 4, 5, 9), [normal(6)], {}, [])],
-        row(1, 2, 3, 4, 5, 6, 7, 99),
-        [],
-        5,
-    ),
-    "but goes on from where it stands": ([(row(*range(1, 11)), [ROLLED], {}, [])], row(*range(1, 12)), [], 10),
-    "a full match leaves one token": ([(row(*range(1, 11)), [normal(10)], {}, [])], row(*range(1, 11)), [], 9),
-    "a state stands at its own position": (
-        [(row(*range(1, 9)), [normal(8), RecurrentLayer(STATE)], {}, []), (row(1, 2, 3, 9), [normal(4)], {}, [])],
-        row(*range(1, 9), 10),
-        [],
-        8,
-    ),
-    "and nowhere else": (
-        [(row(*range(1, 9)), [normal(8), RecurrentLayer(STATE)], {}, []), (row(1, 2, 3, 9), [normal(4)], {}, [])],
-        row(1, 2, 3, 4, 10),
-        [],
-        3,
-    ),
-    "the last snapshot before the difference": (
-        [(row(*range(1, 9)), [RecurrentLayer(STATE), SharedLayer()], {2: [STATE], 5: [STATE]}, [])],
-        row(1, 2, 3, 4, 5, 6, 10),
-        [],
-        5,
-    ),
-    "no snapshot within an item": (
-        [(row(*range(1, 9)), [RecurrentLayer(STATE)], {2: [STATE], 5: [STATE]}, [media(4, 2, "image", 1)])],
-        row(*range(1, 8)),
-        [media(4, 2, "image", 1)],
-        2,
-    ),
-    "an item is not cut in two": (
-        [
-            (
-                row(*range(1, 9)),
-                [normal(8)],
-                {},
-                [media(1, 2, "image", 1), media(5, 2, "audio", 2), media(6, 3, "image", 3)],
-            )
-        ],
-        row(*range(1, 10)),
-        [media(1, 2, "image", 1), media(5, 2, "audio", 2), media(6, 3, "image", 3)],
-        5,
-    ),
-    "a picture that differs ends the match where it begins": (
-        [(row(*range(1, 11)), [normal(10)], {}, IMAGES)],
-        row(*range(1, 11)),
-        [IMAGES[0], media(6, 2, "image", 99)],
-        6,
-    ),
-    "no token in common": ([(row(1, 2), [normal(2)], {}, [])], row(2, 2), [], 0),
-}
 
 
 @pytest.mark.parametrize("case", CASES)

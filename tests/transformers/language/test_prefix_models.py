@@ -13,8 +13,8 @@ import transformers
 import tensord
 from tensord.client.transformers import prefix_cached
 
+from ..vision_models import llava, pixels
 from .language_models import PROMPT, generated, language_model, prompt, same, sharing
-from .vision_models import llava, pixels
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tensord.client.transformers import prefix_cached
 from tensord.client.transformers.language.generation import cache_argument
 from tensord.errors import BadNamespace, BadPrefix, UsageError
 
-from ..daemon_process import Daemon
+from ...daemon_process import Daemon
 from .language_models import PROMPT, cache_of, generated, language_model, prompt, same, sharing
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_transformers_runs_the_same_model_from_a_cached_prefix_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from tensord.client.transformers import prefix_cached
 from tensord.client.transformers.language import prefix
 from tensord.client.transformers.language.cache_layers import fill
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from ..processes import Child, Stage
-from .conftest import patient
+from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...processes import Child, Stage
+from ..conftest import patient
 from .language_models import generated, language_model, prompt
 
 PROMPT = 60

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "shared_kv.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "shared_kv.py"
 
 
 def test_two_processes_compute_one_system_prompt_once_and_answer_as_without_the_cache(tmp_path: Path) -> None:
