@@ -1,4 +1,4 @@
-"""The families of language models whose caches are shared: each is run by tests/transformers/language/test_prefix_families.py.
+"""The families of language models whose caches are shared. test_prefix_families.py of the tests runs each.
 
 Owns: the list, settings within a family that make keys and values depend on later tokens, and the check that the
 installed transformers has for a model what sharing needs. Does not own: these needs (generation, continuing,
