@@ -263,6 +263,7 @@ def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted() -> None:
     registry.pass_time(100)
     registry.sample(10, mode=Mode.CRITICAL)
     registry.carry_out()
+    assert registry.release(3, 1) == 0 and registry.devices.remembered == 3, "another client's"
     registry.release(1, 1)
     assert registry.devices.remembered == 2
     registry.leave(2)

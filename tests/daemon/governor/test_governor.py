@@ -33,14 +33,6 @@ def test_a_device_that_refused_in_emergency_accepts_when_that_ends(make: Make) -
     assert not stand.status()["gauges"][0]["refuses"]
 
 
-def test_subscribers_are_notified_when_a_device_refuses_and_when_it_accepts_again(make: Make) -> None:
-    stand = make()
-    stand.ask(1, messages.Subscribe)
-    for share in (0.97, 0.93, 0.93):
-        stand.sample(share)
-    assert [push.state.refuses for push in stand.pushes(1)] == [True, False]
-
-
 def test_a_workflow_that_is_registered_is_entered_and_one_that_ended_is_left(make: Make) -> None:
     stand = make()
     stand.ask(2, messages.Subscribe)

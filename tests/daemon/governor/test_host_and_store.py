@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.effects import Effect as StoreEffect
 from tensord.daemon.core.host_memory import HostHolds, Pressed
-from tensord.ipc.messages.modes import HOST_GAUGE, Mode
+from tensord.ipc.messages.modes import HOST_GAUGE
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from ..core.stand import Stand as StoreStand
@@ -68,21 +67,6 @@ class Machine:
     def is_unpressed(self) -> bool:
         status = self.store.store.status()
         return self.governor.press == Pressed() and status["resident_bytes"] == RING
-
-
-@pytest.mark.parametrize("others", [73, 78, 82, 90, 99])
-def test_a_host_that_was_full_is_left_with_a_whole_ring_again(others: int) -> None:
-    machine = Machine()
-    machine.read(2)
-    machine.others = others * MIB
-    machine.read(6)
-    assert machine.store.store.status()["resident_bytes"] <= max(0, 85 - others) * MIB
-    machine.others = 10 * MIB
-    machine.read(8)
-    assert machine.governor.mode(HOST_GAUGE) is Mode.RELAXED
-    assert machine.is_unpressed()
-    assert machine.store.put(99, MIB - SPAN_HEADER_BYTES) == "stored"
-    machine.check()
 
 
 def test_pressure_on_a_ring_that_could_give_nothing_back_ends() -> None:

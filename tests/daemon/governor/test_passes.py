@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.governor.devices.passes import ENTRIES_MAX
 from tensord.ipc.messages.modes import Mode
 
 from .registry import FINISHED, GPU, Registry, ordered
@@ -89,11 +90,35 @@ def test_pressure_spares_what_is_used_often_however_long_ago() -> None:
     assert ordered(registry.sample(100)) == [3, 4], "frequency, where least recently used first would take 1 and 2"
 
 
-def test_pressure_takes_the_entry_of_most_tokens_among_those_used_alike() -> None:
+def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> None:
     registry = Registry(pass_share=1.0)
-    for each, tokens in ((1, 10), (2, 1000), (3, 100)):
-        registry.register(1, each, tokens=tokens)
-    assert ordered(registry.sample(90)) == [2]
+    for each, (size, tokens, uses) in enumerate(
+        [
+            (10, 10, 10),  # one use a token
+            (10, 1000, 10),  # a hundredth
+            (10, 100, 1),  # a hundredth, of fewer tokens
+            (30, 100, 1),  # of more bytes, used longer ago than the next one
+            (30, 100, 1),
+            (10, 0, 1),  # no tokens count as one
+        ],
+        1,
+    ):
+        registry.register(1, each, size, tokens, uses=uses)
+        registry.now += 1
+    went: list[int] = []
+    while len(went) < 6:
+        went += ordered(registry.sample(85))  # one byte too much is used
+        registry.carry_out(freed=1)
+    assert went == [2, 4, 5, 3, 1, 6]
+
+
+def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_work() -> None:
+    registry = registry_of(ENTRIES_MAX + 10, size=1, pass_share=1.0)
+    for mode in (Mode.EMERGENCY, Mode.RELAXED):
+        registry.pass_time(1000)
+        assert len(ordered(registry.sample(20_000, 20_000, mode=mode))) == ENTRIES_MAX
+        registry.carry_out(keep=True)
+        registry.pass_time(100)
 
 
 def test_all_owners_are_ranked_together() -> None:

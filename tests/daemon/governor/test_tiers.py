@@ -39,18 +39,6 @@ def test_a_gauge_that_is_new_is_pushed_once_and_is_a_transition_only_if_it_is_no
     assert stand.status()["counters"]["transitions"] == {"critical": 1}
 
 
-def test_a_mode_is_left_after_two_readings_that_lie_below_it(make: Make) -> None:
-    stand = make()
-    modes = []
-    for share in (0.5, 0.71, 0.86, 0.97, 0.945, 0.93, 0.93, 0.5, 0.5):
-        stand.sample(share)
-        modes.append(stand.mode())
-    assert modes == [
-        *(Mode.RELAXED, Mode.NORMAL, Mode.PRESSURE, Mode.EMERGENCY),
-        *(Mode.EMERGENCY, Mode.EMERGENCY, Mode.CRITICAL, Mode.CRITICAL, Mode.RELAXED),
-    ]
-
-
 def test_readings_come_more_often_while_any_tier_is_pressed(make: Make) -> None:
     stand = make(sample_s=2.0, sample_pressed_s=0.25)
     assert stand.governor.sample_every_s == 2.0
@@ -128,14 +116,3 @@ def test_a_gauge_that_is_gone_leaves_its_mode(make: Make) -> None:
     stand.sample(0.97)
     assert stand.mode() is Mode.EMERGENCY
     assert stand.status()["counters"]["transitions"] == {"emergency": 2, "relaxed": 1}
-
-
-def test_thresholds_that_were_changed_count_from_the_next_reading_on(make: Make) -> None:
-    stand = make()
-    stand.sample(0.6)
-    thresholds = type(stand.limits.thresholds)(0.2, 0.4, 0.6, 0.8, 0.02)
-    stand.change_limits(thresholds=thresholds)
-    assert stand.mode() is Mode.RELAXED
-    stand.sample(0.6)
-    assert stand.mode() is Mode.CRITICAL
-    assert stand.status()["thresholds"]["critical"] == 0.6
