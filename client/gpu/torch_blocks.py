@@ -10,9 +10,8 @@ the process captures a CUDA graph.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +19,12 @@ import torch
 from ...errors import UsageError
 from .host_registration import HostRegistration
 from .interface import Mark
+from .torch_mark import reached_within
 
 Array = np.ndarray[Any, Any]
 Swap = Callable[..., object]
 """`vllm._custom_ops.swap_blocks_batch`, or a function like it: (sources, targets, sizes, is_src_access_order_any=),
 three int64 CPU tensors. It queues the copies on the current stream."""
-
-
-_PAUSE_S_MIN: Final = 50e-6
-_PAUSE_S_MAX: Final = 5e-3
 
 
 class BlockMark:
@@ -44,15 +40,7 @@ class BlockMark:
         if timeout_s is None:
             self._event.synchronize()
             return True
-        deadline = time.monotonic() + timeout_s
-        pause_s = _PAUSE_S_MIN
-        while not self._event.query():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-        return True
+        return reached_within(lambda _: bool(self._event.query()), timeout_s)
 
     def hold(self, stream: Any) -> None:
         """Lets work that is queued on a stream from now on begin after the event. Does not wait."""
