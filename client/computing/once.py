@@ -1,7 +1,8 @@
 """Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
 
 Owns: the order of the steps, for threads and for asyncio. The generator yields each step, and its driver sends the
-outcome in. Does not own: the states of a claim (claim.py), waiting, computing.
+outcome in; the count of values that were not stored. Does not own: the states of a claim (claim.py), waiting,
+computing.
 Invariants: it waits for another client once at most, and then computes; for a daemon that does not answer it waits
 WORD_S at most. A granted claim is committed or given back. A value that nobody could store ends the claim for all who
 wait.
@@ -9,23 +10,31 @@ wait.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from ...errors import TensordError, UnsupportedLeaf, without_frames
+from ...errors import Invalidated, TensordError, UnderPressure, UnsupportedLeaf, without_frames
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import COST_MS_MAX
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ..link.absence import WORD_S
 from ..link.answers import PendingRequest
 from ..link.link import Link
-from ..link.silence import WORD_S
 from ..reading.lease import Lease
 from ..writing.outcomes import Put
 from .claim import Claim
-from .unstored import Unstored
+
+_log = logging.getLogger("tensord")
+_TOLD_MAX: Final = 1024
+_PASSING: Final = (Invalidated, UnderPressure)
+"""Refusals that a sound program meets, and that end by themselves."""
+_told: Final[set[tuple[bytes, str]]] = set()
+"""Namespaces and names of errors of which this process has told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,21 @@ class ComputeTally:
     computed: int = 0
     not_stored: Counter[str] = field(default_factory=Counter)
 
+    def refused(self, key: bytes, error: TensordError) -> None:
+        """Counts the value of `key`, which could not be stored, and logs the reason: one line of the process for each
+        namespace and name of an error. Any thread may call it. For the library."""
+        self.not_stored[error.code] += 1
+        reason = key[:NAMESPACE_TAG_BYTES], error.code
+        if isinstance(error, _PASSING) or reason in _told or len(_told) >= _TOLD_MAX:
+            return
+        _told.add(reason)
+        _log.warning(
+            "computed values of the namespace %s are not stored, so each process computes them itself: %s: %s",
+            reason[0].hex(),
+            error.code,
+            str(error),  # whoever keeps log records would keep the error's frames
+        )
+
 
 Steps = Generator[AwaitAnswer | Listen | Compute | StoreValue, Any, Any]
 
@@ -95,7 +119,6 @@ def compute_once(
     look_up: Callable[[bytes], Lease | None],
     link: Link,
     tally: ComputeTally,
-    unstored: Unstored,
     timeout_s: float,
 ) -> Steps:
     """The steps of one `get_or_compute`, as a generator whose return value is the payload.
@@ -129,7 +152,7 @@ def compute_once(
         try:
             put: Put = yield StoreValue(value, token, cost_ms)
         except UnsupportedLeaf as error:
-            unstored.refused(key, error)
+            tally.refused(key, error)
             claim.abandon(error)
             raise
     except BaseException:

@@ -23,7 +23,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
 from ...errors import TimedOut
 from ..arguments.checks import check_compute, check_flag, check_key, check_timeout
 from ..computing.once import AwaitAnswer, Compute, ComputeTally, Listen, StoreValue
-from ..link.silence import attach_limit_s
+from ..link.absence import attach_limit_s
 from ..pressure.async_subscription import AsyncSubscription
 from ..pressure.device_reservation import DeviceReservation
 from ..pressure.modes import ModeChange

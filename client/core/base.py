@@ -19,7 +19,6 @@ from ...ipc.wire.blocking import BlockingChannel
 from ...ipc.wire.connection import Connection
 from ..arguments.checks import check_timeout
 from ..computing.once import ComputeTally
-from ..computing.unstored import Unstored
 from ..link.link import Link
 from ..pressure.modes import GovernorListener
 from ..reading.lease import Lease
@@ -36,7 +35,6 @@ class ClientBase:
         self._status_path = status_path
         self._timeout_s = timeout_s
         self._tally = ComputeTally()
-        self._unstored = Unstored(self._tally.not_stored)
         self._governor = GovernorListener(link)
         self._closed = weakref.finalize(self, link.end)
         link.owner = weakref.ref(self)

@@ -261,7 +261,7 @@ class PutCalls(ClientBase):
         """Returns the steps of `get_or_compute`, as a generator that the caller drives. For the library."""
         key = check_key(key)
         self._attach()
-        return compute_once(key, self._look_up, self._link, self._tally, self._unstored, self._timeout_s)
+        return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s)
 
     @traced("tensord.put", "key", key_of, state_of)
     def store(
@@ -272,7 +272,7 @@ class PutCalls(ClientBase):
         A refusal is counted and logged (`tally`).
         """
         key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
-        put = Put(key, self._unstored.refused)
+        put = Put(key, self._tally.refused)
         # Room is not waited for beside a daemon that does not answer.
         deadline = self._deadline(None if self._link.silence.patience_s else 0.0)
         options = PutOptions(tokens, ttl_s, claim, cost_ms).checked()

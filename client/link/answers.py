@@ -19,8 +19,8 @@ from typing import Any, Final
 from ...errors import TensordError, TimedOut, without_frames
 from ...ipc.messages import control as messages
 from ..threads.waiting import LockFuture, let_greenlets_run
+from .absence import Silence
 from .listeners import Connected
-from .silence import Silence
 
 OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)
 """Requests without whose answer the value is computed, or nothing is stored."""

@@ -22,7 +22,7 @@ class EndedHere(DaemonUnavailable):
 
 
 class Attachment:
-    """`is_silent`: whether the daemon does not answer, so that no new call uses the channel (silence.py)."""
+    """`is_silent`: whether the daemon does not answer, so that no new call uses the channel (absence.py)."""
 
     def __init__(self, is_silent: Callable[[], bool] = lambda: False) -> None:
         self.channel: BlockingChannel | None = None

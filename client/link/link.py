@@ -1,7 +1,7 @@
 """The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
 Owns: the thread, and the current View. Does not own: whether there is a connection, and waiting for it (attachment.py),
-whether the daemon answers (silence.py), what follows from each message (received.py), requests that wait for an answer
+whether the daemon answers (absence.py), what follows from each message (received.py), requests that wait for an answer
 (answers.py), the claims that are renewed (held_claims.py), the listeners (listeners.py), puts (writing/puts.py); nor
 lookups, which read the View and go on while the daemon is away.
 """
@@ -36,14 +36,13 @@ from ..threads import forks
 from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent
 from ..writing.puts import Puts
-from .absence import absence, unavailable
+from .absence import PROMPT, Silence, absence, attach_limit_s, no_answer, unavailable
 from .answers import Answers, PendingRequest
 from .attachment import Attachment, EndedHere
 from .held_claims import HeldClaims
 from .listeners import Connected as Connected
 from .listeners import Listeners
 from .received import take
-from .silence import PROMPT, Silence, attach_limit_s, no_answer
 
 SAY_S: Final = 1.0
 """Time limit for sending one message, in seconds, where no call waits for its answer."""

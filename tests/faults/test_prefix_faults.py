@@ -11,7 +11,7 @@ import pytest
 import tensord
 from tensord import NormalLayer, PrefixCache
 from tensord.client.arguments.put_options import PutOptions
-from tensord.client.link import silence
+from tensord.client.link import absence as silence
 from tensord.client.prefix import query as prefix_query
 from tensord.client.writing.outcomes import Put
 from tensord.errors import BadPrefix, LimitReached, TensordError

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.link.silence import WORD_S
+from tensord.client.link.absence import WORD_S
 from tensord.errors import DaemonUnavailable, TimedOut
 
 from ..daemon_process import PATIENCE_S, Daemon, until
