@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -163,32 +162,17 @@ def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tm
         mine.abandon()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_client_that_waits_knows_when_the_payload_is_expected(
-    shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes, asynchronous: bool
+    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:
-    _, second = clients
+    first, second = clients
     before = time.monotonic()
-
-    async def wait_beside() -> float:
-        async with tensord.AsyncClient(shared.socket) as first:
-            mine = await first.claim(wanted, within_s=40.0)
-            becomes(mine, "compute")
-            return expected()
-
-    def expected() -> float:
-        theirs = second.claim(wanted)
-        becomes(theirs, "waiting")
-        return theirs.expected_at
-
-    if asynchronous:
-        expected_at = asyncio.run(wait_beside())
-    else:
-        with tensord.Client(shared.socket) as first:
-            mine = first.claim(wanted, within_s=40.0)
-            becomes(mine, "compute")
-            expected_at = expected()
-    assert before + 40.0 - PATIENCE_S < expected_at <= time.monotonic() + 40.0
+    mine = first.claim(wanted, within_s=40.0)
+    becomes(mine, "compute")
+    theirs = second.claim(wanted)
+    becomes(theirs, "waiting")
+    assert before + 40.0 - PATIENCE_S < theirs.expected_at <= time.monotonic() + 40.0
+    mine.abandon()
 
 
 def test_a_claim_is_abandoned_with_an_error_of_tensord_or_none(daemon: Daemon) -> None:

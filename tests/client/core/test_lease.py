@@ -38,17 +38,6 @@ TREES: list[Any] = [
 
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_a_lease_gives_the_tree_that_was_put_read_only(tree: Any) -> None:
-    lease, _ = lease_on(tree)
-    np.testing.assert_equal(lease.tree, tree)
-    np.testing.assert_equal(lease.value, tree)
-    for leaf in [lease.tree] if isinstance(tree, np.ndarray) else []:
-        assert not leaf.flags.writeable
-        with pytest.raises(ValueError, match="read-only"):
-            leaf[...] = 0
-
-
-@pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_a_released_lease_says_so_and_views_taken_before_stay(tree: Any) -> None:
     lease, _ = lease_on(tree)
     with lease as same:

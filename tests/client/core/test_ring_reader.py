@@ -148,19 +148,6 @@ def test_garbage_is_refused(bench: MemoryBench) -> None:
     check()
 
 
-@pytest.mark.parametrize("tree_bytes", [0, 5, 60_000])
-def test_a_header_that_does_not_describe_its_payload_is_refused(bench: MemoryBench, tree_bytes: int) -> None:
-    """The ring's own bytes are judged like anybody's."""
-    slot = bench.put(key(1), {"x": np.arange(50)})
-    view = bench.view()
-    handle = handle_of(view.get(key(1)))
-    packed = bench.bytes[slot.offset : slot.offset + SPAN_HEADER_BYTES]
-    header = SpanHeader.unpack(packed.tobytes())
-    wrong = SpanHeader(header.key, header.span_id, header.payload_bytes, tree_bytes, 0, 0, 0.0, 0.0, 0)
-    packed[:] = np.frombuffer(wrong.pack(), np.uint8)
-    assert view.ring.borrow(handle) is None
-
-
 def test_a_tree_that_ends_behind_its_payload_is_refused(bench: MemoryBench) -> None:
     bench.put(key(1), np.arange(50))
     slot = bench.put(key(2), np.arange(500))

@@ -66,24 +66,16 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-def assert_within(inner: ReadableSpan, outer: ReadableSpan) -> None:
-    assert inner.parent is not None
-    assert inner.parent.span_id == outer.context.span_id
-
-
-def assert_computed(spans: dict[str, ReadableSpan]) -> None:
-    assert set(spans) == {"tensord.get_or_compute", "tensord.wait", "tensord.compute", "tensord.put"}
-    whole = spans.pop("tensord.get_or_compute")
-    assert attributes(whole) == {"tensord.key": KEY.hex()}
-    for each in spans.values():
-        assert_within(each, whole)
-
-
 def test_a_computation_is_a_span_with_its_wait_its_work_and_its_put(
     client: Client, exporter: InMemorySpanExporter
 ) -> None:
     client.get_or_compute(KEY, lambda: TREE)
-    assert_computed(told(exporter))
+    spans = told(exporter)
+    whole = spans.pop("tensord.get_or_compute")
+    assert attributes(whole) == {"tensord.key": KEY.hex()}
+    assert set(spans) == {"tensord.wait", "tensord.compute", "tensord.put"}
+    for each in spans.values():
+        assert each.parent is not None and each.parent.span_id == whole.context.span_id
 
 
 def test_a_put_is_a_span_with_its_key_and_its_state(client: Client, exporter: InMemorySpanExporter) -> None:

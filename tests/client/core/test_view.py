@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,11 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tensord.client.reading.lease import Batch, Lease
+from tensord.client.reading.lease import Lease
 from tensord.client.reading.view import View
 from tensord.daemon.store.slots import Slots
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
@@ -263,99 +259,6 @@ def test_an_entry_beyond_the_mapped_ring_is_a_miss(bench: MemoryBench, way: str)
         lease = gets(view)[way](number)
         assert (lease is not None) is within is view.contains(key(number))
         assert lease is None or np.array_equal(lease.tree, payload(number))
-
-
-class Readers(RuleBasedStateMachine):
-    """Entries come and go while leases, batches and views are held by the hands that took them."""
-
-    @initialize(unverified=st.booleans())
-    def start(self, unverified: bool) -> None:
-        self.unverified = unverified
-        self.bench = MemoryBench(ring_bytes=1 << 14, buckets=2)
-        self.view = self.bench.view()
-        self.stored: dict[int, int] = {}
-        self.generation = 0
-        self.held: list[tuple[Any, np.ndarray[Any, Any]]] = []
-        self.batches: list[Batch] = []
-
-    @rule(number=st.integers(0, 9), corrupt=st.integers(0, 9))
-    def put(self, number: int, corrupt: int) -> None:
-        if number in self.stored:
-            return
-        self.generation += 1
-        broken = self.unverified and corrupt == 0
-        slot = self.bench.write(key(number), payload(number, self.generation), corrupt=broken)
-        if slot is not None:
-            self.bench.index.mark(slot.number, unverified=self.unverified)
-            self.bench.slots.publish(slot.number)
-            self.stored[number] = 0 if broken else self.generation
-
-    @precondition(lambda self: self.stored)
-    @rule(data=st.data())
-    def evict(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.stored)))
-        self.bench.evict(key(number))
-        del self.stored[number]
-
-    @rule()
-    def reclaim(self) -> None:
-        self.bench.reclaim()
-
-    @rule(number=st.integers(0, 9), way=st.sampled_from(["get", "verified"]))
-    def get(self, number: int, way: str) -> None:
-        generation = self.stored.get(number)
-        if way == "verified" and generation == 0:
-            with pytest.raises(Corrupt):
-                self.view.verified(key(number))
-            return
-        lease = gets(self.view)[way](number)
-        assert (lease is not None) == bool(generation)
-        if lease is not None and generation:
-            self.held.append((lease.tree, payload(number, generation)))
-
-    @rule(numbers=st.lists(st.integers(0, 9), max_size=6))
-    def get_many(self, numbers: list[int]) -> None:
-        batch = self.view.get_many(as_keys(*numbers))
-        assert batch.found.tolist() == [bool(self.stored.get(number)) for number in numbers]
-        for number, lease in zip(numbers, batch, strict=True):
-            if lease is not None:
-                self.held.append((lease.tree, payload(number, self.stored[number])))
-        self.batches.append(batch)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
-        del self.held[data.draw(st.integers(0, len(self.held) - 1))]
-
-    @precondition(lambda self: self.batches)
-    @rule()
-    def let_a_batch_go(self) -> None:
-        del self.batches[0]
-
-    @invariant()
-    def all_that_is_held_stays_right(self) -> None:
-        if not hasattr(self, "bench"):
-            return
-        assert all(np.array_equal(tree, expected) for tree, expected in self.held)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "bench"):
-            return
-        self.held.clear()
-        self.batches.clear()
-        gc.collect(0)
-        assert not self.bench.pins()
-        for number in list(self.stored):
-            self.bench.evict(key(number))
-        self.bench.reclaim()
-        assert self.bench.holes.total_bytes == self.bench.holes.capacity_bytes
-        assert self.view.lane.in_use == 0
-        with self.bench:
-            pass
-
-
-TestReaders = Readers.TestCase
-TestReaders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 class Moved(mmap):

@@ -75,19 +75,6 @@ def arena(size_bytes: int = 1 << 20, share_bytes: int = 1 << 20) -> tuple[Arena,
     return Arena(WritableMemory(memory_file(size_bytes)), cast(Any, wire), share_bytes), wire
 
 
-def test_a_place_is_of_the_smallest_grant_that_is_large_enough() -> None:
-    places, _ = arena()
-    places.granted(1, [Granted(1, 0, 4096), Granted(2, 8192, 1024), Granted(3, 65536, 2048)])
-    assert places.left_bytes == 7168
-    found = []
-    for size in (1024, 1024, 512, 2048, 2048):
-        taken = places.take(size)
-        assert taken is not None
-        found.append((taken[0].number, taken[1]))
-    assert found == [(2, 8192), (3, 65536), (3, 66560), (1, 0), (1, 2048)]
-    assert places.take(1024) is None
-
-
 def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> None:
     """The daemon lends it nothing as long as it has more unused than its share, and than it asks for."""
     places, wire = arena(1 << 20, share_bytes=3000)

@@ -7,12 +7,11 @@ import time
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.client.writing.wire import Granted
-from tensord.errors import ObjectTooLarge, StoreFull, TensordError, TimedOut
+from tensord.errors import TimedOut
 from tensord.shm.ring.layout import QUEUE_RECORDS
 
 from ...daemon_process import PATIENCE_S, until
@@ -29,23 +28,6 @@ def read(bench: WritingBench, at: bytes) -> Any:
     lease = bench.view.get(at)
     assert lease is not None, "a miss"
     return lease.tree
-
-
-@pytest.mark.parametrize("inbox_bytes", [0, 1 << 20])
-def test_what_was_put_is_read_as_it_was(inbox_bytes: int) -> None:
-    with WritingBench(16 << 20, inbox_bytes=inbox_bytes) as bench:
-        tree = {"pixels": np.arange(5000.0).reshape(50, 100).T, "grid": (np.array([[1, 2]], np.int16), "x" * 300, 7)}
-        for number in range(100):
-            tree["number"] = number
-            put = bench.put(key(number), tree, soon())
-            assert put.state == "stored", put
-        found = read(bench, key(99))
-        assert (found["pixels"] == tree["pixels"]).all() and found["grid"][1:] == ("x" * 300, 7)
-        assert found["number"] == 99
-        with pytest.raises(ValueError, match="read-only"):
-            found["pixels"][0, 0] = 1
-        del found
-        assert bench.put(key(99), tree, soon()).state == "existed"
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,20 +55,6 @@ def test_a_full_queue_waits_for_the_daemon_and_no_longer_than_the_deadline() -> 
         bench.serve()
         puts.append(bench.put(key(len(puts)), 0, soon()))
         assert {put.wait(PATIENCE_S).state for put in puts} == {"stored"}
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "error"), [(5 << 20, ObjectTooLarge), (3 << 20, StoreFull)], ids=["the ring", "the room"]
-)
-def test_a_payload_that_the_daemon_has_no_place_for_is_refused_with_its_error(
-    size_bytes: int, error: type[TensordError]
-) -> None:
-    with WritingBench() as bench:
-        bench.lent_max_bytes = 2 << 20
-        put = bench.put(key(1), np.zeros(size_bytes, np.uint8), soon())
-        assert put.state == "refused" and type(put.error) is error
-        assert put.error.__traceback__ is None
-        assert bench.put(key(2), np.zeros(100, np.uint8), soon()).state == "stored"
 
 
 def test_an_exception_anywhere_in_a_put_leaves_nothing_to_mend() -> None:
