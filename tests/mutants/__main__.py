@@ -25,7 +25,12 @@ SOURCES: Final = ("client", "daemon", "ipc", "shm")
 NOTICED_MIN: Final = 0.9
 STAGE_S: Final = 1200
 """Of one stage. A fault that makes a test wait for ever is noticed too."""
-THEN: Final = ("tests/daemon/core", "tests/client/core tests/client/writing", "tests/integration tests/faults", "tests")
+THEN: Final = (
+    "tests/daemon/core",
+    "tests/client/reading tests/client/computing tests/client/writing",
+    "tests/integration tests/faults",
+    "tests",
+)
 """What runs after the tests of the file's own folder."""
 
 
