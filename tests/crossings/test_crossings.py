@@ -26,7 +26,15 @@ PROMISED = {
     ("put under way", "socket cut"),
     ("put of a large payload under way", "socket cut"),
     ("payload in an inbox, not copied yet", "socket cut"),
+    ("payload in an inbox, not copied yet", "socket cut twice while the daemon is busy"),
     ("reserve committed, written to after its end", "daemon busy"),
+    ("copy into a grant goes on late", "daemon busy"),
+    ("copy into a grant goes on late", "SIGTERM and restart"),
+    ("chain put under way", "resumed, SIGKILL and restart"),
+    ("device entry", "SIGKILL and restart"),
+    ("offload under way", "SIGKILL and restart"),
+    ("lease", "invalidate, SIGKILL and restart"),
+    ("put under way", "invalidate"),
 }
 """The cells that rows of docs/reliability.md are about."""
 SOME = [cell for number, cell in enumerate(CELLS) if not number % STEP or cell in PROMISED]

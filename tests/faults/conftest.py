@@ -1,4 +1,4 @@
-"""Daemons that several tests of faults start from."""
+"""A daemon with an entry that a test of faults views, in a ring of 2 MiB."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..daemon_process import Daemon
-from .payloads import key, payload
-from .small_ring import PINNED, RING_BYTES, UNPINNED
+from ..daemon_process import MIB, Daemon
+from .payloads import PINNED, key, payload
 
 
 @pytest.fixture
 def small() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
+    with Daemon(ring_bytes=2 * MIB, policy="lru") as running:
         running.start()
-        writer = running.client()
-        for number in (PINNED, UNPINNED):
-            assert writer.put(key(number), payload(number), wait=True).state == "stored"
-        writer.close()
+        with running.client() as writer:
+            assert writer.put(key(PINNED), payload(PINNED), wait=True).state == "stored"
         yield running

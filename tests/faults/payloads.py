@@ -13,6 +13,8 @@ from ..daemon_process import until
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 LAP_BYTES: Final = 256 << 10
+PINNED: Final = 1
+"""The entry of the fixture `small`."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 

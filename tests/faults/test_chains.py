@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import BadKey, BadPrefix, ParentGone
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from .payloads import is_payload, key, payload
+from .payloads import key, payload
 
 CHAINS = 20
 LENGTH = 12
@@ -43,26 +42,6 @@ def stored(client: tensord.Client, numbers: list[int]) -> list[bool]:
     return [client.contains(key(number)) for number in numbers]
 
 
-def test_a_chain_is_put_without_waiting_and_read_by_its_keys(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        assert [put.wait(PATIENCE_S).state for put in put_chain(client, chain(1, 40))] == ["stored"] * 40
-        for number in chain(1, 40):
-            with client.get(key(number)) or pytest.fail(f"{number} is not stored") as lease:
-                assert is_payload(lease.tree, number)
-        assert client.evict(key(1010))
-        until(lambda: stored(client, chain(1, 40)) == [True] * 10 + [False] * 30, "the descendants to end")
-
-
-def test_a_put_without_its_parent_is_refused_with_the_reason(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        lonely = client.put(key(2001), payload(1), parent=key(2000), wait=True)
-        assert (lonely.state, type(lonely.error)) == ("refused", ParentGone)
-        other = client.put(key(2001), payload(1), parent=b"another." + bytes(24), wait=True)
-        assert (other.state, type(other.error)) == ("refused", BadPrefix)
-        with pytest.raises(BadKey):
-            client.put(key(2001), payload(1), parent=b"short")
-
-
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 def test_the_next_daemon_knows_the_links_of_all_chains(end: str) -> None:
     with Daemon(ring_bytes=16 * MIB) as daemon:
@@ -87,22 +66,6 @@ def test_the_next_daemon_knows_the_links_of_all_chains(end: str) -> None:
             if number % 20 == 0:
                 whole(client)
         whole(client)
-        client.close()
-
-
-def test_a_daemon_killed_among_puts_of_chains_leaves_none_without_its_parent() -> None:
-    with Daemon(ring_bytes=4 * MIB) as daemon:
-        client = daemon.start().client(timeout_s=PATIENCE_S)
-        for round_ in range(4):
-            sent = [put for number in range(CHAINS) for put in put_chain(client, chain(number))]
-            sent[(round_ + 1) * len(sent) // 6].wait(PATIENCE_S)
-            daemon.kill()
-            daemon.start()
-            daemon.attached(client)
-            for put in sent:
-                put.wait(PATIENCE_S)
-            whole(client)
-            assert daemon.store("found_corrupt") == 0
         client.close()
 
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from .payloads import key, lap
+from ..daemon_process import MIB, PATIENCE_S, Daemon
+from .payloads import key
 
 UNSHARE = ["unshare", "--pid", "--ipc", "--mount", "--fork", "--kill-child"]
 INSIDE = 'mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && exec "$@"'
@@ -82,15 +82,3 @@ def test_a_client_in_a_container_shares_entries_with_one_outside(small: Daemon) 
         lease = outside.get(key(2))
         assert lease is not None and lease.tree.tolist() == [7, 8]
         assert sorted(row["pid"] == 1 for row in small.client_rows()) == [False, True]
-
-
-def test_a_container_outlives_the_daemons_restart(small: Daemon) -> None:
-    assert small.client().put(key(1), np.arange(5), wait=True).state == "stored"
-    with Container(small.socket) as container:
-        assert container.ask("get", key(1).hex()) == [0, 1, 2, 3, 4]
-        small.kill()
-        small.start()
-        until(lambda: container.ask("look around")["connected"], "the container's client to attach again")
-        lap(small.client(), 4 * MIB)
-        assert container.ask("read what you hold") == [[0, 1, 2, 3, 4]]
-        assert container.ask("put", key(2).hex(), [1]) == "stored"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,20 +17,13 @@ from tensord.errors import (
     BadKey,
     DaemonUnavailable,
     LimitReached,
-    SocketForbidden,
-    TensordError,
     TimedOut,
     UnsupportedLeaf,
-    VersionMismatch,
 )
-from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.schema import PROTOCOL_VERSION
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from ..processes import Child, Stage
 from .payloads import is_payload, key, payload, with_place
 
-NOBODY = 65534
 FOR_EVER_S = 10 * PATIENCE_S
 
 
@@ -138,93 +129,7 @@ def test_puts_that_a_daemon_has_not_answered_in_time_are_stored_after_all(daemon
     until(lambda: client.contains(key(2)), "what was put to be stored after all")
 
 
-# ---- a socket that we may not use
-
-
-def as_nobody(stage: Stage, path: Path) -> Any:
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-    answers: list[Any] = []
-    with tensord.Client(path, timeout_s=PATIENCE_S) as client:
-        answers.append(client.get(key(1)) is None)
-        put = client.put(key(1), payload(1))
-        answers.append((put.state, type(put.error).__name__))
-    try:
-        tensord.Client(path, required=True)
-    except TensordError as error:
-        answers.append((type(error).__name__, str(error)))
-    return answers
-
-
-@pytest.mark.root
-@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
-def test_a_user_without_access_to_the_socket_gets_its_owner_and_the_remedy(daemon: Daemon) -> None:
-    daemon.folder.chmod(0o755)
-    with Child(as_nobody, daemon.socket) as child:
-        missed, put, (code, text) = child.hear()
-    assert missed is True
-    assert put == ("lost", SocketForbidden.__name__)
-    assert code == SocketForbidden.__name__
-    assert f"uid {NOBODY} may not use the socket {daemon.socket}" in text
-    assert "uid 0" in text and "0660" in text and "set socket_group" in text and "usermod" not in text
-    assert daemon.status()["clients"] == 0
-
-
-@pytest.mark.root
-@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
-def test_another_user_who_is_let_in_shares_entries_and_cannot_write_to_the_ring() -> None:
-    with Daemon(socket_mode="0666") as daemon:
-        daemon.folder.chmod(0o755)
-        daemon.start()
-        with Child(shares_as_nobody, daemon.socket) as child:
-            assert child.hear() == ("stored", True, ["PermissionError"] * 2)
-        assert daemon.client().contains(key(1))
-
-
-def shares_as_nobody(stage: Stage, path: Path) -> Any:
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-    from .raw import RawClient
-
-    with tensord.Client(path, timeout_s=PATIENCE_S) as client:
-        state = client.put(key(1), payload(1), wait=True).state
-        lease = client.get(key(1))
-        right = lease is not None and is_payload(lease.tree, 1)
-    refused = []
-    with RawClient(path) as raw:
-        for fd in raw.fds[:2]:
-            try:
-                os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
-                refused.append("opened")
-            except OSError as error:
-                refused.append(type(error).__name__)
-    return state, right, refused
-
-
 # ---- a peer of another version
-
-
-def test_another_protocol_version_is_refused_with_both_named(tmp_path: Path) -> None:
-    with Child(speaks_version_99, tmp_path / "other") as other:
-        assert other.hear() == "listening"
-        with pytest.raises(VersionMismatch, match=rf"version 99.*client {PROTOCOL_VERSION}"):
-            tensord.Client(tmp_path / "other", required=True, timeout_s=PATIENCE_S)
-
-
-def speaks_version_99(stage: Stage, path: Path) -> None:
-    from tensord.ipc.messages.schema import ClientLimits
-    from tensord.ipc.wire.frames import pack
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        stage.tell("listening")
-        while True:
-            peer, _ = listening.accept()
-            peer.recv(65536)
-            peer.sendall(pack(messages.Welcome(1, 99, "9.9", "other", 1, ClientLimits())))
 
 
 def test_over_clients_max_a_client_gets_an_error_with_the_limit_and_the_others_are_not_disturbed() -> None:

@@ -48,22 +48,6 @@ def events_until(channel: BlockingChannel, **last: object) -> list[dict[str, obj
     return found
 
 
-def test_a_client_that_borrows_places_and_writes_nothing_keeps_few_of_them(daemon: Daemon) -> None:
-    other = daemon.client(name="other")
-    for number in range(50):
-        assert other.put(key(number), payload(number, 60_000), wait=True).state == "stored"
-    with RawClient(daemon.socket, writes="in place") as raw:
-        for number in range(64):
-            raw.channel.send(messages.AskForGrants(100 + number, [span_bytes(60_000)]), timeout_s=PATIENCE_S)
-        daemon.until(lambda status: status["store"]["grants_waiting"] > 50, "most requests to wait")
-        # 1/8 of the ring, a place, and what the other client has ahead of need.
-        assert daemon.store("lent_bytes") < RING_BYTES // 6
-        assert other.put(key(99), payload(99, 60_000), wait=True).state == "stored"
-        assert daemon.store("entries") == 51
-    daemon.until(lambda status: status["store"]["grants_waiting"] == 0, "them to end with their client")
-    assert sum(other.contains(key(number)) for number in range(50)) == 50
-
-
 @pytest.mark.parametrize("writes", ["in place", "inbox"])
 def test_a_flood_of_puts_delays_another_clients_put_by_one_turn(daemon: Daemon, writes: str) -> None:
     with (

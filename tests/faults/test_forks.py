@@ -17,8 +17,7 @@ from tensord.shm.lanes.lane import LOG_AT, PINS_AT, Lane
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..interruptions import interrupt
 from ..processes import Child, Stage
-from .payloads import key, payload
-from .small_ring import PINNED
+from .payloads import PINNED, key, payload
 
 
 def viewed(client: tensord.Client) -> Any:

@@ -1,17 +1,12 @@
-"""What the crossings do not have of a view: the daemon gone with its memory, a ring replaced, and its parent dead."""
+"""What the crossings do not have of a view: the daemon gone with its memory, and a ring replaced."""
 
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
-import tensord
-
 from ..daemon_process import PATIENCE_S, Daemon, until
-from ..processes import Child, Stage
-from .payloads import is_payload, key, payload
-from .small_ring import PINNED, overwrite, released
+from .payloads import PINNED, is_payload, key, payload
 
 
 def test_a_view_outlives_the_daemon_and_its_memory(small: Daemon) -> None:
@@ -45,41 +40,3 @@ def _rings_mapped(daemon: Daemon) -> int:
     """How many of a daemon's rings this process maps."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if f"{daemon.instance}.ring" in line})
-
-
-# ---- forks
-
-
-def forks_and_dies(stage: Stage, socket: Path) -> None:
-    """The forking process lets go of its view and ends; the one forked off keeps its own."""
-    client = tensord.Client(socket, timeout_s=PATIENCE_S)
-    lease = client.get(key(PINNED))
-    assert lease is not None
-    view = lease.tree
-    del lease
-    if os.fork():
-        del view
-        os._exit(0)
-    stage.tell("forked")
-    stage.hear()
-    stage.tell(is_payload(view, PINNED))
-    found = client.wait_connected(PATIENCE_S) and client.contains(key(PINNED))
-    stage.tell(found)
-    del view
-    gc.collect()
-    stage.hear()
-    os._exit(0)
-
-
-def test_a_view_stays_right_in_a_forked_process_after_its_parent_released_and_died(small: Daemon) -> None:
-    with Child(forks_and_dies, small.socket) as child:
-        assert child.hear() == "forked"
-        child.wait()
-        small.until(lambda s: s["lanes_orphaned"] == 1, "the parent's lane to be the child's alone")
-        overwrite(small)
-        child.tell()
-        assert child.hear() is True, "the view is right"
-        assert child.hear() is True, "the forked process has a connection of its own"
-        small.until(lambda s: not s["pins"], "the last view's pin to go")
-        child.tell()
-    released(small)

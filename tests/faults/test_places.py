@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterator
 from mmap import mmap
@@ -12,10 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tensord
 from tensord.errors import LimitReached
 from tensord.ipc.messages import control as messages
-from tensord.shm.lanes.lane import VIEW_WORDS
 from tensord.shm.ring import segments
 from tensord.shm.ring.layout import PAGE_BYTES
 
@@ -85,50 +82,6 @@ def test_a_lost_put_keeps_no_part_of_the_ring_though_its_caller_keeps_it(daemon:
             daemon.until(lambda s: not s["store"]["used_bytes"], "the place to be free, though the put is kept")
         finally:
             gc.enable()
-
-
-def test_a_child_of_a_fork_cannot_write_the_ring_of_its_parent(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        assert client.put(key(1), payload(1), wait=True).state == "stored"
-        writer = client.link.puts.writer
-        assert writer is not None
-        pid = os.fork()
-        if not pid:
-            writer._bytes[: 4 * MIB] = b"\xbd" * (4 * MIB)
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        lease = client.get(key(1), verify=True)
-        assert lease is not None and is_payload(lease.tree, 1)
-
-
-def test_a_client_whose_lane_is_full_of_views_puts_all_the_same(daemon: Daemon) -> None:
-    with daemon.client() as other, daemon.client() as client:
-        assert other.put(key(1), payload(1), wait=True).state == "stored"
-        views = [client.get(key(1)) for _ in range(VIEW_WORDS)]
-        assert all(views) and client.link.view is not None
-        assert not client.link.view.lane.free
-        for number in range(2, 40):
-            assert client.put(key(number), payload(number), wait=True).state == "stored"
-
-
-def test_the_same_key_put_by_many_at_once_is_stored_once(daemon: Daemon) -> None:
-    clients = [daemon.client() for _ in range(4)]
-    states: list[str] = []
-
-    def put(client: tensord.Client) -> None:
-        states.extend(client.put(key(n), payload(n, 2 * MIB), wait=True).state for n in range(8))
-
-    threads = [threading.Thread(target=put, args=(client,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(states) == ["existed"] * 24 + ["stored"] * 8
-    for number in range(8):
-        assert clients[0].get(key(number), verify=True) is not None
-    for client in clients:
-        client.close()
-    daemon.until(lambda s: not s["store"]["grants"] and not s["store"]["retired_bytes"], "nothing to be left")
 
 
 def test_the_next_daemon_gives_nobody_the_pages_of_a_place_that_is_not_written_yet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,14 +18,13 @@ from tensord.client.writing.outcomes import Put
 from tensord.errors import BadPrefix, LimitReached, TensordError
 from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import pack
-from tensord.shm.payloads.prefix import Media, PrefixRecord, block_key
+from tensord.shm.payloads.prefix import Media, PrefixRecord
 
 from ..daemon.core.blocks import LAYOUT, SCOPE, block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import key as key_of
 from .payloads import payload
 from .raw import RawClient
-from .test_lost_connections import cut
 
 BLOCK = 16
 TOKENS_MAX = 4096
@@ -52,6 +52,14 @@ def joined(cache: PrefixCache, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, 
     with cache.match(tokens, timeout_s=PATIENCE_S) or pytest.fail("nothing is cached") as match:
         found: np.ndarray[Any, Any] = match.joined(0)
     return found
+
+
+def cut(client: tensord.Client) -> None:
+    """The connection ends, and the client knows it."""
+    channel = client._link.attachment.channel
+    assert channel is not None
+    channel._sock.shutdown(socket.SHUT_RDWR)
+    until(lambda: client._link.attachment.channel is not channel, "the client to notice")
 
 
 def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_for_another(
@@ -229,18 +237,3 @@ def test_a_block_whose_record_is_not_its_first_leaf_is_refused(write_in_place: s
             assert write_in_place == "owner" or "first leaf" in str(put.error)
         with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
             assert asked(raw, query(text([1, 2])).pack(text([1, 2])).tobytes()).offset == 0
-
-
-def test_a_block_is_refused_under_a_key_that_is_not_the_digest_of_its_record(daemon: Daemon) -> None:
-    """Or whoever has the sequence that the key belongs to would be given this one's payload."""
-    client = daemon.client()
-    record = block([1]).packed
-    tree = {"prefix": np.frombuffer(record, np.uint8), "layers": []}
-    outcomes = []
-    for key in (block([2]).key, block_key(b"sequence", record)):
-        put = put_block(client, key, tree, len(record))
-        outcomes.append((put.state, str(put.error)))
-    assert outcomes[0][0] == "refused"
-    assert "is not the digest of the payload's record" in outcomes[0][1]
-    assert outcomes[1] == ("stored", "None")
-    client.close()

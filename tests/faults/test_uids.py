@@ -159,58 +159,6 @@ def counted(status: dict[str, Any], uid: int) -> tuple[int, int]:
     return row["lanes"], row["clients"]
 
 
-def fill(stage: Stage, uid: int, path: Path, numbers: range) -> None:
-    """Puts, one after the other, until it is told to end."""
-    become(uid)
-    with tensord.Client(path, timeout_s=PATIENCE_S) as client:
-        assert client.wait_connected(PATIENCE_S)
-        states = [client.put(key(number), payload(number, 60_000), wait=True).state for number in numbers]
-        stage.tell(states.count("stored"))
-        stage.hear()
-
-
-def test_a_uid_that_fills_the_ring_many_times_over_leaves_another_uids_entries() -> None:
-    with serving(ring_bytes=4 * MIB) as daemon, Child(fill, QUIET, daemon.socket, range(20)) as quiet:
-        assert quiet.hear() == 20
-        with Child(fill, LOUD, daemon.socket, range(1000, 1200)) as loud:
-            assert loud.hear() == 200
-            rows = {row["uid"]: row for row in daemon.status()["quotas"]["uids"]}
-            assert rows[QUIET]["entries"] == 20 and rows[LOUD]["entries"] > 20
-            reader = daemon.client()
-            for number in range(20):
-                lease = reader.get(key(number), verify=True)
-                assert lease is not None and is_payload(lease.tree, number)
-                del lease
-        # A restart knows whose they are.
-        daemon.restart()
-        assert {row["uid"]: row for row in daemon.status()["quotas"]["uids"]}[QUIET]["entries"] == 20
-
-
-def claim_many(stage: Stage, uid: int, path: Path, how_many: int) -> None:
-    """Sends claims in one go, and tells when all were answered."""
-    become(uid)
-    with RawClient(path) as client:
-        claims = [messages.RequestClaim(1000 + number, key(number)) for number in range(how_many)]
-        client.channel.send(*claims, timeout_s=PATIENCE_S)
-        stage.tell("sent")
-        stage.hear()
-
-
-def test_a_uids_requests_over_its_rate_wait_and_nobody_elses_do() -> None:
-    with (
-        serving(quotas_requests_per_s_max=10) as daemon,
-        RawClient(daemon.socket) as root,
-        Child(claim_many, LOUD, daemon.socket, 900) as loud,
-    ):
-        assert loud.hear() == "sent"
-        for number in range(1000):
-            assert root.ask(lambda n, k=number: messages.RequestClaim(n, key(5000 + k))).answer == "compute"
-        # By turns alone all of the flood would have been answered by now; at its rate that takes 90 s.
-        assert daemon.store("claims_held") - 1000 < 900
-        assert daemon.store("refusals") == {}
-        daemon.until(lambda status: status["quotas"]["requests_delayed"] > 0, "one that waits")
-
-
 def puts_large(stage: Stage, uid: int, gid: int, path: Path, how_many: int) -> None:
     """Puts large payloads, and tells how they ended and how it has mapped the ring. Stays connected until it is told
     to end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.daemon.app import main as serve
 from tensord.errors import BadKey, BadNamespace, TensordError, UsageError
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
@@ -130,14 +128,6 @@ def test_client_arguments_that_fit_no_message_are_refused(daemon: Daemon) -> Non
         assert patient.status()["store"]
 
 
-@pytest.mark.parametrize("items", [5, [KEY], {KEY: 1}, [(KEY,)], [(KEY, 1, 2)], [5]], ids=repr)
-def test_items_that_are_no_pairs_are_refused_and_none_is_stored(client: tensord.Client, items: Any) -> None:
-    with pytest.raises(UsageError, match="pairs of a key and a tree"):
-        client.put_many(items)
-    client.put(b"z" * 32, 1, wait=True)
-    assert not client.contains(KEY)
-
-
 @pytest.mark.parametrize("call", TAKE_KEYS)
 @pytest.mark.parametrize("stored", [True, False])
 def test_every_call_takes_the_same_for_a_key(client: tensord.Client, call: str, stored: bool) -> None:
@@ -243,33 +233,3 @@ def test_content_that_has_no_bytes_is_refused(content: Any) -> None:
     ns = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
     with pytest.raises(BadNamespace, match="cannot be hashed"):
         ns.key("encoder", "image", content)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that may not read a folder")
-@pytest.mark.parametrize("words", [[], ["--socket", "{home}/control.sock"], ["--socket", "{home}/below/control.sock"]])
-def test_a_daemon_names_a_folder_that_its_user_may_not_read(tmp_path: Path, words: list[str]) -> None:
-    home = tmp_path / "home"
-    home.mkdir(0o700)
-    child = os.fork()
-    if not child:
-        status = 99
-        try:
-            # The descriptor of the file, and not pytest's.
-            os.dup2(os.open(tmp_path / "told", os.O_CREAT | os.O_WRONLY), 2)
-            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-            os.setgroups([])
-            os.setuid(54_321)
-            os.environ.update({"HOME": str(home)} if not words else {"XDG_CONFIG_HOME": "/nonexistent"})
-            os.environ.pop("XDG_CONFIG_HOME" if not words else "", None)
-            status = serve([word.format(home=home) for word in words])
-            sys.stderr.flush()
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (1 if words else 2)
-    told = (tmp_path / "told").read_text()
-    assert "Traceback" not in told
-    if words:
-        assert f"cannot listen at {words[1].format(home=home)}: Permission denied" in told
-    else:
-        page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
-        assert f"`{told.strip()}`".replace(str(home), "/root") in page

@@ -54,41 +54,6 @@ def test_views_held_while_the_ring_shrinks_stay_what_they_were(daemon: Daemon) -
     until(lambda: allocated_bytes(daemon) <= MIB, "what was held has gone too")
 
 
-def test_a_put_as_large_as_the_limit_finds_room_wherever_pages_were_withdrawn(daemon: Daemon) -> None:
-    client = daemon.client()
-    grown(daemon)
-    fill(client, 0, 40)
-    # Every other entry is warm: what goes leaves a ring full of small gaps.
-    for number in range(0, 40, 2):
-        assert client.get(key(number)) is not None
-    limit(daemon, 6 * MIB)
-    until(lambda: allocated_bytes(daemon) <= 6 * MIB, "pages given back")
-    for number, size in ((500, 5 * MIB), (501, 2 * MIB), (502, 5 * MIB + 512 * 1024)):
-        done = client.put(key(number), payload(number, size), wait=True)
-        assert done.state == "stored", done
-        lease = client.get(key(number), verify=True)
-        assert lease is not None and is_payload(lease.tree, number)
-        del lease
-    until(lambda: allocated_bytes(daemon) <= 6 * MIB, "the limit holds all the while")
-
-
-def test_a_daemon_that_is_killed_while_limited_is_followed_by_one_that_has_the_rest_and_regrows(daemon: Daemon) -> None:
-    client = daemon.client()
-    grown(daemon)
-    fill(client, 0, 40)
-    limit(daemon, 4 * MIB)
-    until(lambda: allocated_bytes(daemon) <= 4 * MIB, "pages given back")
-    left = [number for number in range(40) if client.contains(key(number))]
-    daemon.kill()
-    daemon.start()
-    until(lambda: allocated_bytes(daemon) >= RING_BYTES, "its own configuration has no limit")
-    other = daemon.client()
-    for number in left:
-        lease = other.get(key(number), verify=True)
-        assert lease is not None and is_payload(lease.tree, number)
-    assert daemon.store("found_corrupt") == 0
-
-
 def test_a_client_sees_that_pages_went_before_anything_lies_in_new_ones(daemon: Daemon) -> None:
     """A GPU's driver that has registered the ring keeps the pages that went."""
     client = daemon.client()

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import http.client
-import re
 import socket
-import stat
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.schema import PROTOCOL_VERSION
-from tensord.ipc.wire.blocking import BlockingChannel
+from ..daemon_process import MIB, PATIENCE_S, Daemon
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-
-CARD: Final = "0000:65:00.0"
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -73,49 +65,3 @@ def test_puts_hits_misses_and_evictions_are_counted(daemon: Daemon) -> None:
     assert figure(samples, "tensord_clients") == 1
     assert figure(samples, "tensord_used_bytes") >= 3 * MIB
     assert ("tensord_found_corrupt_total", frozenset()) in samples
-
-
-def test_a_drill_that_acts_is_in_the_metrics_until_it_ends(daemon: Daemon) -> None:
-    at = metrics_of(daemon)
-    channel = BlockingChannel.connect(daemon.socket, PATIENCE_S)
-    try:
-        channel.send(messages.Hello(1, PROTOCOL_VERSION, "drill", 1, False), timeout_s=PATIENCE_S)
-        channel.receive(PATIENCE_S)
-        channel.send(messages.Drill(2, CARD, 97, 100, True), timeout_s=PATIENCE_S)
-        channel.receive(PATIENCE_S)
-        samples = scraped(at)
-        assert figure(samples, "tensord_mode", gauge=CARD, tier="device", mode="emergency") == 1
-        assert figure(samples, "tensord_gauge_source", gauge=CARD, tier="device", source="drill") == 1
-    finally:
-        channel.close()
-    until(lambda: not figure(scraped(at), "tensord_gauge_source", gauge=CARD, tier="device", source="drill"), "its end")
-
-
-def test_the_socket_has_its_mode_and_goes_with_the_daemon(daemon: Daemon) -> None:
-    at = metrics_of(daemon)
-    assert stat.S_IMODE(at.stat().st_mode) == 0o660
-    daemon.kill()
-    assert at.is_socket()
-    daemon.start()
-    assert figure(scraped(at), "tensord_epoch") == 2
-    daemon.terminate()
-    assert not at.exists()
-
-
-def test_by_tcp_it_is_served_only_where_that_is_asked_for(daemon: Daemon) -> None:
-    until(lambda: re.search(r"at=\['[^']*/metrics\.sock'\]", daemon.log), "nothing else is listened on")
-    with Daemon(metrics_listen="127.0.0.1:0") as other:
-        other.start()
-        port = int(until(lambda: re.findall(r"127\.0\.0\.1:(\d+)'\]", other.log), "the address")[0])
-        assert figure(scraped(("127.0.0.1", port)), "tensord_ring_bytes") == figure(
-            scraped(metrics_of(other)), "tensord_ring_bytes"
-        )
-
-
-def test_a_wrong_address_is_refused_by_name() -> None:
-    with Daemon(metrics_listen="9477") as daemon:
-        assert "metrics.listen = '9477'" in daemon.refused()
-    taken = socket.create_server(("127.0.0.1", 0))
-    with taken, Daemon(metrics_listen=f"127.0.0.1:{taken.getsockname()[1]}") as daemon:
-        assert "metrics.listen" in daemon.refused()
-        assert not daemon.segments()

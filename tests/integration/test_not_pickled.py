@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.testing import FakeCard, FakeVram
+from tensord.testing import FakeCard
 
-from ..client.device.card import CARD, key, put_some, watching
-from ..daemon_process import Daemon
+from ..client.device.card import CARD, key, watching
 
 NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
 TOKENS = np.arange(64, dtype=np.uint32)
@@ -77,28 +76,7 @@ def test_what_belongs_to_this_process_is_neither_pickled_nor_copied(
     assert "cannot be pickled or copied: " in str(refused.value)
 
 
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
-def test_tensors_on_a_device_are_neither_pickled_nor_copied(
-    client: tensord.Client, card: FakeCard, copied: Callable[[Any], object]
-) -> None:
-    vram = FakeVram(card)
-    with tensord.DeviceCache(client, vram) as cache:
-        put_some(cache, vram, range(1))
-        for each in (cache, cache.get(key(0))):
-            with pytest.raises(TypeError, match="cannot be pickled or copied: "):
-                copied(each)
-
-
 def test_what_a_put_came_to_and_a_namespace_are_pickled(client: tensord.Client) -> None:
     put = client.put(key(1), np.arange(5), wait=True)
     assert pickle.loads(pickle.dumps(put)).state == "stored"
     assert pickle.loads(pickle.dumps(NAMESPACE)) == NAMESPACE
-
-
-def test_a_claim_that_was_refused_to_a_copier_is_still_held(daemon: Daemon) -> None:
-    client = daemon.client()
-    claim = client.claim(key(1))
-    with pytest.raises(TypeError):
-        copy.copy(claim)
-    claim.answer.result()
-    assert claim.state == "compute" and daemon.store("claims_held") == 1

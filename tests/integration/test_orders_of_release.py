@@ -6,12 +6,11 @@ releases of pins hang on such references. Nothing here may wait for the cycle co
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import permutations
 from typing import Any
 
@@ -126,12 +125,6 @@ FAILING: dict[str, Callable[[tensord.Client], object]] = {
     "a reservation that is committed twice": committed_twice,
     "a card that is not there": lambda client: client.reserve_device("none", 5, for_s=1.0),
 }
-FAILING_ASYNC: dict[str, Callable[[tensord.AsyncClient], Awaitable[object]]] = {
-    "compute raises": lambda client: client.get_or_compute(os.urandom(32), bad),
-    "a type that no payload has": lambda client: client.put(os.urandom(32), {1}),
-    "a reservation that is too large": lambda client: client.reserve(tensord.Spec((1 << 30,), "u1")),
-    "a key that is none": lambda client: client.touch(b"x"),
-}
 
 
 def kept(frame_ended: weakref.ref[Any]) -> bool:
@@ -153,20 +146,3 @@ def test_a_call_that_fails_keeps_nothing_of_the_function_that_made_it(running: D
         return weakref.ref(large)
 
     assert not kept(call())
-
-
-@pytest.mark.parametrize("how", FAILING_ASYNC)
-def test_an_awaited_call_that_fails_keeps_nothing_of_the_function_that_made_it(running: Daemon, how: str) -> None:
-    async def main() -> weakref.ref[Any]:
-        async with tensord.AsyncClient(running.socket) as client:
-            assert await client.wait_connected(PATIENCE_S)
-
-            async def call() -> weakref.ref[Any]:
-                large = np.zeros(10)
-                with pytest.raises((tensord.TensordError, ArithmeticError)):
-                    await FAILING_ASYNC[how](client)
-                return weakref.ref(large)
-
-            return await call()
-
-    assert not kept(asyncio.run(main()))

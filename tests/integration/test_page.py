@@ -7,7 +7,7 @@ import http.client
 import json
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +15,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tensord.daemon.web import page
 from tensord.daemon.web.page_server import CONNECTIONS_MAX
 
-from ..client.ctl import documents
 from ..daemon_process import PATIENCE_S, Daemon, until
 
 OWN_NAMES: Final = ("localhost", "LOCALHOST:80", "127.0.0.1:9478", "[::1]:9478", "[::1]")
@@ -131,20 +129,6 @@ def test_every_answer_forbids_what_the_page_does_not_need(serving: Daemon, path:
     assert response.getheader("Access-Control-Allow-Origin") is None
 
 
-def test_a_port_or_path_that_cannot_be_had_ends_the_daemon_with_the_name_of_the_setting(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with Daemon(http=address) as daemon:
-            said = daemon.refused()
-            assert f"http = '{address}': another process listens there; stop it, or set another address" in said
-            assert not daemon.segments()
-    mine = tmp_path / "mine"
-    mine.write_text("mine")
-    with Daemon(http=mine) as daemon:
-        assert f"{mine} exists and is not a socket; remove it, or set another socket" in daemon.refused()
-    assert mine.read_text() == "mine"
-
-
 def test_a_reader_learns_no_whole_key(serving: Daemon) -> None:
     key = bytes(range(100, 132))
     serving.client().put(key, np.zeros(100, np.uint8), wait=True)
@@ -165,47 +149,3 @@ def test_connections_that_say_nothing_keep_no_reader_and_no_client_out(serving: 
         client.put(b"k" * 32, np.zeros(100, np.uint8), wait=True)
         assert serving.store("entries") == 1
     until(lambda: figures(port)["store"]["entries"] == 1, "newer figures")
-
-
-def told_of(**changed: Any) -> dict[str, Any]:
-    given = {
-        "status": documents.status(),
-        "health": {"problems": []},
-        "clients": [documents.client(1)],
-        "entries": [documents.entry(1)],
-        "slow": {"slow_s": 0.01, "requests": []},
-        "advice": {"policy": "lru", "capacity_bytes": 8, "curves": [{"namespace": None, "requests": 0, "points": []}]},
-        "unix_s": 1_700_000_100.0,
-        **changed,
-    }
-    return page.figures(**given)
-
-
-def slow(took_s: float) -> dict[str, Any]:
-    return {"kind": "Commit", "took_s": took_s, "payload_bytes": 1, "client": 1, "name": "n", "unix_s": 1.0}
-
-
-def with_processes(count: int) -> dict[str, Any]:
-    """A status with so many processes on two cards, number n with n GiB."""
-    listed = [documents.process(number, number) for number in range(count)]
-    gauges = [
-        {**documents.gauge(name, 1, 2, "normal"), "processes": listed[half::2]}
-        for half, name in enumerate((documents.CARD, documents.OTHER))
-    ]
-    return documents.status(governor=documents.governor(gauges=gauges))
-
-
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("clients", lambda: {"clients": [documents.client(number) for number in range(500)]}),
-        ("entries", lambda: {"entries": [documents.entry(number) for number in range(500)]}),
-        ("slow", lambda: {"slow": {"slow_s": 0.01, "requests": [slow(number) for number in range(500)]}}),
-        ("problems", lambda: {"health": {"problems": [str(number) for number in range(500)]}}),
-        ("processes", lambda: {"status": with_processes(500)}),
-    ],
-)
-def test_a_long_list_is_cut_and_says_by_how_much(name: str, make: Callable[[], dict[str, Any]]) -> None:
-    listed = told_of(**make())[name]
-    assert len(listed["rows"]) == page.ROWS_MAX
-    assert listed["more"] == 500 - page.ROWS_MAX

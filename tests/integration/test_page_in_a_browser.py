@@ -124,61 +124,6 @@ def test_a_daemon_of_another_version_gets_its_own_page(tab: Tab) -> None:
     tab.until(SHOWN, "its figures")
 
 
-def test_the_page_is_paused_and_goes_on_by_the_keyboard_alone(tab: Tab) -> None:
-    tab.press("Tab", 9)
-    assert tab.run("document.activeElement.id") == "pause"
-    assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    tab.press("Enter", 13, "\r")
-    assert tab.run(SAYS).startswith("Paused. The figures below are those of ")
-    assert tab.run("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
-    assert tab.run("(async () => { await ask(); return asking; })()") is False
-    tab.press("Enter", 13, "\r")
-    tab.until(SHOWN, "newer figures")
-    # Every table that may be wider than the screen can be reached, so that the arrows scroll it.
-    for _ in range(tab.run("[...document.querySelectorAll('.scroll')].filter(each => each.offsetParent).length")):
-        tab.press("Tab", 9)
-        assert tab.run("document.activeElement.className") == "scroll"
-        assert tab.run("document.activeElement.getAttribute('aria-label')")
-
-
-@pytest.mark.parametrize("width", [320, 760, 1920])
-def test_no_screen_is_too_small(tab: Tab, serving: Daemon, width: int) -> None:
-    with serving.client(name="n" * 60) as client:
-        client.put(bytes(32), np.zeros(5000, np.uint8), wait=True)
-        tab.until("document.querySelector('#clients tbody td')", "the client")
-        tab.size(width, 700)
-        assert tab.run("document.documentElement.scrollWidth") <= width
-        assert tab.run("document.getElementById('pause').getBoundingClientRect().right") <= width
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_can_be_read_in_light_and_dark(tab: Tab, scheme: str) -> None:
-    """A contrast of 4.5 and more, for every colour (WCAG 2.2, 1.4.3)."""
-    tab.scheme(scheme)
-    kinds = json.dumps(["relaxed", "normal", "workflow_aware", "pressure", "critical", "emergency", "alarm", "aside"])
-    tab.run(
-        f"{kinds}.map(name => {{ const line = document.createElement('p'); text(line, name); kind(line, name);"
-        " document.body.append(line); }) && 0"
-    )
-    contrasts = tab.run(
-        """[...document.querySelectorAll("body *")].filter(each => each.checkVisibility()
-            && [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim())).map(each => {
-          const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
-          const light = (colour) => numbers(colour).slice(0, 3).map(part => part / 255)
-            .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
-            .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
-          let ground = each;
-          while (numbers(getComputedStyle(ground).backgroundColor)[3] === 0) ground = ground.parentElement;
-          const [a, b] = [light(getComputedStyle(each).color), light(getComputedStyle(ground).backgroundColor)];
-          return [each.textContent, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-        })"""
-    )
-    assert len(contrasts) > 40
-    assert [each for each in contrasts if each[1] < 4.5] == []
-    dark = tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
-    assert dark == (scheme == "dark")
-
-
 def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
     """Figures that are written down, shown by the page of a daemon that has none of these troubles."""
     card = documents.gauge(documents.CARD, 79 * documents.GIB, 80 * documents.GIB, "emergency", source="drill")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -90,34 +86,6 @@ def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_leas
 # ---- counts
 
 
-def test_over_the_pins_of_a_client_a_pin_is_refused() -> None:
-    limits = {f"{LIMITS}.PINS_PER_CLIENT_MAX": 2, f"{LIMITS}.PIN_S_MAX": 50}
-    with Daemon(limits) as daemon, undisturbed(daemon.start()) as other:
-        client = daemon.client()
-        for number in range(3):
-            assert client.put(key(number), payload(number), wait=True).state == "stored"
-        assert [client.pin(key(number), 100.0) for number in (0, 1)] == [50.0, 50.0]
-        with pytest.raises(LimitReached, match="2 pins, and a client may have 2"):
-            client.pin(key(2), 40.0)
-        assert client.pin(key(77), 40.0) == 0.0, "what is not there is not pinned"
-        assert other.pin(key(2), 40.0) == 40.0, "the limit is each client's own"
-        client.unpin(key(0))
-        assert client.pin(key(2), 40.0) == 40.0
-
-
-def test_over_the_share_that_pins_may_hold_a_pin_is_refused() -> None:
-    limits = {f"{LIMITS}.PINNED_SHARE_MAX": 0.25}
-    with Daemon(limits, ring_bytes=2 * MIB) as daemon, undisturbed(daemon.start()):
-        client = daemon.client()
-        for number in range(2):
-            assert client.put(key(number), payload(number, 300 << 10), wait=True).state == "stored"
-        assert client.pin(key(0), 600.0) == 600.0
-        with pytest.raises(LimitReached, match=r"pinned.*524288.*unpin"):
-            client.pin(key(1), 600.0)
-        client.close()
-        until(lambda: daemon.store("pins") == 0, "the pins to end with their client")
-
-
 def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_attach_again() -> None:
     with Daemon(limits_lanes_max=2) as daemon, undisturbed(daemon.start()) as other:
         client = daemon.client()
@@ -166,30 +134,3 @@ def test_a_ring_of_another_layout_version_is_freed_with_both_named() -> None:
         until(lambda: client.get(key(1)) is None, "it to attach to the new ring")
         assert client.put(key(1), payload(1), wait=True).state == "stored"
         assert lease is not None and is_payload(lease.tree, 1)
-
-
-@pytest.mark.root
-def test_a_ring_that_dev_shm_cannot_hold_is_refused_with_both_sizes_named() -> None:
-    with Daemon(ring_bytes=16 * MIB, max_entries=256) as daemon:
-        tiny = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=6m tmpfs /dev/shm && exec "$@"', "sh"]
-        if subprocess.run([*tiny, "true"], capture_output=True).returncode:
-            pytest.skip("no namespaces for this user here")
-        daemon.prefix = tiny
-        told = daemon.refused()
-        assert "NotEnoughMemory" in told and str(16 * MIB) in told and "/dev/shm" in told and "ring_bytes" in told
-        daemon.flags["ring_bytes"] = 2 * MIB
-        daemon.start()
-        assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
-
-
-def test_limits_changed_by_sighup_hold_at_once_for_clients_that_are_there(tmp_path: Path) -> None:
-    config = tmp_path / "tensord.toml"
-    config.write_text("[limits]\nlanes_max = 2\n")
-    with Daemon(config=config) as daemon, undisturbed(daemon.start()):
-        daemon.client()
-        with pytest.raises(LimitReached):
-            tensord.Client(daemon.socket, required=True)
-        config.write_text("[limits]\nlanes_max = 3\n")
-        os.kill(daemon.pid, signal.SIGHUP)
-        until(lambda: "setting changed" in daemon.log, "the reload")
-        daemon.client()

@@ -58,21 +58,6 @@ def holds(stage: Stage, socket: Path, wanted: bytes) -> None:
     stage.hear()
 
 
-def test_every_get_is_counted_exactly_and_a_hold_is_none(stored: tuple[tensord.Client, bytes]) -> None:
-    client, wanted = stored
-    other = key(next(_numbers))
-    assert client.put(other, np.arange(5), wait=True).state == "stored"
-    for _ in range(23):
-        assert client.get(wanted) is not None
-    assert client.hold(wanted) is not None
-    assert client.contains(wanted)
-    assert client.get_many([wanted, other, wanted]).found.all()
-    # The last get shows that all before it were taken in.
-    becomes(client, other, 0, 1)
-    assert client.touch(wanted) == 1
-    becomes(client, wanted, 0, 26)
-
-
 def test_each_client_counts_once_and_only_while_it_holds(shared: Daemon, stored: tuple[tensord.Client, bytes]) -> None:
     client, wanted = stored
     with Child(holds, shared.socket, wanted) as first, Child(holds, shared.socket, wanted) as second:

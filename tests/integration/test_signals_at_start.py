@@ -11,7 +11,7 @@ import pytest
 
 from tensord.daemon.connections.sockets import Sockets
 
-from ..daemon_process import Daemon, until
+from ..daemon_process import Daemon
 
 _BEFORE: Final = f"{__name__}:signal_when_listening"
 
@@ -33,16 +33,6 @@ def starting(daemon: Daemon, number: signal.Signals) -> None:
     file.touch()
     daemon.flags["config"] = file
     daemon.before = _BEFORE, {"number": number, "config": str(file), "text": "max_bytes = 1048576\n"}
-
-
-def test_a_reload_at_the_start_is_carried_out_after_it() -> None:
-    with Daemon() as daemon:
-        starting(daemon, signal.SIGHUP)
-        daemon.start()
-        until(lambda: "setting changed" in daemon.log, "the reload")
-        with daemon.client() as client:
-            assert client.put(bytes(32), 1, wait=True).state == "stored"
-        assert daemon.terminate() == 0
 
 
 @pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, True), (signal.SIGINT, False)])

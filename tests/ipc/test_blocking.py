@@ -21,7 +21,6 @@ from tensord.ipc.wire.states import CONTROL_REQUESTS
 
 Sockets = tuple[socket.socket, socket.socket]
 
-KEY = b"k" * 32
 LIMITS = ClientLimits(requests_in_flight_max=100_000)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
@@ -42,12 +41,6 @@ def channel(sockets: Sockets) -> Iterator[BlockingChannel]:
     channel = BlockingChannel(sockets[0], attached())
     yield channel
     channel.close()
-
-
-def test_messages_sent_together_go_out_in_one_call(channel: BlockingChannel, sockets: Sockets) -> None:
-    asked, bell = m.AskForGrants(3, [100]), m.Doorbell()
-    channel.send(asked, bell, timeout_s=60)
-    assert sockets[1].recv(1 << 16) == pack(asked) + pack(bell)
 
 
 def test_answers_come_in_order_with_their_descriptors(no_descriptor_leaks: None) -> None:
@@ -136,20 +129,6 @@ def test_a_socket_of_another_program_is_told_from_a_daemon_s(sockets: Sockets) -
     channel.close()
 
 
-def test_a_time_limit_is_told_in_few_digits(channel: BlockingChannel) -> None:
-    with pytest.raises(TimedOut, match=r"did not respond within 0\.00123 s: "):
-        channel.receive(0.00123456789)
-
-
-def test_an_error_of_later_is_no_refusal_of_the_connection(channel: BlockingChannel, sockets: Sockets) -> None:
-    sockets[1].sendall(pack(m.Error.of(LimitReached("first"))))
-    channel.receive(60)
-    sockets[1].sendall(pack(m.Error.of(LimitReached("second"))))
-    sockets[1].close()
-    with pytest.raises(DaemonUnavailable, match="Broken pipe"):
-        channel.send(m.Renew([1]), timeout_s=60)
-
-
 def fill(sock: socket.socket) -> int:
     """Leaves no room in the socket's buffer; how many bytes that took."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
@@ -194,13 +173,6 @@ def test_a_handshake_that_was_not_sent_ends_the_channel(sockets: Sockets) -> Non
         channel.send(HELLO, timeout_s=0.01)
     assert channel.closed
     channel.close()
-
-
-def test_receive_waits_no_longer_than_its_time_limit(channel: BlockingChannel) -> None:
-    with pytest.raises(TimedOut, match=r"within 0\.01 s"):
-        channel.receive(0.01)
-    with pytest.raises(TimedOut):
-        channel.receive(0)
 
 
 def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(channel: BlockingChannel, sockets: Sockets) -> None:

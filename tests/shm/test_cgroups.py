@@ -50,10 +50,6 @@ def test_every_limited_cgroup_above_a_process_counts(tmp_path: Path) -> None:
     assert found == [Cgroup("/system.slice/tensord.service", 1000, 10), Cgroup("/", 5000, 30)]
 
 
-def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
-    assert list(cgroups(None, tmp_path / "cg", tmp_path / "proc")) == []
-
-
 def test_the_limits_of_cgroup_v1_count_from_the_own_cgroup_upwards(tmp_path: Path) -> None:
     proc, memory = tmp_path / "proc", tmp_path / "cg/memory"
     _write(proc / "self/cgroup", "8:pids:/a\n5:cpu,memory:/a/b\n1:name=systemd:/a\n0::/\n")

@@ -21,15 +21,6 @@ def test_a_copy_is_whole_and_its_checksum_that_of_what_arrived(size: int) -> Non
     assert checksum.intdigest() == checksum_of(to) == xxhash.xxh3_64_intdigest(source.tobytes())
 
 
-def test_parts_copied_one_after_another_have_the_checksum_of_the_whole() -> None:
-    source = np.random.default_rng(2).integers(0, 256, 3 * PIECE_BYTES, np.uint8)
-    to = np.zeros(len(source), np.uint8)
-    checksum = xxhash.xxh3_64()
-    for start, stop in [(0, 5), (5, PIECE_BYTES + 9), (PIECE_BYTES + 9, len(source))]:
-        copy_checked(to[start:stop], source[start:stop], checksum)
-    assert checksum.intdigest() == checksum_of(source)
-
-
 def test_the_checksum_is_of_what_arrived_and_not_of_what_was_sent() -> None:
     """A sender that goes on writing must not make the entry look corrupt."""
     source = np.zeros(2 * PIECE_BYTES, np.uint8)

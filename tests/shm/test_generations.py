@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tensord.errors import LayoutMismatch, LimitReached
 from tensord.shm.index.generations import GenerationReader, GenerationWriter
-from tensord.shm.index.keys import DIGEST_BYTES, GENERATION_MAX, generation_of, make_key
+from tensord.shm.index.keys import GENERATION_MAX, generation_of, make_key
 from tensord.shm.ring.layout import IndexGeometry
 
 CAPACITY = 6
@@ -43,19 +43,6 @@ def test_a_raised_generation_is_read_by_writer_readers_and_the_next_daemon(raise
                 assert table.current(each) == model.get(each, 0)
         writer.check_invariants()
         assert len(writer) == len(model)
-
-
-def test_a_full_table_refuses_another_namespace_and_goes_on_with_its_own(memory: mmap.mmap) -> None:
-    writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
-    tags = [bytes([number]) * 8 for number in range(CAPACITY + 1)]
-    for tag in tags[:-1]:
-        writer.raise_to(tag, 1)
-    for full in (writer, GenerationWriter(memory, GEOMETRY)):
-        with pytest.raises(LimitReached, match=r"6 namespaces.*room for no more.*purge"):
-            full.raise_to(tags[-1], 1)
-        full.check_invariants()
-    writer.raise_to(tags[-2], 9)
-    assert [reader.current(tag) for tag in tags] == [1] * (CAPACITY - 1) + [9, 0]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +146,3 @@ def test_a_damaged_count_makes_no_reader_leave_the_table(memory: mmap.mmap) -> N
     writer.raise_to(b"aaaabbbb", 1)
     memory[GEOMETRY.generations_at : GEOMETRY.generations_at + 8] = b"\xff" * 8
     assert GenerationReader(memory, GEOMETRY).current(b"nowhere.") == 0
-
-
-def test_digests_are_as_long_as_a_key_leaves_room_for() -> None:
-    assert DIGEST_BYTES == 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from mmap import mmap
 from typing import Any, cast
 
@@ -196,19 +195,6 @@ def test_find_many_agrees_with_find(stored: set[int], asked: list[int]) -> None:
     index.check_invariants()
 
 
-def test_looking_up_a_few_keys_in_a_large_index_copies_nothing_of_it() -> None:
-    index, _, reader = index_over(4096)
-    wanted = as_array([key(number) for number in range(100)])
-    reader.find_many(wanted)
-    tracemalloc.start()
-    try:
-        reader.find_many(wanted)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < index.geometry.index_bytes / 32
-
-
 def test_a_free_slot_whose_seq_was_damaged_is_taken_all_the_same() -> None:
     """Even and free it would be published as it is taken, or end the daemon that takes it."""
     index, writer, reader = index_over(1)
@@ -217,12 +203,6 @@ def test_a_free_slot_whose_seq_was_damaged_is_taken_all_the_same() -> None:
     index = IndexWriter(reader.memory, index.geometry)
     assert writer.take(key(1), 1 << 48 | 1, 16 << 48, 100) == 0
     assert not index.read(0).published
-
-
-def test_an_index_for_so_many_entries_takes_them() -> None:
-    _, writer, _ = index_over(IndexGeometry.for_entries(4000).bucket_count)
-    slots = {writer.take(key(number), number + 1, 1 << 48, 1) for number in range(4000)}
-    assert len(slots) == 4000 and min(slots) >= 0
 
 
 def test_slots_of_higher_epochs_are_found_highest_first_whether_published_or_not() -> None:
@@ -262,26 +242,6 @@ def test_an_object_that_is_not_a_key_is_refused_by_name(bad: object) -> None:
     _, _, reader = index_over(2)
     with pytest.raises(BadKey, match="a key is 32 bytes"):
         reader.find(cast(bytes, bad))
-
-
-def test_a_memoryview_that_is_not_a_key_is_described_by_its_shape() -> None:
-    _, _, reader = index_over(2)
-    with pytest.raises(BadKey, match=r"shape \(4, 9\) and format 'B'; bytes\(key\) makes bytes of it"):
-        reader.find(cast(bytes, memoryview(bytes(36)).cast("B", (4, 9))))
-
-
-def test_a_step_out_of_turn_is_a_programmers_error() -> None:
-    _, writer, _ = index_over(1)
-    slot = writer.take(key(1), 1, 1 << 48, 1)
-    with pytest.raises(AssertionError, match="nothing to publish"):
-        writer.publish(slot + 1)
-    with pytest.raises(AssertionError, match="not published"):
-        writer.unpublish(slot)
-    writer.publish(slot)
-    with pytest.raises(AssertionError, match="nothing to publish"):
-        writer.publish(slot)
-    with pytest.raises(AssertionError, match="cannot be released"):
-        writer.release(slot)
 
 
 def test_a_fingerprint_across_two_cells_of_a_line_is_nobodys() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensord.errors import LayoutMismatch
 from tensord.shm.lanes.lane import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane
 from tensord.shm.lanes.reader import LaneReader
-from tensord.shm.ring.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
+from tensord.shm.ring.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
 
-from ..memory_bench import MemoryBench, attached, key, lane_file, lent, memory_file
+from ..memory_bench import attached, lane_file, lent, memory_file
 
 SPANS = st.integers(1, (1 << 64) - 1)
 
@@ -192,22 +189,6 @@ TestLaneAgainstSets = LaneAgainstSets.TestCase
 TestLaneAgainstSets.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def test_a_new_lane_makes_no_finalizer_before_a_view_needs_it() -> None:
-    """4,096 finalizers would take longer than the rest of an attach, and a megabyte."""
-    scratch = np.empty(LANE_WORDS, np.uint64)
-    gc.collect()
-    before = len(gc.get_objects())
-    lane, reader = attached()
-    assert len(gc.get_objects()) - before < 100
-    for _ in range(3):
-        view = np.empty(1)
-        lane.tie(lane.pin(5), view)
-        assert reader.pins(scratch).tolist() == [5]
-        del view
-        assert not reader.pins(scratch).tolist()
-    assert len(gc.get_objects()) - before < 100
-
-
 def test_a_truncated_lane_is_a_short_read() -> None:
     lane, reader = attached()
     lane.pin(5)
@@ -218,29 +199,6 @@ def test_a_truncated_lane_is_a_short_read() -> None:
     os.ftruncate(fd, 100)
     assert reader.pins(scratch).tolist() == []
     assert reader.drain() is None
-    reader.close()
-
-
-@pytest.mark.parametrize("before", [0, 5, LANE_LOG_WORDS - 15])
-def test_a_drain_reads_only_the_records_that_it_returns(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane, reader = attached()
-    lane.log_many(np.arange(before, dtype=np.uint64) + 1)
-    reader.drain()
-    lane.log_many(np.arange(100, 120, dtype=np.uint64))
-    read: list[int] = []
-    preadv = os.preadv
-
-    def counted(fd: int, buffers: list[Any], offset: int) -> int:
-        read.append(preadv(fd, buffers, offset))
-        return read[-1]
-
-    monkeypatch.setattr(os, "preadv", counted)
-    drained = reader.drain(most=10)
-    monkeypatch.undo()
-    assert drained is not None
-    assert drained.span_ids.tolist() == list(range(110, 120))
-    assert drained.lost == 10
-    assert sum(read) == LANE_HEADER_WORDS * 8 + 10 * 8
     reader.close()
 
 
@@ -358,117 +316,6 @@ def test_a_suspended_lane_counts_every_word_that_any_thread_has() -> None:
     lane.resume()
     assert lane.pin(1)
     reader.close()
-
-
-@contextmanager
-def no_cycle_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def test_a_lane_lives_as_long_as_the_last_view_and_no_longer() -> None:
-    with no_cycle_collector(), MemoryBench() as bench:
-        bench.put(key(1), {"a": np.arange(100), "b": [np.ones(3), "x"]})
-        view = bench.view()
-        lease = view.get(key(1))
-        assert lease is not None
-        leaf = lease.tree["a"][10:]
-        del view, lease
-        assert not bench.readers[0].abandoned()
-        assert bench.pins()
-        assert leaf[0] == 10
-        del leaf
-        assert not bench.pins()
-        assert bench.readers[0].abandoned(), "the lane waits for the cycle collector"
-
-
-def test_a_lane_lives_as_long_as_a_batch_or_a_tensor_over_it() -> None:
-    torch = pytest.importorskip("torch")
-    keys = np.frombuffer(key(1) + key(2), np.uint8).reshape(2, 32)
-    with no_cycle_collector(), MemoryBench() as bench:
-        for number in (1, 2):
-            bench.put(key(number), np.arange(100) * number)
-        view = bench.view()
-        batch = view.get_many(keys)
-        assert batch[1] is not None
-        tensor = batch[1].torch(copy=False)
-        del view, batch
-        assert not bench.readers[0].abandoned()
-        assert len(bench.pins()) == 2, "a batch is pinned as one"
-        assert torch.equal(tensor, torch.arange(100) * 2)
-        del tensor
-        assert not bench.pins()
-        assert bench.readers[0].abandoned()
-
-
-class Child:
-    """A forked process that runs `work` and then waits until it is told to go, or killed."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        ready, self._go = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            code = 1
-            try:
-                os.close(self._go[1])
-                work()
-                os.write(ready[1], b"r")
-                os.read(self._go[0], 1)
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(ready[1])
-        os.close(self._go[0])
-        assert os.read(ready[0], 1) == b"r", "the child failed"
-        os.close(ready[0])
-
-    def leave(self) -> None:
-        os.close(self._go[1])
-        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == -signal.SIGKILL
-        os.close(self._go[1])
-
-
-@pytest.mark.parametrize("end", ["leave", "kill"])
-def test_a_forked_childs_view_keeps_the_lane_after_its_parent_let_go(end: str) -> None:
-    with no_cycle_collector(), MemoryBench() as bench:
-        bench.put(key(1), np.arange(1000))
-        view = bench.view()
-        held = [view.get(key(1))]
-        view.lane.freeze()
-        child = Child(lambda: None)
-        held.clear()
-        del view
-        assert not bench.readers[0].abandoned()
-        bench.evict(key(1))
-        assert not bench.reclaim(), "a span that the child still views was reused"
-        getattr(child, end)()
-        assert bench.readers[0].abandoned()
-
-
-def test_a_forked_child_that_lets_go_first_takes_no_pin_of_its_parent_along() -> None:
-    with no_cycle_collector(), MemoryBench() as bench:
-        bench.put(key(1), np.arange(1000))
-        view = bench.view()
-        held = [view.get(key(1))]
-        view.lane.freeze()
-        child = Child(held.clear)
-        assert bench.pins(), "the child's release cleared the parent's pin"
-        child.leave()
-        bench.evict(key(1))
-        assert not bench.reclaim()
-        lease = held.pop()
-        assert lease is not None
-        assert np.array_equal(lease.tree, np.arange(1000))
-        del lease, view
-        assert bench.readers[0].abandoned()
 
 
 def test_an_open_descriptor_alone_keeps_the_lane() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadPrefix
-from tensord.shm.payloads import prefix
 from tensord.shm.payloads.prefix import (
     MEDIA_MAX,
     MODALITIES,
@@ -23,9 +22,7 @@ from tensord.shm.payloads.prefix import (
     fold,
     kept,
     ordered,
-    packed_media,
     uncut,
-    unpacked_media,
 )
 
 KEY = bytes(range(32))
@@ -76,13 +73,6 @@ def test_a_key_is_the_tag_and_what_it_says_of_the_record_however_that_lies_in_me
     assert all(block_key(b"a model.", memory, 259) == key for memory in (packed.data, packed.tobytes()))
 
 
-def test_media_stand_right_before_the_tokens() -> None:
-    written = record()
-    packed = written.pack(np.zeros(5, np.uint32)).tobytes()
-    assert packed[: written.text_at].endswith(packed_media(written.media))
-    assert unpacked_media(packed_media(written.media)) == written.media
-
-
 def test_a_record_has_no_bytes_of_what_was_in_memory_before() -> None:
     records = []
     for before in (0, 255):
@@ -90,12 +80,6 @@ def test_a_record_has_no_bytes_of_what_was_in_memory_before() -> None:
         record().pack_into(packed, np.arange(5, dtype=np.uint32))
         records.append(packed.tobytes())
     assert records[0] == records[1]
-
-
-@pytest.mark.parametrize("size", [0, 1, 95])
-def test_too_few_bytes_are_no_record(size: int) -> None:
-    with pytest.raises(BadPrefix, match=f"{size} bytes"):
-        PrefixRecord.unpack(record().pack(np.zeros(5, np.uint32)).tobytes()[:size])
 
 
 @pytest.mark.parametrize(
@@ -170,10 +154,6 @@ def test_media_that_do_not_fit_are_refused_and_named(media: list[Media], says: s
         ordered(media, 20 if len(media) < 9 else 2 * MEDIA_MAX, may_be_cut=False)
 
 
-def test_items_that_touch_or_are_of_two_modalities_do_not_overlap() -> None:
-    assert len(ordered([item(2, 3), item(5, 3), item(3, 9, "audio")], 20, may_be_cut=False)) == 3
-
-
 def test_a_cached_item_may_end_behind_its_sequence() -> None:
     assert ordered([item(18, 9)], 20, may_be_cut=True) == (item(18, 9),)
     with pytest.raises(BadPrefix, match="start=20"):
@@ -241,7 +221,3 @@ def test_the_items_to_encode_are_counted_from_the_match() -> None:
     assert kept(3, media) == {"image": 2, "audio": 1, "video": 0}
     assert kept(7, media) == {"image": 2, "audio": 0, "video": 0}
     assert kept(21, media) == {"image": 0, "audio": 0, "video": 0}
-
-
-def test_the_record_is_laid_out_as_documented() -> None:
-    assert (prefix.HEADER_BYTES, prefix.MEDIA_BYTES, prefix.TOKEN_BYTES) == (96, 64, 4)

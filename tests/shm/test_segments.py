@@ -32,11 +32,6 @@ def test_an_instance_that_could_leave_its_folder_is_refused(name: str) -> None:
         segments.segment_name(name, "ring")
 
 
-@pytest.mark.parametrize("name", ["a", "0", "main", "gpu-0_b", "x" * 32])
-def test_names_are_the_instances(name: str) -> None:
-    assert segments.segment_name(name, "ring") == f"/tensord.{name}.ring"
-
-
 def test_a_segment_is_the_users_alone_and_found_by_its_instance_only(instance: str) -> None:
     names = [segments.segment_name(instance, part) for part in ("index", "lane.1", "ring")]
     other = segments.segment_name(f"{instance[:-1]}x"[:32], "ring")
@@ -71,18 +66,6 @@ def test_one_daemon_an_instance_until_its_last_descriptor_and_mapping_are_gone(i
         segments.claim_instance(instance)
     os.close(fd)
     os.close(segments.claim_instance(instance))
-
-
-def test_a_lock_whose_file_was_removed_is_not_held(instance: str) -> None:
-    name = segments.segment_name(instance, "lock")
-    removed = segments.claim_instance(instance)
-    segments.remove(name)
-    fd = segments.claim_instance(instance)
-    assert os.fstat(fd).st_ino != os.fstat(removed).st_ino
-    os.close(removed)
-    with pytest.raises(InstanceBusy):
-        segments.claim_instance(instance)
-    os.close(fd)
 
 
 def test_a_segment_that_another_user_could_have_made_is_refused_and_its_owner_named(instance: str) -> None:

@@ -132,28 +132,6 @@ def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_de
     os.close(fd)
 
 
-def test_a_child_leaves_alone_what_came_to_lie_in_its_place() -> None:
-    fd = memory_file(SIZE_BYTES)
-    mapped = Unshared(fd, SIZE_BYTES)
-    arrays = [np.ndarray((8,), np.uint8, mapped.memory)]
-    address = mapped.address
-    libc = ctypes.PyDLL(None)
-    forked = libc.fork()
-    if not forked:
-        status = 9
-        try:
-            other = unshared._map(address, SIZE_BYTES, 2 | 0x20, -1)  # private and anonymous
-            unshared.after_fork_in_child()
-            del mapped
-            arrays.clear()
-            gc.collect()
-            status = 0 if other == address and is_mapped(address) else 1
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
-    os.close(fd)
-
-
 def test_memory_that_the_collector_frees_at_any_moment_in_a_child_ends_once_and_alone() -> None:
     fd = memory_file(SIZE_BYTES)
 

@@ -15,7 +15,7 @@ from tensord.daemon.core.events import FoundCorrupt
 from tensord.daemon.lifetimes.removals import SLICE
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages import control as messages
-from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from .blocks import TAG, block, name
 from .stand import SPAN, Stand, key
@@ -71,20 +71,6 @@ def whole(stand: Stand, *chains: tuple[int, ...]) -> None:
 # ---- taken in
 
 
-def test_a_child_is_stored_under_any_key_and_described_with_its_parent() -> None:
-    stand = stand_of(10)
-    put_chain(stand, 1, 2, 3)
-    entries = [stand.store.entry(key(number)) for number in (1, 2, 3)]
-    assert [(e["parent"], e["children"], e["prefix"]) for e in entries if e is not None] == [
-        (None, 1, None),
-        (key(1).hex(), 1, None),
-        (key(2).hex(), 0, None),
-    ]
-    status = stand.store.status()
-    assert status["prefix_blocks"] == 0
-    stand.check()
-
-
 def test_a_chain_is_put_in_one_burst_without_waiting() -> None:
     stand = stand_of(2000)
     assert burst(stand, (1, None), (2, 1), (3, 2), (4, 3), (5, 4)) == ["stored"] * 5
@@ -95,17 +81,6 @@ def test_a_child_without_a_stored_parent_is_refused_and_so_are_its_descendants()
     stand = stand_of(2000)
     assert burst(stand, (2, 1), (3, 2), (4, 3), (1, None)) == ["ParentGone"] * 3 + ["stored"]
     assert stand.used_bytes == SPAN
-    stand.check()
-
-
-def test_a_put_whose_parent_ends_while_it_is_written_is_refused() -> None:
-    stand = stand_of(2000)
-    stand.put(1)
-    place = stand.begin(2)
-    stand.write(place, b"x" * 64)
-    stand.send(1, messages.Evict(5, [key(1)]))
-    assert stand.finish(2, place, key(2), parent=key(1)) == "ParentGone"
-    assert not stand.stored()
     stand.check()
 
 
@@ -163,17 +138,6 @@ def test_children_go_before_their_parents_for_room(policy: str) -> None:
         assert not stand.stored() & {3, 4, 5, 8, 9}
 
 
-@pytest.mark.parametrize("limit", ["max_entries", "max_tokens"])
-def test_children_go_before_their_parents_for_a_budget(limit: str) -> None:
-    limits: dict[str, Any] = {"max_entries": 1000, limit: 8}
-    stand = Stand(SPAN * 40, **limits)
-    stand.join(1)
-    put_chain(stand, *range(1, 7), tokens=1)
-    for number in range(20, 40):
-        assert stand.put(number, tokens=1) == "stored"
-        whole(stand, tuple(range(1, 7)))
-
-
 def test_a_lease_on_a_child_keeps_all_its_ancestors() -> None:
     stand = stand_of(10)
     put_chain(stand, 1, 2, 3, 4, 5)
@@ -188,53 +152,6 @@ def test_a_lease_on_a_child_keeps_all_its_ancestors() -> None:
     stand.views.clear()
     assert stand.put(99, large) == "stored"
     whole(stand, (1, 2, 3, 4, 5))
-
-
-def test_a_pin_by_message_keeps_all_ancestors() -> None:
-    stand = stand_of(6, pinned_bytes_max=10 * SPAN)
-    put_chain(stand, 1, 2, 3)
-    stand.send(1, messages.Pin(7, key(3), 60.0))
-    for number in range(20, 32):
-        stand.put(number)
-        assert stand.stored() >= {1, 2, 3}
-    stand.check()
-
-
-def full_with(chain: tuple[int, ...]) -> Stand:
-    """A full ring whose coldest entries are those of a chain."""
-    stand = stand_of(15)
-    put_chain(stand, *chain)
-    for number in range(20, 35 - len(chain)):
-        stand.put(number)
-    assert stand.stored() >= set(chain)
-    return stand
-
-
-def test_the_ancestors_of_a_pinned_victim_are_republished_with_it() -> None:
-    stand = full_with((1, 2, 3))
-    view = stand.find(key(3))
-    assert view is not None
-    stand.ask(1, 4 * SPAN - SPAN_HEADER_BYTES)
-    assert stand.scans == 1 and not stand.stored() & {1, 2, 3}, "all three were chosen"
-    stand.views.append(view)
-    stand.scan()
-    assert stand.stored() >= {1, 2, 3}
-    stand.settle()
-    whole(stand, (1, 2, 3))
-
-
-def test_pages_are_given_back_from_the_ends_of_chains() -> None:
-    stand = Stand(64 * PAGE_BYTES)
-    stand.join(1)
-    payload = PAGE_BYTES - SPAN_HEADER_BYTES
-    chains = [tuple(range(10 * n, 10 * n + 7)) for n in range(1, 9)]
-    for chain in chains:
-        put_chain(stand, *chain, payload_bytes=payload)
-    for pages in (40, 23, 5, 0):
-        stand.press(pages * PAGE_BYTES)
-        assert stand.store.status()["resident_bytes"] <= pages * PAGE_BYTES
-        whole(stand, *chains)
-    stand.press()
 
 
 def test_an_idle_entry_is_evicted_with_its_descendants_if_all_are_idle() -> None:
@@ -271,38 +188,3 @@ def test_the_descendants_of_an_ended_entry_end(reason: str) -> None:
     assert stand.stored() == {1}
     assert stand.store.status()["evictions"] == {reason: SLICE + 21}
     stand.check()
-
-
-def test_evicting_prefixes_leaves_chains_of_the_namespace() -> None:
-    stand = stand_of(20)
-    stand.put_sequence(1)
-    assert stand.put(key(1, TAG)) == "stored"
-    assert stand.put(key(2, TAG), parent=key(1, TAG)) == "stored"
-    stand.send(1, messages.EvictPrefixes(9, TAG))
-    assert stand.last() == messages.Counted(9, 1)
-    assert stand.stored() == {1, 2}
-    stand.check()
-
-
-# ---- restarts and moves
-
-
-def test_a_restart_knows_all_links_again_from_the_ring() -> None:
-    stand = stand_of(12)
-    chains = [(1, 2, 3, 4), (2, 5)]
-    put_chain(stand, *chains[0])
-    put(stand, 5, 2)
-    # The first entries are used last, and the policy learns of the entries in the order of their uses.
-    for number in (4, 3, 2, 1):
-        stand.now += 1
-        stand.send(1, messages.Touch(50 + number, [key(number)]))
-    stand.now = 10.0
-    stand.restart(1, 2)
-    assert stand.stored() == {1, 2, 3, 4, 5}
-    assert [stand.children(number) for number in range(1, 6)] == [1, 2, 1, 0, 0]
-    for number in range(20, 50):
-        assert stand.put(number) == "stored"
-        whole(stand, *chains)
-    stand.send(1, messages.Evict(5, [key(1)]))
-    stand.settle()
-    assert not stand.stored() & {1, 2, 3, 4, 5}

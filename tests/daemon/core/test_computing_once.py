@@ -41,35 +41,11 @@ def test_waiters_learn_of_the_commit(make: Make) -> None:
     assert stand.last(3) == messages.Claimed(3, "hit")
 
 
-def test_waiters_learn_of_a_put_by_somebody_else(make: Make) -> None:
-    stand = make()
-    claim(stand, 1, 1, 2)
-    stand.put(1, client=3)
-    assert verdicts(stand, 2) == ["wait", "hit"]
-    assert stand.store.status()["claims_held"] == 0
-
-
 def test_a_refused_commit_lets_every_waiter_compute(make: Make) -> None:
     stand = make()
     token = claim(stand, 1, 1, 2, 3)
     assert stand.put(1, tree=0, claim=token) == "BadMessage"
     assert stand.last(2) == stand.last(3) == messages.Claimed(1, "alone")
-
-
-def test_a_claim_passes_on_when_its_holder_dies_or_is_late(make: Make) -> None:
-    stand = make(claim_s=10, claim_s_max=60)
-    claim(stand, 1, 1, 2, 3)
-    stand.leave(1)
-    assert stand.last(2).answer == "compute"
-    stand.pass_time(11)
-    assert stand.last(3) == messages.Claimed(1, "alone")
-
-
-def test_a_late_claimant_still_stores_its_result(make: Make) -> None:
-    stand = make(claim_s=10, claim_s_max=60)
-    token = claim(stand, 1, 1)
-    stand.pass_time(100)
-    assert stand.put(1, claim=token) == "stored"
 
 
 def test_a_victim_that_comes_back_is_a_hit_for_those_who_wait(make: Make) -> None:

@@ -98,16 +98,6 @@ def test_idle_entries_are_written_before_an_emergency_ends_them(make: Make) -> N
     assert stand.store.status()["remote"]["demoted"] == 14
 
 
-def test_more_idle_entries_than_one_slice_are_written(make: Make) -> None:
-    stand = make(1 << 18, max_entries=1000, **{**QUEUE, "remote_queue_bytes": 1 << 18})
-    for number in range(600):
-        assert stand.put(number) == "stored"
-    stand.now = 40.0
-    stand.press(None, idle_s=30.0, refuse=True, reason=REASON)
-    assert not stand.stored()
-    assert len(stand.remote) == stand.store.status()["remote"]["demoted"] == 600
-
-
 def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written(make: Make) -> None:
     stand = make(RING, **QUEUE)
     assert stand.put(1, PAYLOAD) == "stored"
@@ -118,13 +108,6 @@ def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written(m
     stand.settle()
     assert not stand.stored()
     assert set(stand.remote) == keys(1)
-
-
-def test_puts_wait_for_no_store(make: Make) -> None:
-    stand = full(make)
-    request = stand.ask(1, 3 * PAYLOAD)
-    stand.scan()
-    assert stand.answered(1, request) is not None and stand.places[1] and not stand.writes
 
 
 def test_memory_is_held_up_no_longer_than_its_deadline(make: Make) -> None:
@@ -160,15 +143,6 @@ def test_a_full_store_holds_nothing_up(make: Make) -> None:
     stand.settle()
     assert stand.stored() == STORED - {0, 1, 2, 3}
     assert stand.store.status()["remote"] == {"write_failed": 2, "dropped": 2}
-
-
-def test_pressure_that_ends_spares_what_waited(make: Make) -> None:
-    stand = full(make)
-    give_back(stand, 5)
-    stand.do(Pressed())
-    stand.settle()
-    assert stand.stored() == STORED
-    assert stand.store.status()["remote"] == {"written": 4}
 
 
 def test_a_key_that_is_evicted_by_name_while_it_waits_is_not_written(make: Make) -> None:

@@ -11,23 +11,6 @@ from .stand import SPAN, Make, key
 PAGE = PAGE_BYTES - SPAN_HEADER_BYTES
 
 
-def test_a_span_that_stays_pinned_is_not_scanned_for_all_the_time(make: Make) -> None:
-    stand = make()
-    stand.put(1)
-    stand.pin(1)
-    stand.send(1, messages.Evict(5, [key(1)]))
-    stand.pass_time(100)
-    assert stand.store.status()["scans"] < 65
-
-
-def test_default_ttl_holds_for_puts_that_name_none(make: Make) -> None:
-    stand = make(default_ttl_s=5.0)
-    stand.put(1)
-    stand.put(2, ttl_s=50.0)
-    stand.pass_time(6)
-    assert stand.stored() == {2}
-
-
 def test_a_pin_lasts_no_longer_than_the_limit_and_ends_with_its_client(make: Make) -> None:
     stand = make(SPAN, pin_s_max=30.0)
     stand.put(1)
@@ -36,12 +19,6 @@ def test_a_pin_lasts_no_longer_than_the_limit_and_ends_with_its_client(make: Mak
     assert stand.put(2) == "StoreFull"
     stand.leave(2)
     assert stand.put(3) == "stored"
-
-
-def test_pinning_what_is_not_there_lasts_no_time(make: Make) -> None:
-    stand = make()
-    stand.send(1, messages.Pin(1, key(1), 99.0))
-    assert stand.last() == messages.Pinned(1, 0.0)
 
 
 def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing(make: Make) -> None:
@@ -76,16 +53,6 @@ def test_only_what_is_of_a_past_generation_is_refused(make: Make) -> None:
     assert stand.put(key(2, generation=7)) == "stored"
 
 
-def test_the_next_daemon_refuses_what_is_of_a_past_generation(make: Make) -> None:
-    stand = make()
-    stand.put(1)
-    stand.send(1, messages.Invalidate(1, b"namespac", 0))
-    stand.restart(1)
-    assert not stand.stored()
-    assert stand.put(1) == "Invalidated"
-    assert stand.put(key(1, generation=1)) == "stored"
-
-
 def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again(make: Make) -> None:
     stand = make(16 * PAGE_BYTES)
     for number in range(15):
@@ -101,19 +68,6 @@ def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again(make: Make) -
     for number in range(30, 50):
         assert stand.put(number, PAGE) == "stored"
     assert len(stand.stored()) == 16
-
-
-def test_a_limit_below_what_is_pinned_is_reached_when_pins_go(make: Make) -> None:
-    stand = make(16 * PAGE_BYTES)
-    for number in range(4):
-        stand.put(number, PAGE)
-        stand.pin(number)
-    stand.send(1, messages.Limit(1, PAGE_BYTES))
-    stand.pass_time(5)
-    assert len(stand.stored()) == 4
-    stand.views.clear()
-    stand.pass_time(5)
-    assert len(stand.stored()) <= 1
 
 
 def test_a_raised_generation_is_answered_after_the_old_entries_are_gone(make: Make) -> None:

@@ -46,21 +46,6 @@ def test_objects_over_a_lowered_limit_stay_and_no_more_are_accepted(make: Make) 
     assert status["pins"] == status["claims_held"] == 2
 
 
-def test_a_smaller_object_limit_holds_for_what_is_asked_for_later(make: Make) -> None:
-    stand = make()
-    place = stand.begin(1, 500)
-    stand.do(LimitsChanged(replace(stand.limits, object_bytes_max=400)))
-    assert stand.put(1, 500, client=2) == "ObjectTooLarge"
-    stand.write(place, b"x" * 500)
-    assert stand.finish(1, place, key(2)) == "stored", "its place was lent before"
-
-
-def test_the_ring_stays_as_large_as_it_is(make: Make) -> None:
-    stand = make()
-    stand.do(LimitsChanged(replace(stand.limits, ring_bytes=1 << 20, object_bytes_max=1 << 20)))
-    assert stand.put(1, 5000) == "ObjectTooLarge"
-
-
 def test_new_times_hold_for_what_comes_after(make: Make) -> None:
     stand = make()
     stand.put(1)

@@ -53,13 +53,6 @@ def test_a_put_into_a_ring_of_unread_entries_is_cached(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_an_entry_put_into_a_ring_filled_without_a_pause_is_there(stand: Stand) -> None:
-    for number in range(2 * RING + RING // 4):
-        stand.put(number)
-    assert there(stand, range(2 * RING, 2 * RING + RING // 4)) >= 95
-
-
-@pytest.mark.parametrize("stand", EVERY, indirect=True)
 def test_a_put_of_any_size_is_cached(stand: Stand) -> None:
     chance = random.Random(1)
     put_bytes, numbers = 0, range(10_000)
@@ -72,25 +65,6 @@ def test_a_put_of_any_size_is_cached(stand: Stand) -> None:
             break
     last = range(number - RING // 40, number + 1)
     assert there(stand, last) == 100
-
-
-@pytest.mark.parametrize("policy", EVERY)
-def test_large_entries_that_are_put_into_a_ring_full_of_small_ones_are_there(policy: str) -> None:
-    """Where one large entry fits stand more small ones than go in one round. No new entry goes in their place."""
-    sizes = (256 * SPAN, 16 * SPAN, 64)
-    stand = Stand(20 * sizes[0], policy=policy, max_entries=10_000)
-    stand.join(1)
-    number = 0
-    for size_bytes in sizes:
-        for _ in range(stand.limits.ring_bytes // size_bytes):
-            number += 1
-            stand.now += 0.1
-            stand.put(number, size_bytes)
-    for fresh in range(100_000, 100_016):
-        stand.now += 0.1
-        assert stand.put(fresh, sizes[0]) == "stored"
-        # An eighth of what is stored is promised to what was put last.
-        assert there(stand, range(max(fresh - 1, 100_000), fresh + 1)) == 100
 
 
 @pytest.mark.parametrize("stand", EVERY, indirect=True)
@@ -111,22 +85,6 @@ def test_a_repeated_put_is_protected_like_a_new_entry(stand: Stand) -> None:
     assert stand.put(100_000, large_bytes) == "existed"
     beside_use(30_000, RING // 12)
     assert there(stand, range(100_000, 100_001)) == 100
-
-
-@pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_a_put_beside_a_set_in_use_is_cached(stand: Stand) -> None:
-    chance = random.Random(1)
-    popular = range(RING * 19 // 20)
-    weights = [1 / (number + 1) ** 0.9 for number in popular]
-    for number, asked in enumerate(chance.choices(popular, weights, k=40 * RING)):
-        ask(stand, asked)
-        if not number % 20:
-            ask(stand, 100_000 + number)
-    fresh = range(1000, 1000 + RING // 10)
-    for number in fresh:
-        ask(stand, number)
-        ask(stand, chance.choices(popular, weights)[0])
-    assert there(stand, fresh) >= 95
 
 
 @pytest.mark.parametrize(

@@ -194,20 +194,6 @@ def test_what_does_not_agree_is_not_taken_over_and_costs_nothing_else(
     finish(after)
 
 
-def test_a_slot_whose_seq_is_damaged_can_be_used_again() -> None:
-    store = RowStore(40 * SPAN)
-    for number in range(8):
-        store.put(key_of(number))
-    for slot in range(store.geometry.slot_count):
-        store.slots.words[store.slots.at(slot)] |= (1 << 64) - 2
-    after, _ = taken_over(store)
-    assert stored(after) == set(range(8))
-    for number in range(8, 36):
-        after.put(key_of(number))
-    assert stored(after) == set(range(36))
-    finish(after)
-
-
 @pytest.mark.parametrize("at", [56, 64, 72, 80, 104, 112])
 @pytest.mark.parametrize("value", [1 << 61, (1 << 64) - 1, 0x7FF8_0000_0000_0000])
 def test_damage_that_only_the_scrub_finds_does_no_harm_until_then(at: int, value: int) -> None:
@@ -218,34 +204,6 @@ def test_damage_that_only_the_scrub_finds_does_no_harm_until_then(at: int, value
     after, _ = taken_over(store)
     assert after.table.by_key.keys() == {key_of(number) for number in range(8)}
     assert after.evict(4) == 4 and len(after.table.by_key) == 4
-    finish(after)
-
-
-def test_two_damaged_slots_with_one_id_wait_together() -> None:
-    store = RowStore(40 * SPAN)
-    store.put(key_of(1))
-    for number, offset in ((30, 10 * SPAN), (31, 12 * SPAN)):
-        store.slots.take(key_of(number), 77 << 48 | 5, 64 << 48 | offset, 64)
-    after, _ = taken_over(store)
-    after.pinned = {77 << 48 | 5}
-    after.scan()
-    assert after.holes.total_bytes == 40 * SPAN - SPAN - 2 * span_bytes(64)
-    finish(after)
-
-
-def test_a_move_that_was_killed_leaves_one_entry() -> None:
-    store = RowStore(40 * SPAN)
-    row = store.put(key_of(1))
-    copy = 20 * SPAN
-    header = store.header(row)
-    store.ring[copy : copy + SPAN] = store.ring[store.table.offsets[row] :][:SPAN]
-    store.ring[copy : copy + SPAN_HEADER_BYTES] = header.moved_to((1 << 48) + (1 << 10) + 500).pack()
-    slot = store.slots.take(key_of(1), (1 << 48) + (1 << 10) + 500, 64 << 48 | copy, 100)
-    store.slots.publish(slot)
-    after, found = taken_over(store)
-    assert (stored(after), found.corrupt, len(after.table.by_key)) == ({1}, 0, 1)
-    after.scan()
-    assert after.holes.total_bytes == 39 * SPAN
     finish(after)
 
 
@@ -369,22 +327,6 @@ def put_into(store: RowStore, grant: LentGrant, number: int, offset: int) -> int
     )
     store.commits.take(submitter, memoryview(bytearray(record)), 1.0)
     return store.table.by_key[key_of(number)]
-
-
-@pytest.mark.parametrize("free", [True, False])
-def test_what_readers_pin_stays_though_it_was_put_into_a_grant_that_nobody_pins(free: bool) -> None:
-    store = RowStore(8 * SPAN)
-    grant = store.lend(4 * SPAN)
-    assert grant is not None
-    start = store.table.offsets[grant.pieces[0]]
-    ended = put_into(store, grant, 1, start + SPAN)
-    pinned, offset = store.table.span_ids[ended], store.table.offsets[ended]
-    store.spans.end([ended], "explicit")
-    after, _ = taken_over(store)
-    after.scan([] if free else [pinned])
-    assert after.holes.total_bytes == (8 if free else 7) * SPAN
-    assert free or after.table.gaps(offset, offset + SPAN, 0) == []
-    finish(after)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from tensord.daemon.room import lending
-from tensord.daemon.room.refusals import of_record
-from tensord.daemon.store.commit import TOO_MANY_TOKENS
 from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError, UnderPressure
 from tensord.shm.ring.layout import span_bytes
 
@@ -121,17 +119,6 @@ def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -
     store.check_invariants()
 
 
-def test_what_is_returned_is_lent_again_without_a_scan() -> None:
-    store = RoomStore()
-    grants = store.places([SIZE, SIZE])
-    scans = store.counters.scans
-    store.lending.returned(1, [grant.number for grant in grants] + [77])
-    store.work()
-    assert not store.grants.lent and not store.submitters[1].grants
-    assert store.runway.places.used_bytes == 0 and store.counters.scans == scans
-    store.check_invariants()
-
-
 def test_uids_that_compete_have_equal_shares() -> None:
     store = full(256 << 10, client=1, uid=1)
     tenants = store.tenants
@@ -176,14 +163,6 @@ def test_a_client_with_an_inbox_is_told_no_span() -> None:
     assert (size, span_id) == (SIZE, bytes(8))
 
 
-def test_no_more_places_are_lent_than_entries_may_be_stored() -> None:
-    store = RoomStore(1 << 20, max_entries=3)
-    for _ in range(3):
-        store.ask([256] * 4)
-    assert store.grants.lent == 3 and isinstance(store.refusals[0], StoreFull)
-    assert "max_entries" in str(store.refusals[0])
-
-
 def test_small_payloads_in_a_large_place_are_stored_though_the_store_has_all_its_entries() -> None:
     store = RoomStore(1 << 20, max_entries=40)
     for number in range(40):
@@ -194,22 +173,6 @@ def test_small_payloads_in_a_large_place_are_stored_though_the_store_has_all_its
     assert store.tenants.total_entries <= 40
     assert all(store.read(key_of(number)) for number in range(110, 130))
     store.check_invariants()
-
-
-def test_a_put_with_more_tokens_than_the_store_may_have_is_refused() -> None:
-    store = RoomStore(max_tokens=10)
-    assert not store.store(1, 1000, tokens=11)
-    assert [each[2] for each in store.commits.refused] == [TOO_MANY_TOKENS]
-    assert isinstance(of_record(TOO_MANY_TOKENS, key_of(1), 101, store.store_limits), LimitReached)
-
-
-def test_a_client_that_asks_ahead_with_enough_unused_is_answered_at_once() -> None:
-    store = RoomStore(1 << 20)
-    first = store.answers[1, store.ask([200_000])]
-    assert len(first.grants) == 1
-    number = store.ask([100_000], settle=False, ahead=True)
-    store.work()
-    assert store.answers[1, number].grants == [] and not store.lending.waiting
 
 
 def test_only_so_many_requests_of_one_client_wait_and_hold_up_no_other_client() -> None:

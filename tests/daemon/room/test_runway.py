@@ -13,7 +13,7 @@ from tensord.daemon.core.outbox import StoreOutbox
 from tensord.daemon.host_memory.host_memory import HostMemory
 from tensord.daemon.store.commit import NOT_WORTH_IT
 from tensord.daemon.store.details import Details
-from tensord.daemon.store.table import ENDED, LIVE
+from tensord.daemon.store.table import LIVE
 from tensord.errors import StoreFull, UnderPressure
 from tensord.ipc.messages.control import Answer
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
@@ -29,17 +29,6 @@ def filled(ring_bytes: int = 64 << 10, payload_bytes: int = 1000, **how: Any) ->
     for number in range(ring_bytes // span_bytes(payload_bytes)):
         assert store.store(number, payload_bytes)
     return store
-
-
-def test_a_full_ring_of_equal_sizes_keeps_what_was_put_last_and_little_free() -> None:
-    store = filled(1 << 20, buckets=256)
-    for number in range(2000, 3000):
-        assert store.store(number, 1000)
-    free = store.holes.total_bytes + store.runway.places.ready_bytes
-    assert free <= store.ring_bytes // 64, "a few places are free"
-    assert all(store.read(key_of(number)) for number in range(2200, 3000))
-    assert store.counters.scans < 400, "a round makes room for several puts"
-    store.check_invariants()
 
 
 @pytest.mark.parametrize("policy", ["lru", "hazard"])
@@ -78,17 +67,6 @@ def test_entries_of_many_sizes_are_stored_without_end_and_read_as_they_were_put(
     assert store.counters.moves, "survivors move"
 
 
-def test_a_large_place_takes_neighbours_where_all_entries_are_as_cold() -> None:
-    store = filled(1 << 20, buckets=256, policy="hazard")
-    for number in range(2000, 2010):
-        store.now += 1
-        assert store.store(number, 60_000)
-    gone = sum(store.read(key_of(number)) is None for number in range((1 << 20) // span_bytes(1000)))
-    assert store.counters.moves < 10, "of those that were just put, a few a place"
-    assert gone * span_bytes(1000) <= 10 * span_bytes(60_000) + store.ring_bytes // 16
-    store.check_invariants()
-
-
 def test_a_place_that_no_hole_has_room_for_takes_one_scan_and_no_move_among_equally_cold_entries() -> None:
     store = filled(1 << 20, buckets=256, policy="hazard")
     scans = store.counters.scans
@@ -97,18 +75,6 @@ def test_a_place_that_no_hole_has_room_for_takes_one_scan_and_no_move_among_equa
         assert store.store(number, 10_000)
     assert store.counters.scans - scans <= 30
     assert not store.counters.moves
-    store.check_invariants()
-
-
-def test_a_place_between_pins_is_found_where_none_is_for_later_places_of_its_size() -> None:
-    store = filled(1 << 20, buckets=256, policy="hazard")
-    for number in range(2000, 2020):
-        assert store.store(number, 1900)
-    rows = sorted(store.table.by_key.values(), key=store.table.offsets.__getitem__)
-    for row in rows[::3]:
-        store.spans.hold(row)
-    found = [store.answers[1, store.ask([span_bytes(1900)], ahead=True)] for _ in range(10)]
-    assert [len(answer.grants) for answer in found] == [1] * 10
     store.check_invariants()
 
 
@@ -131,27 +97,6 @@ def test_an_entry_that_ends_while_it_moves_leaves_nothing_behind() -> None:
         assert store.counters.moves == 0
         assert copies == bool(ended)
         store.check_invariants()
-
-
-def test_the_bytes_of_an_entry_that_ended_stay_until_its_copy_has_ended() -> None:
-    store = RoomStore(16 << 10)
-    rows = [store.store(number, size) for number, size in enumerate([3000, 1000, 3000, 3000, 2000])]
-    store.spans.end([rows[0], rows[2]], "explicit")
-    store.work()
-    store.ask([span_bytes(5000)], settle=False)
-    while not len(store.runway.moves):
-        store.carry_out(store.effects.popleft())
-        store.work(settle=False)
-    move = store.effects.popleft()
-    store.spans.end([rows[1]], "explicit")
-    store.work()
-    assert store.table.states[rows[1]] == ENDED and store.spans.ended_bytes == span_bytes(1000)
-    store.carry_out(move)
-    store.now += 5
-    store.runway.tick(store.now)
-    store.work()
-    assert not store.spans.ended_bytes
-    store.check_invariants()
 
 
 def test_pinned_entries_stay_and_a_place_that_cannot_be_made_costs_no_entry() -> None:
@@ -215,17 +160,6 @@ def test_a_place_is_made_where_the_pins_leave_room_though_the_coldest_entries_li
         store.table.records[row] = 1
     assert store.store(900, 9000), store.refusals
     assert all(store.table.states[row] == LIVE for row in live[:80:2])
-
-
-def test_room_is_made_although_many_of_the_coldest_entries_are_in_use() -> None:
-    store = filled(256 << 10)
-    # In the order in which they were put.
-    live = [*store.table.by_key.values()]
-    store.pinned = {store.table.span_ids[row] for row in live[: len(live) // 2]}
-    for number in range(900, 900 + len(live) // 4):
-        assert store.store(number, 1000), store.refusals
-    assert all(store.table.states[row] == LIVE for row in live[: len(live) // 2])
-    store.check_invariants()
 
 
 def test_a_request_ends_although_each_victim_turns_out_to_be_in_use() -> None:

@@ -27,22 +27,3 @@ def test_rows_that_change_places_keep_the_order_and_their_ids_say_which_is_which
     table.by_key[b"key"] = next(each for each in rows if table.states[each] == LIVE)
     table.check_invariants()
     holes.check_invariants()
-
-
-def test_a_span_id_is_never_used_twice() -> None:
-    table = RowTable(3, 1)
-    holes = Holes(table, 64 * 8)
-    seen: set[int] = set()
-    row = holes.take(64, ENDED)
-    for turn in range(40):
-        place = holes.take(64, ENDED)
-        seen.add(table.span_ids[row])
-        assert table.span_ids[place] not in seen and table.next_id(row) not in seen
-        seen.add(table.span_ids[place])
-        holes.swapped(row, place)
-        table.swap(row, place)
-        assert table.span_ids[row] not in seen
-        # The old place is freed and used again, sometimes as the entry's next one.
-        if turn % 3:
-            table.renew(row)
-        holes.free(place)
