@@ -120,15 +120,6 @@ class Child:
         os.kill(self.pid, signal.SIGSTOP)
         until(lambda: _state(self.pid) in "Tt", f"process {self.pid} to stop")
 
-    def until_stopped(self) -> None:
-        """Waits until it has stopped, as by a SIGSTOP that it sends to itself.
-
-        Raises:
-            AssertionError: it said something before, or did not stop in time.
-        """
-        until(lambda: not self.silent() or _state(self.pid) in "Tt", f"process {self.pid} to stop")
-        assert self.silent(), f"the process {self.pid} goes on: {self.hear()}"
-
     def resume(self) -> None:
         """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)

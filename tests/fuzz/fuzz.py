@@ -29,7 +29,6 @@ from .besieged import Besieged
 ROOT: Final = Path(__file__).parents[2]
 FINDINGS: Final = ROOT / "fuzz-findings"
 HOSTS_A_ROUND: Final = 20
-PARSER: Final = "tests/ipc/fuzz_connection.py"
 
 
 def _in_daemon(attack: Callable[[random.Random, Besieged], None], **flags: Any) -> Callable[[random.Random], None]:
@@ -101,18 +100,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a fuzzer has a finding, else 0."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--minutes", type=minutes, default=30.0, help="minutes for each fuzzer")
-    parser.add_argument("--only", choices=[*TARGETS, "parser"], help="run only this fuzzer")
+    parser.add_argument("--only", choices=TARGETS, help="run only this fuzzer")
     parser.add_argument("--first", type=whole(0), help="number of the first round; by default a new one")
     parser.add_argument("--rounds", type=whole(1), help="number of rounds, in place of --minutes")
     parser.add_argument("--jobs", type=whole(1), default=2, help="number of fuzzers that run at once")
     given = parser.parse_args(argv)
     first = int(time.time()) if given.first is None else given.first
-    if given.only in TARGETS:
+    if given.only is not None:
         return run(given.only, first, given.rounds, given.minutes)
-    if given.only == "parser":
-        FINDINGS.mkdir(exist_ok=True)
-        return subprocess.run(_parser(first, given.minutes), cwd=ROOT, check=False).returncode
-    waiting = [*TARGETS, "parser"]
+    waiting = [*TARGETS]
     running: dict[str, subprocess.Popen[Any]] = {}
     failed: list[str] = []
     with ExitStack() as stack:
@@ -154,19 +150,6 @@ def _take_turns(
             if status:
                 failed.append(name)
                 print(f"{name} ended with {status}", flush=True)
-
-
-def _parser(seed: int, for_minutes: float) -> list[str]:
-    """The command of the coverage-guided fuzzer of the message parser."""
-    most = max(1, int(for_minutes * 60))
-    return [
-        sys.executable,
-        str(ROOT / PARSER),
-        f"-max_total_time={most}",
-        f"-seed={seed % (1 << 31)}",
-        "-max_len=2048",
-        f"-artifact_prefix={FINDINGS}/parser-",
-    ]
 
 
 if __name__ == "__main__":

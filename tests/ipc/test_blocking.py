@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensord.errors import BadMessage, DaemonUnavailable, LimitReached, TimedOut, UsageError
+from tensord.errors import BadMessage, DaemonUnavailable, LimitReached, TimedOut
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.messages.schema import Message
@@ -166,15 +166,6 @@ def test_a_message_that_was_cut_in_two_ends_the_channel(channel: BlockingChannel
         channel.send(m.Renew([1]), timeout_s=60)
 
 
-def test_a_handshake_that_was_not_sent_ends_the_channel(sockets: Sockets) -> None:
-    fill(sockets[0])
-    channel = BlockingChannel(sockets[0], Connection.control_client())
-    with pytest.raises(TimedOut):
-        channel.send(HELLO, timeout_s=0.01)
-    assert channel.closed
-    channel.close()
-
-
 def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(channel: BlockingChannel, sockets: Sockets) -> None:
     channel.send(m.Clear(5), timeout_s=60)
     sockets[1].recv(1 << 16)
@@ -193,12 +184,6 @@ def test_a_daemon_that_talks_nonsense_is_a_protocol_error(channel: BlockingChann
     assert channel.receive(60)[0] == m.PutRefused(1)
     with pytest.raises(BadMessage):
         channel.receive(60)
-
-
-def test_an_invalid_message_is_an_error_of_the_caller(channel: BlockingChannel) -> None:
-    with pytest.raises(UsageError, match="connect anew to attach again"):
-        channel.send(m.Attach(9), timeout_s=60)
-    assert not channel.closed
 
 
 def test_close_wakes_those_who_wait(channel: BlockingChannel, sockets: Sockets) -> None:

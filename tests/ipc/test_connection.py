@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import (
-    BadMessage,
     DaemonUnavailable,
     LimitReached,
     MessageTooLarge,
@@ -198,12 +196,6 @@ def test_a_client_sends_no_answers_and_no_pushes_and_a_server_no_requests(attach
     assert arrival.messages == [] and not arrival.replies
 
 
-def test_a_request_for_grants_before_attach_is_refused_with_the_remedy() -> None:
-    pair = Pair().to(ConnectionState.GREETED)
-    arrival = pair.server.receive_data(pack(m.AskForGrants(4, [100])))
-    assert "send Attach first, and wait for Attached" in str(arrival.failure)
-
-
 @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
 @pytest.mark.parametrize("serving", [True, False])
 def test_another_version_is_refused_with_both_named(version: int, serving: bool) -> None:
@@ -239,18 +231,7 @@ def test_a_refused_hello_ends_the_connection_and_a_refused_attach_does_not() -> 
     pair.check()
 
 
-def test_the_daemons_limits_hold_from_welcome_on() -> None:
-    assert Pair().to(ConnectionState.GREETED).client.limits == LIMITS
-
-
 # ---- requests and their answers
-
-
-def test_an_id_is_free_again_once_it_is_answered(attached: Pair) -> None:
-    for _ in range(50):
-        attached.ask(m.RequestClaim(5, KEY))
-        attached.answer(m.Claimed(5, "compute", 1, 10.0))
-    assert len(attached.server._open) == len(attached.client._open) == 0
 
 
 def test_a_wait_keeps_the_request_open_until_it_is_answered_again(attached: Pair) -> None:
@@ -278,17 +259,6 @@ def test_an_answer_of_the_wrong_kind_is_refused(attached: Pair) -> None:
     arrival = attached.client.receive_data(pack(m.Limited(5, 1, 2)))
     assert type(arrival.failure) is ProtocolError
     assert arrival.replies == b""  # only a server tells
-
-
-def test_an_answer_to_no_request_is_refused(attached: Pair) -> None:
-    assert "not open" in str(attached.client.receive_data(pack(m.Done(99))).failure)
-
-
-def test_an_error_answers_any_request(attached: Pair) -> None:
-    attached.ask(m.AskForGrants(5, [100]), m.Doorbell())
-    attached.answer(m.Error(5, "Invalidated", "too late"))
-    assert len(attached.client._open) == 0
-    attached.ask(m.AskForGrants(5, [100]))
 
 
 def test_refusals_and_the_bell_come_unasked_and_end_no_request(attached: Pair) -> None:
@@ -363,12 +333,6 @@ def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
     assert len(pair.client._open) == 0
 
 
-def test_the_server_reads_no_longer_messages_than_it_says() -> None:
-    server = Connection.control_server(ClientLimits(message_bytes_max=1024))
-    arrival = server.receive_data(b"\x81\xa1x\xc5\xff\xff" + b"x" * 1100)
-    assert type(arrival.failure) is MessageTooLarge
-
-
 def test_an_unsent_request_can_be_withdrawn(attached: Pair) -> None:
     asked, bell = m.AskForGrants(4, [100]), m.Doorbell()
     attached.client.send(asked, bell)
@@ -438,13 +402,6 @@ def test_too_many_descriptors_are_refused_and_handed_back(attached: Pair) -> Non
     assert arrival.discarded == list(fds)
 
 
-def test_descriptors_lost_on_the_way_end_the_connection(attached: Pair) -> None:
-    cut = ProtocolError("descriptors were lost")
-    arrival = attached.server.receive_data(pack(m.OpenInbox(20, 4096)), (101,), cut)
-    assert [fds for _, fds in arrival.messages] == [(101,)]
-    assert arrival.failure is cut
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_request_whose_descriptor_the_daemon_cannot_open_is_refused_alone(attached: Pair, whole: bool) -> None:
     data = attached.client.send(m.OpenInbox(20, 4096), m.Clear(22), fds=1)
@@ -483,12 +440,6 @@ def test_descriptors_that_came_with_lost_ones_are_handed_back() -> None:
     assert [(message.id, message.code) for message, _ in arrival.messages] == [(2, "ProcessLimit")]
 
 
-def test_lost_descriptors_that_no_message_declares_end_the_connection(attached: Pair) -> None:
-    arrival = attached.server.receive_data(pack(m.RequestClaim(5, KEY)), (), ProcessLimit("its limit is 64"))
-    assert "no message declares the last 1 descriptors" in str(arrival.failure)
-    assert arrival.discarded == []
-
-
 def test_descriptors_that_nobody_took_come_back_on_close(attached: Pair) -> None:
     attached.server.receive_data(pack(m.OpenInbox(20, 4096))[:1], (101,))
     assert attached.server.close() == [101]
@@ -521,17 +472,6 @@ def test_only_the_first_message_of_a_call_brings_descriptors(attached: Pair) -> 
 
 
 # ---- the status socket
-
-
-def test_a_query_is_answered_by_a_document() -> None:
-    server, client = Connection.status_server(ClientLimits()), Connection.status_client()
-    for number, query in enumerate([m.StatusQuery(0), m.EntriesQuery(1), m.ClientsQuery(2)]):
-        ((found, _),) = server.receive_data(client.send(query)).messages
-        assert found == query
-        document = m.Document(number, {"entries": [{"key": KEY, "bytes": 1}] * 500})
-        ((told, _),) = client.receive_data(server.send(document)).messages
-        assert told == document
-    assert server.state is client.state is ConnectionState.OPEN
 
 
 def test_events_go_to_those_who_watch() -> None:
@@ -645,32 +585,3 @@ def test_mutated_streams_end_in_an_answer_or_an_error(
         at += size
     hostile.feed(data[at + 1 :], 0)
     hostile.check()
-
-
-def test_the_valid_stream_that_is_mutated_is_accepted_whole() -> None:
-    stream, fds = conversation()
-    connection = Connection.control_server(ClientLimits())
-    connection.receive_data(pack(HELLO))
-    connection.send(WELCOME)
-    connection.receive_data(pack(m.Attach(2)))
-    connection.send(ATTACHED, fds=3)
-    arrival = connection.receive_data(stream, tuple(range(fds)))
-    assert len(arrival.messages) == len(REQUESTS) - 2
-    assert arrival.failure is None
-
-
-def test_random_bytes_are_answered_with_an_error() -> None:
-    chance = random.Random(7)
-    for _ in range(300):
-        hostile = Hostile(Connection.control_server(LIMITS))
-        for _ in range(4):
-            hostile.feed(chance.randbytes(chance.randrange(1, 200)), chance.randrange(3))
-        hostile.check()
-
-
-def test_the_sender_of_a_bad_field_gets_the_error(attached: Pair) -> None:
-    arrival = attached.server.receive_data(msgpack.packb({"type": "RequestClaim", "id": 1, "key": b"short"}))
-    assert type(arrival.failure) is BadMessage
-    (told,) = read(arrival.replies)
-    assert told["code"] == "BadMessage"
-    assert "`$.key`, got 5 bytes" in told["text"]

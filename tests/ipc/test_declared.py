@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensord.ipc.messages import control as m
-from tensord.ipc.messages.declared import handlers, id_of
-from tensord.ipc.wire.states import ANSWERED_BY, CONTROL_ANSWERS, STATUS_ANSWERS
+from tensord.ipc.messages.declared import handlers
 
 
 def test_a_handler_for_a_base_class_handles_all_messages_declared_with_it() -> None:
@@ -24,14 +23,3 @@ def test_a_handler_for_a_message_of_another_part_is_refused() -> None:
 def test_a_message_without_a_handler_is_named() -> None:
     with pytest.raises(TypeError, match="HealthQuery is declared as a DaemonQuery, and nothing here handles it"):
         handlers(m.DaemonQuery, {m.StatusQuery: "store"})
-
-
-def test_an_answer_and_its_followers_may_come_on_the_request_s_socket() -> None:
-    assert ANSWERED_BY[m.AskForGrants] is m.GrantsLent
-    assert {"GrantsLent", "PutRefused", "Settled", "ModeChanged", "Order", "Error"} <= set(CONTROL_ANSWERS)
-    assert set(STATUS_ANSWERS) == {"Document", "Event", "Error"}
-
-
-def test_a_message_that_nobody_answers_has_no_id_to_answer() -> None:
-    assert id_of(m.Evict(7, [])) == 7
-    assert id_of(m.Renew([])) is None

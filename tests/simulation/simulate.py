@@ -18,12 +18,11 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
-from typing import Final, cast
+from typing import Final
 
 from ..command_line import SIGNALS, end_cleanly, whole
 from .world import World
@@ -57,7 +56,7 @@ def run_seed(seed: int, steps: int, *, trace: bool = False) -> Counter[str]:
 
 
 def outcome(seed: int, steps: int) -> Outcome:
-    """Runs one seed to its end, and says what happened, and why it failed if it did."""
+    """In a process of the run: runs one seed to its end, and says what happened, and why it failed if it did."""
     signal.alarm(SEED_S_MAX)
     try:
         return seed, run_seed(seed, steps), None
@@ -66,79 +65,6 @@ def outcome(seed: int, steps: int) -> Outcome:
     finally:
         signal.alarm(0)
         gc.collect()
-
-
-def work(seeds: Iterable[int], steps: int, outcomes: Connection, inherited: Iterable[Connection] = ()) -> None:
-    """In a process of the run: runs the seeds, and sends the outcome of each.
-
-    It ends once a signal tells it to, but only between two seeds, so that a seed removes its shared memory. A handler
-    that raised an exception would do so within a finalizer too, where it is lost. It also ends once nobody can receive
-    the outcomes: a signal that arrives while a process is forked may be lost, and one that cannot be caught ends only
-    the process that receives it.
-
-    Args:
-        inherited: connections of the parent, which this process must not keep open.
-    """
-    told = False
-
-    def tell(*_: object) -> None:
-        nonlocal told
-        told = True
-
-    for number in SIGNALS:
-        signal.signal(number, tell)
-    for connection in inherited:
-        connection.close()
-    _prepare()
-    with outcomes, suppress(BrokenPipeError):
-        for seed in seeds:
-            outcomes.send(outcome(seed, steps))
-            if told:
-                return
-
-
-def outcomes_of(seeds: Sequence[int], steps: int, jobs: int) -> Generator[Outcome]:
-    """Runs the seeds in `jobs` processes, and gives the outcome of each as it ends. Its `close` ends the processes.
-
-    The seed in which a process ends by itself has failed; that process's further seeds are not run.
-    """
-    fork = get_context("fork")
-    readers: list[Connection] = []
-    processes: list[ForkProcess] = []
-    left: dict[Connection, tuple[ForkProcess, list[int]]] = {}
-    try:
-        for index in range(min(jobs, len(seeds))):
-            reader, writer = fork.Pipe(duplex=False)
-            readers.append(reader)
-            share = seeds[index::jobs]
-            process = fork.Process(target=work, args=(share, steps, writer, list(readers)), daemon=True)
-            process.start()
-            processes.append(process)
-            left[reader] = process, list(reversed(share))
-            writer.close()
-        while left:
-            for ready in wait(list(left)):
-                reader = cast(Connection, ready)
-                process, unfinished = left[reader]
-                try:
-                    happened: Outcome = reader.recv()
-                except (EOFError, OSError):
-                    del left[reader]
-                    process.join()
-                    if unfinished:
-                        further = len(unfinished) - 1
-                        why = f"its process ended, with status {process.exitcode}; {further} further seeds were not run"
-                        yield unfinished[-1], Counter(), why
-                else:
-                    unfinished.pop()
-                    yield happened
-    finally:
-        for reader in readers:
-            reader.close()
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.seed is not None:
         _prepare()
+        end_cleanly()
         signal.alarm(SEED_S_MAX)
         run_seed(given.seed, given.steps, trace=True)
         print(f"seed {given.seed} holds")
@@ -161,8 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     failed: list[int] = []
     began, shown = time.monotonic(), 0.0
-    with closing(outcomes_of(seeds, given.steps, given.jobs)) as outcomes:
-        for done, (seed, happened, why) in enumerate(outcomes, 1):
+    pool = ProcessPoolExecutor(min(given.jobs, len(seeds)), get_context("fork"), _prepare)
+    try:
+        for done, (seed, happened, why) in enumerate(pool.map(partial(outcome, steps=given.steps), seeds), 1):
             counts += happened
             if why is not None:
                 failed.append(seed)
@@ -173,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{done} of {len(seeds)} seeds, {len(failed)} failed, {shown - began:.0f} s", flush=True)
             if failed and given.stop:
                 break
+    finally:
+        pool.shutdown(cancel_futures=True)
     print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     if failed:
         print(f"{len(failed)} of {len(seeds)} seeds failed: {sorted(failed)[:100]}")
@@ -180,7 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare() -> None:
-    """Excludes imported objects from cycle collection, silences the library's log, sets the alarm's handler."""
+    """Begins a process that runs seeds: excludes imported objects from cycle collection, silences the library's log.
+
+    Signals that end the run pass it by: it ends with its seed, which removes its shared memory.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     logging.getLogger("tensord").addHandler(logging.NullHandler())
     signal.signal(signal.SIGALRM, _too_long)
     gc.disable()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from .machine import Machine
-from .service import BOOTED, GET_AGAIN, PYTHON, RECOVER, REMOVE, UNITS, Reading, configure, status
+from .service import BOOTED, GET_AGAIN, PYTHON, RECOVER, REMOVE, UNITS, Reading, status
 
 pytestmark = BOOTED
 
@@ -61,18 +61,6 @@ def test_a_stop_for_good_ends_the_retries_of_a_service_that_was_given_up(tried_a
     machine.run("bash", "-euc", REMOVE)
     assert machine.property("ActiveState", "tensord-retry.timer") == "inactive"
     machine.run("systemctl", "enable", *UNITS)
-
-
-def test_a_wrong_configuration_is_not_restarted_and_a_corrected_one_serves_by_itself(tried_again_soon: Machine) -> None:
-    machine = tried_again_soon
-    configure(machine, 'ring_bytes = "plenty"')
-    machine.run("systemctl", "restart", "tensord.service", check=False)
-    machine.until("ActiveState", "failed")
-    assert (machine.property("ExecMainStatus"), machine.property("NRestarts")) == ("2", "0")
-    assert "ring_bytes = 'plenty'" in machine.journal()
-    assert machine.property("ActiveState", "tensord.socket") == "active"
-    configure(machine, 'ring_bytes = "64MiB"')
-    machine.until("SubState", "running")
 
 
 @pytest.mark.parametrize(
