@@ -25,7 +25,7 @@ class PutOptions(NamedTuple):
         cost_ms: milliseconds that computing the payload took; 0 if unknown.
         agent: the agent that the entry belongs to.
         prefix_bytes: bytes of the record that is the payload's first leaf, if the entry is a block of a sequence
-            (`shm.prefix`), else 0.
+            (`shm.payloads.prefix`), else 0.
         parent: key of the parent, which the entry does not outlive; None without a parent.
     """
 

@@ -1,7 +1,7 @@
 """Keys of a sequence's blocks: each key is a hash of the block's record and so of the parent's key.
 
 Owns: cutting a sequence into blocks, their chain of keys, and the scope that keeps generations apart. Does not own:
-records, nor how a key is computed from one (`shm.prefix`).
+records, nor how a key is computed from one (`shm.payloads.prefix`).
 Invariants: a key is the namespace's tag, then SHA-256 over the record (scope, layout, block size, position, media,
 tokens, parent's key), then the generation. So two sequences share a block exactly if they agree in all of that up to
 its end.

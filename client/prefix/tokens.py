@@ -1,6 +1,6 @@
 """Checks and converts a caller's sequence: tokens to uint32, and media to their order.
 
-Owns: the checks of both. Does not own: how media are folded into tokens (`shm.prefix`).
+Owns: the checks of both. Does not own: how media are folded into tokens (`shm.payloads.prefix`).
 Invariants: a contiguous buffer of uint32 is never copied.
 """
 

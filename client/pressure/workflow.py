@@ -2,7 +2,7 @@
 first.
 
 Owns: one workflow's current step, and its registration at each new daemon. Does not own: the meaning of the graph
-(`ipc.steps`), nor the eviction (the daemon's).
+(`ipc.messages.steps`), nor the eviction (the daemon's).
 Invariants: the step only rises. A workflow goes on without a daemon, so that an engine need not wait for one.
 """
 

@@ -1,7 +1,7 @@
 """The messages between the daemon's actors.
 
 Owns: their names and fields, and the rule for a session that does not keep up (`Joined.deliver`). Does not own the
-messages on sockets (`ipc.messages`), nor the handling of any message.
+messages on sockets (`ipc.messages.control`), nor the handling of any message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A session actor: serves the connection of one client on the control socket.
 
 Owns: the channel of one connection, and the client's outgoing messages. Turns a client's messages into messages for the
-store and the governor, and their answers into bytes. Does not own the protocol (`ipc.connection`), nor the meaning of a
-request (the store and the governor).
+store and the governor, and their answers into bytes. Does not own the protocol (`ipc.wire.connection`), nor the meaning
+of a request (the store and the governor).
 
 Invariants: the store and the governor get exactly one Left for each Joined. At most OUTBOX_MAX messages wait for the
 client; a client that does not read is disconnected.

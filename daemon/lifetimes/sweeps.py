@@ -4,8 +4,8 @@ Owns the jobs in progress. A job ends the entries that were published before its
 at a time, so that no event takes longer than one slice. The answer follows the last slice. Does not own how an entry
 ends (`removals`).
 
-Invariant: the new generation is in the index segment (`shm.generations`) before the first entry of the old generation
-ends, and before the answer is sent.
+Invariant: the new generation is in the index segment (`shm.index.generations`) before the first entry of the old
+generation ends, and before the answer is sent.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ store and host agree on are shared:
                                host was first, to a higher one, which this host follows
 
 Owns: the generations that were agreed on, and when the store is asked again. Does not own the table of the host
-(`shm.generations`), nor the end of entries.
+(`shm.index.generations`), nor the end of entries.
 
 Invariant: from an invalidation until the store has given out its number, nothing of the namespace is shared.
 

@@ -2,9 +2,9 @@
 
     object = magic, format version, key, lengths, checksum, metadata, zeros, CRC-32 of these; tree header and leaves
 
-The header is as long as the header of a span in the ring (`shm.layout.SpanHeader`). So an object that is read to the
-start of a new span has its payload in its final place, and the span's header then replaces the object's. The header is
-not the span's own: that one has times of one boot of one host, and the byte order of the machine.
+The header is as long as the header of a span in the ring (`shm.ring.layout.SpanHeader`). So an object that is read to
+the start of a new span has its payload in its final place, and the span's header then replaces the object's. The header
+is not the span's own: that one has times of one boot of one host, and the byte order of the machine.
 
 Owns: the header's format, and what is checked after every read. Does not own: the payload's format (shm/tree.py,
 shm/payloads/header.py), nor where objects are stored.

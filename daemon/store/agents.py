@@ -1,6 +1,6 @@
 """Agents by small numbers, as the columns have them.
 
-    name ─ shm.records.agent_number → what records say ─ `number` → 0, 2 … 65,535
+    name ─ shm.lanes.records.agent_number → what records say ─ `number` → 0, 2 … 65,535
 
 Owns: the numbers. Does not own: what policies make of agents.
 

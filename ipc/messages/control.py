@@ -341,8 +341,9 @@ class Matched(Reply, frozen=True):
 class MatchPrefix(PrefixRequest, frozen=True):
     """Asks for the longest cached prefix of a sequence.
 
-    The query is a packed `shm.prefix.PrefixRecord` of `query_bytes`: all tokens, with the identities of media folded
-    in, and all media. It is at `inbox_offset` of the inbox. The client may reuse these bytes once the answer has come.
+    The query is a packed `shm.payloads.prefix.PrefixRecord` of `query_bytes`: all tokens, with the identities of
+    media folded in, and all media. It is at `inbox_offset` of the inbox. The client may reuse these bytes once the
+    answer has come.
     """
 
     answered_by = Matched

@@ -108,7 +108,7 @@ def forks_with_an_exception_in_each_place(stage: Stage, socket: Path) -> tuple[i
     raise AssertionError("the handlers have no end")
 
 
-WHERE_FORKS_ARE_HANDLED = ("core/forks.py", "core/link.py", "shm/lanes/lane.py", "shm/ring/unshared.py")
+WHERE_FORKS_ARE_HANDLED = ("threads/forks.py", "link/link.py", "shm/lanes/lane.py", "shm/ring/unshared.py")
 
 
 def test_an_exception_of_a_signal_handler_during_a_fork_leaves_the_views_of_both_sides_pinned(small: Daemon) -> None:

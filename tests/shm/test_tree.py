@@ -231,8 +231,8 @@ def test_a_spec_that_no_leaf_can_meet_is_refused(spec: Spec, reason: str) -> Non
 def test_torch_is_not_imported_for_trees_without_tensors() -> None:
     program = """
 import sys, numpy as np
-from tensord.shm.packing import pack
-from tensord.shm.recipe import recipe
+from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.recipe import recipe
 payload = pack({"a": np.ones(3), "b": [1, "x" * 999]})
 root = np.zeros(payload.payload_bytes, np.uint8)
 payload.write(root.data, 0)

@@ -74,7 +74,7 @@ class Held:
 
 
 class Channel:
-    """The client's end of a connection, as `ipc.blocking.BlockingChannel`."""
+    """The client's end of a connection, as `ipc.wire.blocking.BlockingChannel`."""
 
     def __init__(self, process: Process, wire: Wire) -> None:
         self._process, self.wire = process, wire

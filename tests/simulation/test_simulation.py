@@ -53,11 +53,11 @@ def test_a_seed_is_the_same_run_each_time() -> None:
 
 SABOTAGES = {
     "pins are ignored": """
-from tensord.daemon.lane_scan import LaneScan
+from tensord.daemon.memory.lane_scan import LaneScan
 LaneScan._add = lambda self, words: iter(())
 """,
     "a fork does not freeze lanes": """
-from tensord.shm.lanes import Lane
+from tensord.shm.lanes.lane import Lane
 Lane.freeze = lambda self: None
 """,
     "removals are not announced": """
@@ -75,20 +75,20 @@ Grants.revoke = lambda self, grant: [self._holes.free(row) for row in self.give_
 """,
     "a client writes in place without a pin": """
 import numpy as np
-from tensord.shm.lanes import Lane
+from tensord.shm.lanes.lane import Lane
 Lane.lend = lambda self, span_id: np.empty(0, np.uint8)
 """,
     "a record is added before its payload is whole": """
-from tensord.shm.packing import Packed
+from tensord.shm.payloads.packing import Packed
 write = Packed.write
 Packed.write = lambda self, memory, start: write(self._replace(sources=self.sources[:-1]), memory, start)
 """,
     "generations are ignored": """
-from tensord.shm.generations import GenerationWriter
+from tensord.shm.index.generations import GenerationWriter
 GenerationWriter.is_past = lambda self, key: False
 """,
     "a restart forgets the pins of lanes": """
-from tensord.daemon.segments import Segments
+from tensord.daemon.memory.segments import Segments
 Segments._find_lanes = lambda self: None
 """,
 }
@@ -97,5 +97,5 @@ Segments._find_lanes = lambda self: None
 @pytest.mark.parametrize("broken", SABOTAGES)
 def test_a_broken_mechanism_is_found(broken: str) -> None:
     done = simulated("--seeds", "600", "--stop", sabotage=SABOTAGES[broken])
-    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 1 and " FAILED: " in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
     assert "replay: make simulate SEED=" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]

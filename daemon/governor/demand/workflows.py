@@ -1,7 +1,7 @@
 """Workflows: the steps of agents, the present step of each workflow, and so how soon an agent's entries are needed.
 
 Owns workflows by name, each one client's, and the agents of ended workflows. Does not own what follows from a distance
-(ranking), nor a step graph's properties (`ipc.steps`).
+(ranking), nor a step graph's properties (`ipc.messages.steps`).
 
 The distance of an agent in several workflows is its smallest one. An agent that a graph never runs again is FINISHED.
 So is an agent of an ended workflow, while other workflows exist and until it is registered again: its entries are
