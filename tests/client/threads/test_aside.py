@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 import pytest
@@ -88,7 +89,6 @@ def test_in_a_child_that_a_handler_forks_within_a_call_the_call_ends() -> None:
 
 @pytest.mark.parametrize("kind", ["condition", "event", "answer"])
 def test_a_wait_that_is_cut_at_any_instruction_leaves_nothing_locked(kind: str) -> None:
-    made: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
     condition, event, answer = Condition(), LockEvent(), LockFuture()
 
     def wait() -> None:
@@ -100,15 +100,14 @@ def test_a_wait_that_is_cut_at_any_instruction_leaves_nothing_locked(kind: str) 
             condition.notify_all()
 
     def result() -> None:
-        try:
+        with suppress(TimeoutError):
             answer.result(0.001)
-        except TimeoutError:
-            return
 
-    made["condition"] = wait, notify
-    made["event"] = lambda: event.wait(0.001), event.set
-    made["answer"] = result, lambda: answer.set_result(1)
-    act, other = made[kind]
+    act, other = {
+        "condition": (wait, notify),
+        "event": (lambda: event.wait(0.001), event.set),
+        "answer": (result, lambda: answer.set_result(1)),
+    }[kind]
     for number in range(POINTS_MAX):
         if not interrupt(number, act):
             break
