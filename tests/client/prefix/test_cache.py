@@ -245,6 +245,14 @@ def test_a_window_rewinds_until_it_has_rolled_over(cache: PrefixCache) -> None:
     np.testing.assert_array_equal(longer.joined(1)["k"], kv(TEXT)["k"][:, :, 60:])
 
 
+def test_a_window_has_rolled_over_with_the_first_token_beyond_it(cache: PrefixCache) -> None:
+    tokens = TEXT[:41]
+    last = {name: array[:, :, 1:] for name, array in kv(tokens).items()}
+    stored(cache, tokens, [NormalLayer(kv(tokens)), RotatingLayer(last, 40)])
+    np.testing.assert_array_equal(matched(cache, TEXT[:42]).joined(1)["k"], last["k"])
+    assert cache.match(changed(TEXT, 30)) is None
+
+
 def test_tensors_come_back_as_tensors(cache: PrefixCache) -> None:
     # Here, since the process of another test imports this module.
     torch = pytest.importorskip("torch")
