@@ -1,41 +1,25 @@
 """Sizes of nested trees with leaves of any type.
 
-Owns: the rules what a leaf is, and how many bytes it counts. Does not own: limits.
+Owns: the rule how many bytes a leaf counts. Does not own: limits.
 Invariants: imports neither torch nor numpy; a leaf's own `nbytes` is its size.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
-_CONTAINERS: Final = (Mapping, list, tuple)
+from ...shm.payloads.header import NODES_MAX
 
 
-def item_bytes(tree: Any, *, nodes_max: int | None = None) -> int:
-    """Bytes of all leaves of a nested tree. Containers, and the keys of mappings, count 0.
+def array_bytes(tree: Any) -> int:
+    """Bytes of a tree's arrays, tensors and byte strings, of any shape, dtype and depth. Scalars and text count 0.
 
-    An array or tensor counts its values' bytes, a str its UTF-8 bytes, bytes their length, any other leaf (int, None)
-    the size of its Python object.
-
-    Args:
-        nodes_max: limit of containers and leaves that are counted. A tree that contains itself has no end.
+    A leaf that occurs twice counts twice, as when it is stored. A tree that is too large to store, or that contains
+    itself, is counted up to the largest number of nodes that can be stored.
     """
-    nodes = islice(_nodes(tree), nodes_max)
-    return sum(_leaf_bytes(node) for node in nodes if not isinstance(node, _CONTAINERS))
-
-
-def array_bytes(tree: Any, *, nodes_max: int | None = None) -> int:
-    """Bytes of a nested tree's arrays, tensors and byte strings. Other leaves count 0. Otherwise as `item_bytes`."""
-    nodes = islice(_nodes(tree), nodes_max)
-    return sum(_array_bytes(node) or 0 for node in nodes if not isinstance(node, _CONTAINERS))
-
-
-def leaf_count(tree: Any) -> int:
-    """How many leaves a nested tree has: nodes that are no mapping, list or tuple. An empty container has none."""
-    return sum(not isinstance(node, _CONTAINERS) for node in _nodes(tree))
+    return sum(_leaf_bytes(node) for node in islice(_nodes(tree), NODES_MAX))
 
 
 def _nodes(tree: Any) -> Iterator[Any]:
@@ -50,20 +34,14 @@ def _nodes(tree: Any) -> Iterator[Any]:
             rest.extend(node)
 
 
-def _leaf_bytes(leaf: Any) -> int:
-    if isinstance(leaf, str):
-        return len(leaf.encode("utf-8", "surrogatepass"))
-    size_bytes = _array_bytes(leaf)
-    return sys.getsizeof(leaf) if size_bytes is None else size_bytes
-
-
-def _array_bytes(leaf: Any) -> int | None:
-    """The bytes of an array, tensor or byte string; None for any other leaf."""
-    if isinstance(leaf, bytes | bytearray):
-        return len(leaf)
+def _leaf_bytes(node: Any) -> int:
+    if isinstance(node, Mapping | list | tuple | str):
+        return 0
+    if isinstance(node, bytes | bytearray):
+        return len(node)
     try:
         # `nbytes` is right for 0 dimensions and narrow dtypes too.
-        return int(leaf.nbytes)
+        return int(node.nbytes)
     except (AttributeError, RuntimeError):
         # A sparse tensor has the attribute, but it raises.
-        return None
+        return 0

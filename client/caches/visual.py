@@ -22,7 +22,8 @@ from ..threads import forks
 from ..writing.outcomes import Put
 from .budget import Budget, TrackedPut
 from .dp_mode import Resolution, recommend_dp_mode
-from .visual_result import VisualResult, embedding_bytes, embedding_payload, stored_embedding
+from .measures import array_bytes
+from .visual_result import VisualResult, embedding_payload, stored_embedding
 
 Modality = Literal["image", "audio", "video"]
 
@@ -176,7 +177,7 @@ class VisualCache:
         """
         key = self.key(modality, raw)
         payload = embedding_payload(embedding, resolution, encoder)
-        tracked = TrackedPut(embedding_bytes(embedding))
+        tracked = TrackedPut(array_bytes(embedding))
         put = Put(key)
         self._evict_due()
         if self._cache.contains(key):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import UsageError
-from ...shm.payloads.header import NODES_MAX
 from ..arguments.checks import check_name
 from ..reading.lease import Lease
 from .dp_mode import Recommendation, Resolution, check_resolution
@@ -59,15 +58,6 @@ def stored_embedding(lease: Lease | None) -> StoredEmbedding | None:
     return StoredEmbedding(lease, body["embedding"], resolution, body["encoder"])
 
 
-def embedding_bytes(tree: Any) -> int:
-    """Bytes of a tree's arrays, tensors and byte strings, of any shape, dtype and depth. Scalars and text count 0.
-
-    A leaf that occurs twice counts twice, as when it is stored. A tree that is too large to store, or that contains
-    itself, is counted up to the largest number of nodes that can be stored.
-    """
-    return array_bytes(tree, nodes_max=NODES_MAX)
-
-
 class VisualResult:
     """The result of a lookup. A hit pins the entry for as long as the result, or a view of the embedding, lives.
 
@@ -112,7 +102,7 @@ class VisualResult:
         self.recommendation = recommendation
         self.resolution = found.resolution if found is not None else None
         self.encoder = found.encoder if found is not None else ""
-        self.bytes_saved = embedding_bytes(found.embedding) if found is not None else 0
+        self.bytes_saved = array_bytes(found.embedding) if found is not None else 0
         self._lease = found.lease if found is not None else None
         self._embedding = found.embedding if found is not None else None
 

@@ -25,10 +25,9 @@ from ....errors import (
     UnderPressure,
     UnsupportedLeaf,
 )
-from ....shm.payloads.header import NODES_MAX
 from ...core.client import Client
 from ...writing.outcomes import Put
-from ..measures import item_bytes
+from ..measures import array_bytes
 from .payload import Hash, item_payload
 from .sender_entries import SenderEntries
 
@@ -88,7 +87,7 @@ class SenderPuts:
                 continue
             payload = item_payload(hash, tree)
             try:
-                wait_s += item_bytes(tree, nodes_max=NODES_MAX) / _SLOW_BYTES_PER_S
+                wait_s += array_bytes(tree) / _SLOW_BYTES_PER_S
                 put = self._client.put(key, payload, timeout_s=max(0.0, began + wait_s - time.monotonic()))
                 puts.append(put)
                 owing = isinstance(put.error, TimedOut | LimitReached)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import tensord
+from tensord.client.caches.measures import array_bytes
 from tensord.client.caches.visual import VisualCache
-from tensord.client.caches.visual_result import embedding_bytes
 from tensord.errors import BelowFloor, ObjectTooLarge, UnsupportedLeaf, UsageError
 
 from ...daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, until
@@ -108,7 +108,7 @@ def test_an_entry_of_a_picture_comes_back_with_all_its_fields(
 def test_sizes_are_right_for_any_shape_dtype_and_nesting(
     client: tensord.Client, namespace: tensord.Namespace, tree: Any, size_bytes: int
 ) -> None:
-    assert embedding_bytes(tree) == size_bytes
+    assert array_bytes(tree) == size_bytes
     cache = VisualCache(client, namespace)
     stored(cache, IMAGE, tree)
     assert cache.own_bytes == size_bytes

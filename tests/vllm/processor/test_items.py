@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from vllm.multimodal.cache.base import MultiModalCache
 from vllm.multimodal.inputs import (
     BaseMultiModalField,
     MultiModalBatchedField,
@@ -19,7 +18,6 @@ from vllm.multimodal.inputs import (
 from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, PromptReplacement, PromptUpdateDetails
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 
-from tensord.client.caches.measures import item_bytes, leaf_count
 from tensord.client.vllm.processor.items import StoredMask, item_tree, tree_item, tree_updates
 from tensord.errors import UnsupportedLeaf, UsageError
 
@@ -159,10 +157,3 @@ def test_a_class_that_has_grown_a_field_is_refused_by_name(monkeypatch: pytest.M
     monkeypatch.setattr(items, "_CHANGED", frozenset({MultiModalBatchedField}))
     with pytest.raises(UnsupportedLeaf, match="MultiModalBatchedField has other fields"):
         item_tree(an_item(), UPDATES)
-
-
-def test_sizes_and_leaves_are_as_vllm_counts_them() -> None:
-    for sizes in ({"a": 100}, {"a": 100, "b": 110}):
-        data = {key: torch.empty(size, dtype=torch.int8) for key, size in sizes.items()}
-        assert item_bytes(data) == MultiModalCache.get_item_size(data) == sum(sizes.values())
-        assert leaf_count([data, data]) == MultiModalCache.get_item_complexity([data, data])
