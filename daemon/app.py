@@ -57,7 +57,6 @@ from .memory.last_end import LastEnd
 from .memory.scrub import Scrub
 from .memory.segments import Segments
 from .process import logs, notify, uncaught
-from .process.copy_rate import report_memory_rate
 from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .remote_stores import threads as remote
 from .remote_stores.urls import open_store
@@ -201,7 +200,6 @@ class _Daemon:
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(scrub.run()))
             running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
-            running.append(tasks.create_task(report_memory_rate(parts.governor.inbox.tell_now)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",

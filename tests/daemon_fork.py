@@ -30,8 +30,6 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).parent.parent
 _ORDER_BYTES_MAX: Final = 1 << 20
-_COPY_BYTES: Final = 1 << 20
-"""What a daemon copies to measure the machine's memory. Its own 16 MiB are half of all that it does in most tests."""
 
 
 class Forked:
@@ -210,12 +208,10 @@ if __name__ == "__main__":
     import tensord.daemon.app
     import tensord.daemon.config.config
     import tensord.daemon.config.settings
-    import tensord.daemon.process.copy_rate
     import tensord.daemon.remote_stores.directory
 
     # What it keeps of them.
     list(tensord.daemon.config.settings.settings_of(tensord.daemon.config.config.Config))
-    tensord.daemon.process.copy_rate.COPY_BYTES = _COPY_BYTES  # type: ignore[misc]
     gc.collect()
     gc.freeze()  # no daemon looks at these objects for cycles, which would copy their pages
     _serve(socket.socket(fileno=int(sys.argv[1])))

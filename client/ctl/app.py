@@ -25,7 +25,7 @@ from .daemon import NAME, Daemon
 from .doctor.command import doctor
 from .doctor.report import report
 from .install.command import install
-from .orders.cards import baseline, room
+from .orders.cards import room
 from .orders.drill import drill
 from .orders.entries import clear, evict, limit
 from .orders.purge import purge
@@ -101,7 +101,6 @@ for _command in (
     watch,
     record,
     limit,
-    baseline,
     room,
     evict,
     clear,

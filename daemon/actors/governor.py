@@ -115,7 +115,7 @@ class GovernorActor:
                     self._readings[type(request)](client, request)
                 elif client in self._clients:
                     self._handle(events.GovernorReceived(client, request))
-            case events.Sampled() | HostHolds() | events.GovernorLimitsChanged() | events.MemoryCopyMeasured():
+            case events.Sampled() | HostHolds() | events.GovernorLimitsChanged():
                 self._handle(message)
             case events.NeighbourAnswered() | events.FormerDaemonFound():
                 self._handle(message)

@@ -211,7 +211,6 @@ GovernorMessage = (
     | governor.Sampled
     | HostHolds
     | governor.GovernorLimitsChanged
-    | governor.MemoryCopyMeasured
     | governor.FormerDaemonFound
     | governor.NeighbourAnswered
 )

@@ -47,7 +47,6 @@ from .forms.events import (
     GovernorLimitsChanged,
     GovernorReceived,
     GovernorTick,
-    MemoryCopyMeasured,
     NeighbourAnswered,
     Sampled,
     SourceState,
@@ -104,7 +103,6 @@ class Governor:
             HostHolds: self.host.holds,
             GovernorLimitsChanged: self._limits_changed,
             FormerDaemonFound: lambda _, now: self.queue.follow(now),
-            MemoryCopyMeasured: lambda event, _: self.devices.copies.memory_measured(event.bytes_per_s),
             NeighbourAnswered: self.rooms.answered,
             GovernorTick: self._tick,
         }

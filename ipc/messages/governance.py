@@ -208,14 +208,12 @@ class ReserveDevice(GovernorRequest, Question, frozen=True):
 class DeclareBaseline(GovernorRequest, Question, frozen=True):
     """Says how much of a device is held by plan: its modes are about the rest. Replaces the former declaration.
 
-    `stays`: the operator's declaration, until the daemon ends. Otherwise the client's, until its connection ends; those
-    of several clients add up. 0 bytes: ends the declaration.
+    It holds until the client's connection ends; those of several clients add up. 0 bytes: ends the declaration.
     """
 
     answered_by = Done
     device: GaugeName
     size_bytes: Bytes
-    stays: bool = False
 
 
 class WithdrawReservation(GovernorRequest, Question, frozen=True):

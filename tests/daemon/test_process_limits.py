@@ -12,15 +12,10 @@ from structlog.testing import capture_logs
 
 from tensord.daemon.memory import learned, learned_state
 from tensord.daemon.memory.scrub import Scrub
-from tensord.daemon.process.copy_rate import report_memory_rate
 
 
 def no_thread_more(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
-
-
-async def measures() -> None:
-    await report_memory_rate(lambda rate: pytest.fail("nothing was measured"))
 
 
 async def checks() -> None:
@@ -53,7 +48,6 @@ async def saves() -> None:
 @pytest.mark.parametrize(
     ("work", "says"),
     [
-        (measures, "cannot measure how fast memory is copied"),
         (checks, "cannot check entries"),
         (saves, "cannot save the policy's learned state"),
     ],

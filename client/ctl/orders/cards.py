@@ -1,12 +1,12 @@
-"""`baseline` and `room`: how much of a card is held by plan, and room that is made on a card.
+"""`room`: room that is made on a card.
 
-Owns: their arguments and output, and which card a number means. Does not own: what follows from a baseline, who gives
-memory back, and when (the daemon's governor).
+Owns: its arguments and output, and which card a number means. Does not own: who gives memory back, and when (the
+daemon's governor).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -14,68 +14,31 @@ import msgspec
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import Tier
 from ..daemon import Daemon, pass_daemon
-from ..output import age, as_json, counted, pairs, show, size, words
+from ..output import age, as_json, counted, pairs, show, size
 from ..parameters import DURATION, SIZE
 
 _TIME_S_MAX: Final = 86400.0
 _SAID: Final = {"nothing": "freed nothing", "failed": "FAILED"}
 
-card_option = click.option(
-    "--card",
-    metavar="CARD",
-    help="The card, by its name, or its number from 0 in the order of names; by default the only one.",
-)
 
-
-def _cards(daemon: Daemon) -> dict[str, dict[str, Any]]:
-    """The cards' gauges by name."""
-    return {each["gauge"]: each for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE}
-
-
-def _named(card: str | None, cards: dict[str, dict[str, Any]]) -> str:
+def _named(card: str | None, daemon: Daemon) -> str:
     """The name of the card that is meant: by name, by its number from 0, or the only one.
 
     Raises:
         BadParameter: there is no such card, or several; the message names them.
         ClickException: the daemon reads no card.
     """
-    names = list(cards)
+    names = [each["gauge"] for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE]
     if not names:
         raise click.ClickException("the daemon reads no card; `tensorctl doctor` says why")
     if card is None and len(names) == 1:
         return names[0]
-    if card in cards:
+    if card in names:
         return str(card)
     if card is not None and card.isdecimal() and int(card) < len(names):
         return names[int(card)]
     why = "name one" if card is None else f"no card is called {card!r}"
     raise click.BadParameter(f"{why}; the daemon's cards are {', '.join(names)}", param_hint="'--card'")
-
-
-def _shown(gauge: dict[str, Any]) -> str:
-    """The baseline that is in force on a card."""
-    said = "{gauge}: {baseline_bytes} of {total_bytes}, {baseline}; {share} of the rest is used"
-    return words(gauge, said if gauge["baseline_bytes"] else "{gauge}: no baseline")
-
-
-@click.command()
-@click.argument("size_bytes", metavar="[SIZE]", type=SIZE, required=False)
-@card_option
-@pass_daemon
-def baseline(daemon: Daemon, size_bytes: int | None, card: str | None) -> None:
-    """Shows, or sets to SIZE, how much of a card is held by plan, as by an inference engine.
-
-    Says what is in force then: at most 95 % of the card, or what clients declare, if that is more. The modes of the
-    card are about the rest. SIZE is written as 72GiB; 0 ends the declaration. It holds until the daemon ends. Set
-    `device.baseline` in the configuration to keep it.
-    """
-    cards = _cards(daemon)
-    shown = list(cards) if card is None and size_bytes is None else [_named(card, cards)]
-    if size_bytes is not None:
-        (name,) = shown
-        daemon.order(lambda number: messages.DeclareBaseline(number, name, size_bytes, stays=True), messages.Done)
-        cards = _cards(daemon)
-    click.echo("\n".join(_shown(cards[each]) for each in shown if each in cards) or "no card")
 
 
 def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
@@ -96,7 +59,11 @@ def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
 
 @click.command()
 @click.argument("size_bytes", metavar="SIZE", type=SIZE)
-@card_option
+@click.option(
+    "--card",
+    metavar="CARD",
+    help="The card, by its name, or its number from 0 in the order of names; by default the only one.",
+)
 @click.option(
     "--for", "for_s", type=DURATION, default="10m", show_default=True, metavar="TIME", help="How long it is held."
 )
@@ -124,7 +91,7 @@ def room(
     for option, given_s in (("--for", for_s), ("--wait", wait_s)):
         if not 0 < given_s <= _TIME_S_MAX:
             raise click.UsageError(f"{option} {given_s:g} s: must be above 0 and at most {_TIME_S_MAX:g} s")
-    name = _named(card, _cards(daemon))
+    name = _named(card, daemon)
     if size_bytes == 0:
         count = daemon.order(lambda number: messages.EndRoom(number, name), messages.Counted).count
         click.echo(f"{name}: {counted(count, 'room', 'rooms')} ended")

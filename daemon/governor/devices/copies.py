@@ -3,10 +3,9 @@
 Owns the rate of copies of each device, measured from acknowledged offloads, and the estimate of computing from the
 reported milliseconds or from tokens. Does not own who copies (the owners), nor whether the host accepts a copy.
 
-The rate is the median of the last RATES_KEPT offloads and of MEMORY_COUNTS times the rate of memory, which is measured
-at the daemon's start. So a copy during which its process was stopped does not count, and a device without offloads has
-the rate of memory. Rates are forgotten after RATE_FRESH_S: a slow rate that kept all entries from being copied would
-otherwise never be measured again.
+The rate is the median of the last RATES_KEPT offloads and of ASSUMED_COUNTS times ASSUMED_BYTES_PER_S. So a copy during
+which its process was stopped does not count, and a device without offloads has the assumed rate. Rates are forgotten
+after RATE_FRESH_S: a slow rate that kept all entries from being copied would otherwise never be measured again.
 
 Invariant: a device has at most RATES_KEPT rates, and only while an owner has it open.
 """
@@ -25,7 +24,7 @@ ASSUMED_BYTES_PER_S: Final = 4 << 30
 MEASURED_BYTES_MIN: Final = 1 << 20
 """Offloads of fewer bytes measure the messages around a copy, and not the copy."""
 RATES_KEPT: Final = 15
-MEMORY_COUNTS: Final = 2
+ASSUMED_COUNTS: Final = 2
 RATE_FRESH_S: Final = 600.0
 
 
@@ -34,12 +33,7 @@ class CopyRates:
 
     def __init__(self, limits: GovernorLimits) -> None:
         self._limits = limits
-        self._memory_bytes_per_s = float(ASSUMED_BYTES_PER_S)
         self._rates: dict[str, deque[tuple[float, float]]] = {}
-
-    def memory_measured(self, bytes_per_s: float) -> None:
-        """Takes the rate of a copy in host memory, for devices without a rate of their own."""
-        self._memory_bytes_per_s = bytes_per_s
 
     def copied(self, device: str, size_bytes: int, seconds: float, now: float) -> None:
         """Takes an acknowledged offload of so many bytes, of which the owner says how long copying took."""
@@ -56,7 +50,7 @@ class CopyRates:
         if self._limits.copy_bytes_per_s is not None:
             return float(self._limits.copy_bytes_per_s)
         fresh = [rate for at, rate in self._rates.get(device, ()) if at > now - RATE_FRESH_S]
-        return median([*fresh, *[self._memory_bytes_per_s] * MEMORY_COUNTS])
+        return median([*fresh, *[float(ASSUMED_BYTES_PER_S)] * ASSUMED_COUNTS])
 
     def is_worth(self, entry: HeldEntry, bytes_per_s: float) -> bool:
         """Whether copying takes no longer than computing again.

@@ -98,13 +98,6 @@ class GovernorLimitsChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryCopyMeasured:
-    """How fast this machine copies memory, in bytes a second."""
-
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class FormerDaemonFound:
     """Comes first, if a daemon ran before this one. Its clients attach anew, and say what it has granted them."""
 
@@ -131,7 +124,6 @@ Event = (
     | Sampled
     | HostHolds
     | GovernorLimitsChanged
-    | MemoryCopyMeasured
     | FormerDaemonFound
     | NeighbourAnswered
     | GovernorTick

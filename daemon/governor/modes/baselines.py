@@ -1,12 +1,11 @@
 """Baselines: how much of a device is held by plan, so that its modes are about the rest.
 
-Owns the declared baselines (of the configuration, of the operator, of clients) and the learned ones. Does not own what
+Owns the declared baselines (of the configuration, of clients) and the learned ones. Does not own what
 a mode is (policy.modes), nor the readings.
 
-What is declared counts: the operator's declaration in place of the configuration's, or the sum of the clients', if that
-is more. Without a declaration, what is not an entry and has stayed within STEADY_SHARE of the device for
-`baseline_learn_s` is learned. A learned baseline falls with the first reading that shows less, and rises only once the
-use has been steady again.
+What is declared counts: the configuration's declaration, or the sum of the clients', if that is more. Without a
+declaration, what is not an entry and has stayed within STEADY_SHARE of the device for `baseline_learn_s` is learned. A
+learned baseline falls with the first reading that shows less, and rises only once the use has been steady again.
 
 Invariant: a baseline is at most BASELINE_SHARE_MAX of its device: modes about a smaller rest would change with every
 allocation.
@@ -55,17 +54,16 @@ class Baselines:
 
     def __init__(self, limits: GovernorLimits) -> None:
         self._limits = limits
-        self._operator: dict[str, int] = {}
         self._clients: dict[int, dict[str, int]] = {}
         self._steady: dict[str, _Steady] = {}
 
     def declare(self, client: int, message: messages.DeclareBaseline) -> None:
-        """Sets what a client, or the operator, declares for a device. 0 bytes: removes the former declaration.
+        """Sets what a client declares for a device. 0 bytes: removes the former declaration.
 
         Raises:
             LimitReached: too many devices have a declaration; the text names devices_max.
         """
-        declared = self._operator if message.stays else self._clients.get(client, {})
+        declared = self._clients.get(client, {})
         if message.size_bytes and message.device not in declared and len(declared) >= self._limits.devices_max:
             raise LimitReached(
                 f"baselines of {len(declared)} devices are declared, and {self._limits.devices_max} may be (a fixed "
@@ -76,10 +74,9 @@ class Baselines:
             declared[message.device] = message.size_bytes
         else:
             declared.pop(message.device, None)
-        if not message.stays:
-            self._clients[client] = declared
-            if not declared:
-                del self._clients[client]
+        self._clients[client] = declared
+        if not declared:
+            del self._clients[client]
 
     def client_left(self, client: int) -> None:
         """Ends the client's declarations."""
@@ -113,7 +110,7 @@ class Baselines:
             return Baseline(0, "")
         device = sample.gauge
         configured = dict(self._limits.baselines)
-        planned = self._operator.get(device, configured.get(device, configured.get("", 0)))
+        planned = configured.get(device, configured.get("", 0))
         clients = sum(declared.get(device, 0) for declared in self._clients.values())
         most = int(BASELINE_SHARE_MAX * sample.total_bytes)
         if declared := max(planned, clients):

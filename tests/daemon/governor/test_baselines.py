@@ -15,8 +15,8 @@ from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
 OTHER = "0000:66:00.0"
 
 
-def declare(stand: Stand, size: int, client: int = 1, device: str = GPU, *, stays: bool = False) -> Any:
-    return stand.ask(client, messages.DeclareBaseline, device, size * MIB, stays)
+def declare(stand: Stand, size: int, client: int = 1, device: str = GPU) -> Any:
+    return stand.ask(client, messages.DeclareBaseline, device, size * MIB)
 
 
 def baseline(stand: Stand, device: str = GPU) -> tuple[int, str]:
@@ -78,16 +78,11 @@ def test_the_declarations_of_several_clients_add_up_and_end_with_them(make: Make
     assert baseline(stand) == (0, "")
 
 
-def test_the_operators_declaration_stays_and_counts_instead_of_the_configured_one(make: Make) -> None:
+def test_a_configured_baseline_is_of_one_card_or_of_all_until_a_reload(make: Make) -> None:
     stand = make(baselines=(("", 100 * MIB), (OTHER, 200 * MIB)))
     stand.sample(0.9)
     stand.sample(0.9, OTHER)
     assert (baseline(stand), baseline(stand, OTHER)) == ((100, "declared"), (200, "declared"))
-    declare(stand, 500, stays=True)
-    stand.leave(1)
-    assert (baseline(stand), baseline(stand, OTHER)) == ((500, "declared"), (200, "declared"))
-    declare(stand, 0, 2, stays=True)
-    assert baseline(stand) == (100, "declared")
     stand.change_limits(baselines=())
     assert baseline(stand) == (0, "")
 
@@ -171,16 +166,16 @@ def test_nothing_is_learned_of_the_time_without_readings(make: Make) -> None:
 
 NONE, HELD, LEARNED = (0, ""), (600, "declared"), (600, "learned")
 DISTURBED = {
-    "its client dies": {"client": NONE, "operator": HELD, "configured": HELD, "learned": LEARNED},
-    "reloaded": {"client": HELD, "operator": HELD, "configured": NONE, "learned": NONE},
-    "stale": {"client": HELD, "operator": HELD, "configured": HELD, "learned": LEARNED},
-    "gone": {"client": HELD, "operator": HELD, "configured": HELD, "learned": NONE},
-    "other card": {"client": HELD, "operator": HELD, "configured": HELD, "learned": LEARNED},
-    "returned": {"client": HELD, "operator": HELD, "configured": HELD, "learned": (100, "learned")},
+    "its client dies": {"client": NONE, "configured": HELD, "learned": LEARNED},
+    "reloaded": {"client": HELD, "configured": NONE, "learned": NONE},
+    "stale": {"client": HELD, "configured": HELD, "learned": LEARNED},
+    "gone": {"client": HELD, "configured": HELD, "learned": NONE},
+    "other card": {"client": HELD, "configured": HELD, "learned": LEARNED},
+    "returned": {"client": HELD, "configured": HELD, "learned": (100, "learned")},
 }
 
 
-@pytest.mark.parametrize("source", ["client", "operator", "configured", "learned"])
+@pytest.mark.parametrize("source", ["client", "configured", "learned"])
 @pytest.mark.parametrize("disturbance", DISTURBED)
 def test_a_baseline_is_what_it_should_be_whatever_happens(make: Make, source: str, disturbance: str) -> None:
     limits: dict[str, Any] = {"configured": {"baselines": ((GPU, 600 * MIB),)}, "learned": {"baseline_learn_s": 300.0}}
@@ -189,7 +184,7 @@ def test_a_baseline_is_what_it_should_be_whatever_happens(make: Make, source: st
     if source == "learned":
         hold(stand, 600, 302)
     elif source != "configured":
-        declare(stand, 600, stays=source == "operator")
+        declare(stand, 600)
     assert baseline(stand)[0] == 600
     match disturbance:
         case "its client dies":

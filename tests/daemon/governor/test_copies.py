@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from tensord.daemon.governor.devices import copies
-from tensord.daemon.governor.devices.copies import MEMORY_COUNTS, RATE_FRESH_S, RATES_KEPT, CopyRates
-from tensord.daemon.governor.forms.events import MemoryCopyMeasured
+from tensord.daemon.governor.devices.copies import (
+    ASSUMED_BYTES_PER_S,
+    ASSUMED_COUNTS,
+    RATE_FRESH_S,
+    RATES_KEPT,
+    CopyRates,
+)
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
@@ -53,13 +58,12 @@ def test_without_a_reported_cost_the_kind_says_what_a_token_takes() -> None:
     assert went(registry) == ([1, 3, 5, 7], [2, 4, 6]), "of the last nothing is known"
 
 
-def test_the_rate_is_that_of_memory_until_offloads_have_shown_another(make: Make) -> None:
+def test_the_rate_is_an_assumed_one_until_offloads_have_shown_another(make: Make) -> None:
     stand = make()
     stand.open(1)
-    stand.do(MemoryCopyMeasured(9e9))
-    assert stand.device()["copy_bytes_per_s"] == 9_000_000_000
+    assert stand.device()["copy_bytes_per_s"] == ASSUMED_BYTES_PER_S
     stand.sample(0.5)
-    for number in range(MEMORY_COUNTS + 1):
+    for number in range(ASSUMED_COUNTS + 1):
         stand.register(1, number, 100 * MIB, tokens=0)
     stand.pass_time(700)
     stand.sample(0.5)

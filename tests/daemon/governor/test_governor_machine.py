@@ -633,10 +633,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.after()
 
     @precondition(lambda self: self.disturbed == "baselines")
-    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([0, 300, 800, 2000]), stays=st.booleans())
-    def declare_baseline(self, data: st.DataObject, device: str, size: int, stays: bool) -> None:
+    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([0, 300, 800, 2000]))
+    def declare_baseline(self, data: st.DataObject, device: str, size: int) -> None:
         client = self.client_of(data)
-        answer = self.ask(client, messages.DeclareBaseline, device, size * MIB, stays)
+        answer = self.ask(client, messages.DeclareBaseline, device, size * MIB)
         assert isinstance(answer, messages.Done)
         self.after()
 

@@ -1,4 +1,4 @@
-"""`baseline` and `room`: how much of a card is held by plan, and room that is made on it."""
+"""`room`: room that is made on a card."""
 
 from __future__ import annotations
 
@@ -32,33 +32,9 @@ def carded(tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def test_a_baseline_is_set_shown_and_ended_and_the_mode_follows(
-    carded: Daemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ctl = Ctl(capsys, carded.socket)
-    assert ctl("baseline").out.splitlines() == [f"{card}: no baseline" for card in CARDS]
-    ctl("baseline", "--card", "0", "72GiB")
-    carded.until(lambda status: status["governor"]["gauges"][0]["mode"] == "relaxed", "the mode to be of the rest")
-    assert "72.0 GiB of 80.0 GiB, declared; 37.5 % of the rest is used" in ctl("baseline", "--card", CARDS[0]).out
-    assert "beside a declared baseline" in ctl("status").out.replace("\n", " ")
-    ctl("baseline", "--card", "0", "0")
-    carded.until(lambda status: status["governor"]["gauges"][0]["mode"] == "critical", "the mode of the whole card")
-
-
-def test_a_baseline_that_is_not_in_force_as_it_was_set_says_what_is(
-    carded: Daemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ctl = Ctl(capsys, carded.socket)
-    assert ctl("baseline", "--card", "0", "1TiB").out.startswith(f"{CARDS[0]}: 76.0 GiB of 80.0 GiB, declared; ")
-    carded.client().declare_baseline(CARDS[1], 8 << 30)
-    for size in ("4GiB", "0"):
-        assert ctl("baseline", "--card", "1", size).out.startswith(f"{CARDS[1]}: 8.00 GiB of 80.0 GiB, declared; ")
-
-
 def test_a_card_that_is_not_there_is_named(carded: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     ctl = Ctl(capsys, carded.socket)
-    assert f"name one; the daemon's cards are {', '.join(CARDS)}" in ctl("baseline", "72GiB", code=2).err
-    assert "no card is called '7'" in ctl("baseline", "--card", "7", "72GiB", code=2).err
+    assert f"name one; the daemon's cards are {', '.join(CARDS)}" in ctl("room", "3GiB", code=2).err
     assert "no card is called '7'" in ctl("room", "3GiB", "--card", "7", code=2).err
 
 
@@ -66,7 +42,6 @@ def test_the_only_card_need_not_be_named_and_without_one_the_doctor_says_why(rec
     gauges = [documents.gauge("host", 1, 2, "normal")]
     none = recorded(StatusQuery=documents.status(governor=documents.governor(gauges=gauges)))
     assert "the daemon reads no card; `tensorctl doctor` says why" in none("room", "1GiB", code=1).err
-    assert none("baseline").out == "no card\n"
 
 
 def test_an_answer_says_who_freed_what_and_why_not_more() -> None:
