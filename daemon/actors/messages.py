@@ -37,6 +37,7 @@ from ..core.host_memory import HostHolds, Pressed
 from ..core.limits import StoreLimits
 from ..governor.forms import events as governor
 from ..memory.copier import InboxCopied
+from ..memory.scrub import Scrubbed
 from .mailbox import Mailbox
 
 OUTBOX_MAX: Final = 1024
@@ -126,16 +127,6 @@ class Grown(Struct, frozen=True):
 
     ring_bytes: int
     error: Exception | None = None
-
-
-class Scrubbed(Struct, frozen=True):
-    """To the store, from the thread that checks payloads. `sound`: the span's payload is as it was stored, and has this
-    checksum."""
-
-    slot: int
-    span_id: int
-    sound: bool
-    checksum: int
 
 
 class Fenced(Struct, frozen=True):

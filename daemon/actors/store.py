@@ -29,7 +29,7 @@ from ..core.store import Store
 from ..memory.copier import Copier, InboxCopied
 from ..memory.lane_room import LaneRoom
 from ..memory.pages import Pages
-from ..memory.scrub import applied
+from ..memory.scrub import Scrubbed, applied
 from ..memory.segments import Segments
 from ..process.logs import logger
 from ..remote_stores.store import RemoteStore
@@ -50,7 +50,6 @@ from .messages import (
     Reconfigured,
     Reloaded,
     Requested,
-    Scrubbed,
     StoreMessage,
     WatchEvent,
 )

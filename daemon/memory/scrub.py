@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from msgspec import Struct
+
 from ...shm.index.index import Slot
-from ..actors.mailbox import Mailbox
-from ..actors.messages import Scrubbed, StoreMessage
 from ..core.events import FoundCorrupt
 from ..process import logs
 from ..process.limits import NO_MEMORY_OR_THREAD
@@ -31,6 +31,15 @@ _log, _store_log = logs.logger("tensord"), logs.logger("store")
 _SLOTS_AT_ONCE: Final = 256
 DUE_MAX: Final = 1 << 16
 """Slots that wait. Of more than these, the oldest keep no checksum."""
+
+
+class Scrubbed(Struct, frozen=True):
+    """The payload of a span was checked. `sound`: it is as it was stored, and has this checksum."""
+
+    slot: int
+    span_id: int
+    sound: bool
+    checksum: int
 
 
 def applied(memory: Segments, scrubbed: Scrubbed) -> FoundCorrupt | None:
@@ -47,11 +56,11 @@ def applied(memory: Segments, scrubbed: Scrubbed) -> FoundCorrupt | None:
 
 
 class Scrub:
-    """Looks at the entries of one ring."""
+    """Looks at the entries of one ring. `tell` takes the results."""
 
-    def __init__(self, memory: Segments, inbox: Mailbox[StoreMessage]) -> None:
+    def __init__(self, memory: Segments, tell: Callable[[Scrubbed], Awaitable[None]]) -> None:
         self._memory = memory
-        self._inbox = inbox
+        self._tell = tell
         self._due: deque[int] = deque(maxlen=DUE_MAX)
         self._wake = asyncio.Event()
         self._begun = asyncio.Event()
@@ -89,4 +98,4 @@ class Scrub:
 
     async def _look_at(self, slot: Slot) -> None:
         sound, checksum = await asyncio.to_thread(self._memory.summed, slot)
-        await self._inbox.tell(Scrubbed(slot.number, slot.span_id, sound, checksum))
+        await self._tell(Scrubbed(slot.number, slot.span_id, sound, checksum))

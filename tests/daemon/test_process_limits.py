@@ -23,8 +23,8 @@ async def checks() -> None:
     memory: Any = SimpleNamespace(
         recovered=True, index=SimpleNamespace(slots=lambda: [slot]), summed=lambda slot: (True, 1)
     )
-    inbox: Any = None
-    scrub = Scrub(memory, inbox)
+    tell: Any = None
+    scrub = Scrub(memory, tell)
     scrub.begin()
     await scrub.run()
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.actors.messages import Scrubbed
-from tensord.daemon.memory.scrub import Scrub
+from tensord.daemon.memory.scrub import Scrub, Scrubbed
 
 
 class Memory:
@@ -39,8 +38,7 @@ async def _looks_at(recovered: bool, added: list[int], looked_at: list[int]) -> 
             done.set()
 
     done = asyncio.Event()
-    inbox: Any = SimpleNamespace(tell=tell)
-    scrub = Scrub(memory, inbox)
+    scrub = Scrub(memory, tell)
     scrub.add(added)
     scrub.begin()
     running = asyncio.create_task(scrub.run())
