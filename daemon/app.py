@@ -29,7 +29,7 @@ from ..ipc.wire.channel import AsyncChannel
 from ..ipc.wire.connection import Connection
 from ..ipc.wire.descriptors import peer_of
 from ..shm.ring.layout import boot_s
-from . import ending, former, reloading
+from . import ending, reloading
 from .actors.governor import GovernorActor
 from .actors.messages import Grown, Reconfigured, Reloaded
 from .actors.pressure import PressureActor
@@ -38,7 +38,6 @@ from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
 from .config.limits import NAMESPACES_MAX, governor_limits, quota_rules, store_limits, wire_limits
-from .config.sources import log_format
 from .connections.listener import Listener
 from .connections.session import Session, welcome_for
 from .connections.sockets import Sockets
@@ -53,13 +52,13 @@ from .governor.forms import events as governor_events
 from .governor.forms.limits import DEVICES_MAX
 from .governor.governor import Governor
 from .memory import learned_state
-from .memory.last_end import LastEnd
 from .memory.scrub import Scrub
 from .memory.segments import Segments
-from .process import logs, notify, uncaught
+from .process import logs, notify
 from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .remote_stores import threads as remote
 from .remote_stores.urls import open_store
+from .replacement import Replacement
 from .reports.request_times import RequestTimes
 from .web.metrics_server import MetricsServer
 from .web.page_server import PageServer
@@ -84,14 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         config = Config.load(argv, environ)
     except BadConfiguration as error:
-        if log_format(argv, environ) == "json" and usage.CHECK not in argv:
-            logs.setup("info", "json", environ)
-            _log.error("cannot serve", error=error.code, why=str(error))
-        else:
-            print(f"tensord: {error}", file=sys.stderr)
+        print(f"tensord: {error}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format, environ)
-    uncaught.log_it()
     for text in config.ignored:
         _log.warning("environment variable ignored", why=text)
     # A full collection visits every entry, about 50 ms at 100,000 entries. The daemon has hardly any cyclic garbage.
@@ -158,29 +152,22 @@ class _Daemon:
             frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name)),
         )
         # New memory is removed again if the daemon cannot listen: it is empty.
-        drop, failure, last = not memory.recovered, None, None
+        drop = not memory.recovered
         try:
-            last = LastEnd.begin(config.instance, memory.superblock.epoch, recovered=memory.recovered)
-            memory.former = last.document()
             with Sockets(config, self._activated) as sockets:
                 drop = False
                 await self._serve(memory, sockets, began, started)
-        except BaseException as error:
-            failure = error
-            raise
         finally:
-            if last is not None:
-                last.finish(failure)
             memory.close(drop=drop or self._drop)
             self._notifier.close()
 
     async def _serve(self, memory: Segments, sockets: Sockets, began: float, started: asyncio.Future[_Parts]) -> None:
-        former.warn(memory)
+        _warn(memory)
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory))
         policy = parts.core.policy
         scrub = Scrub(memory, parts.store.inbox.tell)
-        former.take_over(memory, parts.store, policy, scrub)
+        _take_over(memory, parts.store, policy, scrub)
         parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
         stalls = StallTrigger(parts.pressure.sample_now, _log)
@@ -371,3 +358,26 @@ class _Daemon:
 async def _fail_with(serving: asyncio.Task[None]) -> None:
     """Ends the task group if the store actor ends, because the daemon cannot serve without it."""
     await asyncio.shield(serving)
+
+
+def _warn(memory: Segments) -> None:
+    """Logs where the memory differs from the configuration, and the notices of the start."""
+    for notice in memory.notices:
+        _log.warning("existing shared memory needs attention", what=notice)
+    if memory.shortage:
+        have_bytes = memory.superblock.limit_bytes
+        _log.error("the ring stays smaller than configured", have_bytes=have_bytes, why=memory.shortage)
+
+
+def _take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: Scrub) -> None:
+    """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
+    if not memory.recovered:
+        store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
+        return
+
+    def taken_over() -> None:
+        learned_state.load(memory, policy)
+        scrub.begin()
+
+    store.recover(taken_over)
+    store.inbox.tell_now(Grown(memory.ready_bytes))

@@ -150,7 +150,6 @@ class StoreReport:
             "pid": os.getpid(),
             "uid": os.geteuid(),
             "uptime_s": self._clock() - self._began,
-            "former": self._memory.former,
             "ring_bytes": superblock.limit_bytes,
             "ring_segment_bytes": superblock.ring_bytes,
             "ring_ready_bytes": self._grown_bytes,

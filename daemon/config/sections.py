@@ -126,9 +126,8 @@ class LogSection:
     )
     format: str = setting(
         choice("auto", "console", "json"),
-        "auto: JSON to the journal, key=value elsewhere; json: each line is JSON, on any stream, also Python's "
-        "warnings and errors that nothing catches. Not so: what libraries in C print, and the line about a "
-        "configuration that is refused, unless a flag or a variable asks for json",
+        "auto: JSON to the journal, key=value elsewhere; json: JSON on any stream, but for what Python and libraries "
+        "print",
         "auto",
     )
     slow_s: float = setting(

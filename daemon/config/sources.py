@@ -70,16 +70,6 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting], besides: Seque
     return found
 
 
-def log_format(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """log.format as a flag or a variable has it, for the words about a configuration that is refused."""
-    flag = flag_of("log.format")
-    for at, word in reversed([*enumerate(argv)]):
-        name, _, value = word.partition("=")
-        if name == flag:
-            return value or "".join(argv[at + 1 : at + 2])
-    return environ.get(variable_of("log.format"))
-
-
 def from_environ(
     environ: Mapping[str, str], known: Iterable[str], besides: Iterable[str]
 ) -> tuple[Given, tuple[str, ...]]:

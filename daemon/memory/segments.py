@@ -82,8 +82,6 @@ class Segments:
         self.shortage = found.shortage
         self.notices = list(found.notices)
         """Facts that an operator should know. They do not prevent serving."""
-        self.former: dict[str, Any] = {}
-        """How the daemon before ended (`last_end`)."""
         self._lock_fd = found.lock_fd
         self._ring_fd = found.ring_fd
         try:

@@ -73,7 +73,6 @@ DAEMON: Final = {
         "daemon.memory.opening:_former_superblock",
         "daemon.memory.segments:Segments.__init__",
         "daemon.memory.segments:Segments._find_lanes",
-        "daemon.memory.last_end:LastEnd.begin",
         "shm.index.index:IndexWriter.__init__",
         "shm.index.index:IndexWriter._repair_fingerprints",
         "daemon.recovery.former_slots:*",

@@ -44,13 +44,10 @@ def diagnose(daemon: Daemon) -> list[Finding]:
 
 def _served(daemon: Daemon, status: dict[str, Any]) -> Iterator[Finding]:
     """What a daemon that answers tells of itself."""
-    former = status["former"]
-    journal = facts.journal_of_end() if former["end"] in ("failed", "killed") else ()
     # A lane without a connection has no version, and tensorctl's own is no client's.
     clients = [row for row in daemon.clients() if row["client"] is not None and row["name"] != NAME]
     yield software.versions(__version__, status["version"], PROTOCOL_VERSION, status["protocol"])
     yield software.clients(status["version"], [row["version"] for row in clients])
-    yield software.last_end(former, journal)
     yield from software.health(daemon.ask(HealthQuery))
     yield software.gauges(status["governor"]["gauges"], facts.hardware())
     yield software.values(status["store"]["unstorable"])

@@ -22,7 +22,6 @@ _JOURNAL_UNITS: Final = ("--unit", "tensord.service", "--user-unit", "tensord.se
 _LISTENS: Final = "00010000"
 """The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _PRINTED_S: Final = 5.0
-_ENDED: Final = re.compile(r"Main process exited|Failed with result|killed by the OOM killer|[Ww]atchdog timeout")
 
 
 def node(path: Path) -> FileStat | None:
@@ -96,11 +95,6 @@ def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
         tuple(cgroups(pid)),
         problem,
     )
-
-
-def journal_of_end(lines_max: int = 3) -> tuple[str, ...]:
-    """The service manager's last lines about an end of the service; empty if this user cannot read its journal."""
-    return tuple([line for line in journal(1000) if _ENDED.search(line)][-lines_max:])
 
 
 def journal(lines_max: int) -> list[str]:

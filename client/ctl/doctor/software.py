@@ -1,4 +1,4 @@
-"""Checks of the daemon and of the programs around it: versions, the configuration, the last end, its health, what it
+"""Checks of the daemon and of the programs around it: versions, the configuration, its health, what it
 measures, and values that cannot be stored. Pure."""
 
 from __future__ import annotations
@@ -37,22 +37,6 @@ def clients(daemon: str, versions: Iterable[str]) -> Finding:
         f"{found.total()} connected, of which {listed}; the daemon has {daemon}",
         "`tensorctl clients --json` names them: install the daemon's version there, and start them again",
     )
-
-
-def last_end(former: Mapping[str, Any], journal: Sequence[str]) -> Finding:
-    """How the daemon before this one ended. `journal`: the service manager's lines about it."""
-    end = former["end"]
-    if end in ("none", "unknown"):
-        return ok("last end", "nothing is known of a daemon before this one")
-    who = f"the daemon before (epoch {former['epoch']})"
-    if end == "stopped":
-        return ok("last end", f"{who} was stopped")
-    how = "was killed, or the machine stopped it: it recorded no end"
-    if end == "failed":
-        how = f"failed: {former['why']}"
-    said = f"; the journal says: {' / '.join(journal)}" if journal else ""
-    tells = "`journalctl -u tensord` and `journalctl -k` tell who: the OOM killer, a watchdog, a signal, or an error"
-    return warn("last end", f"{who} {how}{said}", tells)
 
 
 def configuration(error: str | None, ignored: Sequence[str], *, served: bool) -> Finding:

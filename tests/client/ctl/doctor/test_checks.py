@@ -175,8 +175,6 @@ UNSTORABLE: Mapping[str, Any] = {"namespace": "ab", "count": 3, "ago_s": 61.0, "
         (software.versions("1.1", "1.0", 2, 1), FAIL, "install the same version"),
         (software.clients("1.0", ["1.0", "1.0"]), OK, "2 connected, all of version 1.0"),
         (software.clients("1.0", ["1.0", "", "0.9"]), WARN, "3 connected, of which 1 of 0.9, 1 of an older release"),
-        (software.last_end({"end": "none"}, ()), OK, "nothing is known"),
-        (software.last_end({"end": "killed", "epoch": 3}, ["a", "b"]), WARN, "no end; the journal says: a / b"),
         (software.configuration(None, [], served=False), OK, ""),
         (software.configuration(None, ["TENSORD_PORT"], served=False), WARN, "TENSORD_PORT"),
         (software.configuration("ring_bites", [], served=False), FAIL, "ring_bites"),

@@ -13,7 +13,7 @@ from ....daemon_process import Daemon
 from ....faults.raw import RawClient
 from ..conftest import Ctl
 
-SERVED = {"versions", "clients", "last end", "health", "gauges", "values"}
+SERVED = {"versions", "clients", "health", "gauges", "values"}
 CHECKS = SERVED | {
     "control socket", "status socket", "daemon (status)", "daemon (control)", "configuration", "/dev/shm", "memory",
     "cgroup", "membarrier", "RemoveIPC", "leftovers",
@@ -114,27 +114,6 @@ def test_the_daemon_s_user_counts_for_removeipc(daemon: Daemon, ctl: Ctl, monkey
     assert status["uid"] == os.geteuid()
     monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.status", lambda _: {**status, "uid": 999})
     assert "uid 999 is a system user" in _findings(ctl, 0)["RemoveIPC"]["text"]
-
-
-@pytest.mark.parametrize(("end", "told", "level"), [("terminate", "was stopped", "OK"), ("kill", "was killed", "WARN")])
-def test_the_end_of_the_daemon_before_is_told(daemon: Daemon, ctl: Ctl, end: str, told: str, level: str) -> None:
-    assert "nothing is known" in _findings(ctl, 0)["last end"]["text"]
-    getattr(daemon, end)()
-    daemon.start()
-    found = _findings(ctl, 0)["last end"]
-    assert (found["level"], told in found["text"]) == (level, True)
-    assert ("did not stop" in daemon.log) is (end == "kill")
-
-
-def test_a_daemon_that_failed_tells_the_next_one_why(daemon: Daemon, ctl: Ctl) -> None:
-    daemon.terminate()
-    daemon.flags["socket_group"] = "no-such-group"
-    daemon.refused()
-    del daemon.flags["socket_group"]
-    daemon.start()
-    found = _findings(ctl, 0)["last end"]
-    assert found["level"] == "WARN"
-    assert "failed: BadConfiguration: socket_group = 'no-such-group'" in found["text"]
 
 
 def test_clients_of_other_versions_are_found(daemon: Daemon, ctl: Ctl) -> None:
