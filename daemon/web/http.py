@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,8 +42,6 @@ _WRITE_BYTES: Final = 64 << 10
 # The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
 _LINGER_BYTES_MAX: Final = 256 << 10
 _ACCEPT_PAUSE_S: Final = 0.1
-_BYTES: Final = re.compile(r"bytearray\(b('.*?'|\".*?\")\)")
-"""How h11's messages show what they quote of a request."""
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -204,7 +201,7 @@ class HttpServer:
             answer = await self._answer(event)
             whole = isinstance(http.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
-            answer = refusal(HTTPStatus(error.error_status_hint), _BYTES.sub(r"\1", str(error)))
+            answer = refusal(HTTPStatus(error.error_status_hint), str(error))
             whole = False
         headers = [
             ("Content-Type", answer.content_type),

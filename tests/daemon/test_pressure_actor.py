@@ -15,7 +15,7 @@ from tensord.daemon.actors.pressure import PressureActor
 from tensord.daemon.gauges import source_thread
 from tensord.daemon.gauges.gauges import Gauges
 from tensord.daemon.gauges.reading import Reading, Result
-from tensord.daemon.governor.forms.events import GovernorLimitsChanged, Sample, Sampled
+from tensord.daemon.governor.forms.events import Sampled
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
 from tensord.daemon.process.logs import logger
@@ -98,28 +98,6 @@ class Slow(Full):
         return {"slow card": Reading(10, 100)}
 
 
-def test_a_source_that_is_slow_delays_no_other_and_is_reported_as_soon_as_it_answers() -> None:
-    async def go() -> None:
-        reports, slow = Reports(NEVER_S), Slow()
-        actor = PressureActor(
-            Gauges([(Tier.DEVICE, [Full(), slow])], logger("test")),
-            clock=time.monotonic,
-            report=reports.take,
-            every_s=reports.pace,
-        )
-        running = asyncio.create_task(actor.run())
-        while not reports.last.samples:
-            await reports.next()
-        assert [sample.gauge for sample in reports.last.samples] == ["card"]
-        slow.go_on.set()
-        while len(reports.last.samples) < 2:
-            await reports.next()
-        assert {sample.gauge for sample in reports.last.samples} == {"card", "slow card"}
-        running.cancel()
-
-    asyncio.run(go())
-
-
 def test_a_source_that_hangs_is_reported_before_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pressure, source_thread):
         monkeypatch.setattr(module, "DEADLINE_S", 0.05)
@@ -164,51 +142,6 @@ def test_a_sample_that_shows_pressure_hastens_the_next_one() -> None:
             await reports.next()
         for each in running:
             each.cancel()
-
-    asyncio.run(go())
-
-
-def test_a_faster_sampling_rate_is_signalled_once_and_a_slower_one_never() -> None:
-    async def go() -> None:
-        heard: list[str] = []
-        governor = _governor(lambda: heard.append("hasten"), sample_s=2.0, sample_pressed_s=0.25)
-        running = asyncio.create_task(governor.run())
-
-        async def hear(event: Sampled | GovernorLimitsChanged) -> int:
-            governor.inbox.tell_now(event)
-            await _turns()
-            return len(heard)
-
-        full, empty = (
-            [Sampled((Sample("card", Tier.DEVICE, used, 100, "test", float(at)),)) for at in range(first, first + 3)]
-            for used, first in ((90, 1), (1, 4))
-        )
-        assert [await hear(each) for each in full] == [1, 1, 1]
-        assert [await hear(each) for each in empty] == [1, 1, 1]
-        assert governor.sample_every_s == 2.0
-        assert await hear(GovernorLimitsChanged(GovernorLimits(sample_s=1.0))) == 2
-        assert await hear(GovernorLimitsChanged(GovernorLimits(sample_s=3.0))) == 2
-        running.cancel()
-
-    asyncio.run(go())
-
-
-def test_to_hasten_takes_no_sample_that_is_not_due() -> None:
-    async def go() -> None:
-        reports = Reports(NEVER_S)
-        actor = _actor(reports)
-        running = asyncio.create_task(actor.run())
-        await reports.next()
-        await _turns()
-        asked = reports.asked
-        reports.every_s = NEVER_S / 2
-        actor.hasten()
-        await _turns()
-        assert (reports.count, reports.asked) == (1, asked + 1)
-        reports.every_s = 0.0
-        actor.hasten()
-        await reports.next()
-        running.cancel()
 
     asyncio.run(go())
 

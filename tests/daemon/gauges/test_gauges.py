@@ -12,7 +12,7 @@ from tensord.daemon.config.config import Config
 from tensord.daemon.gauges.gauges import Gauges, open_gauges
 from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
-from tensord.daemon.gauges.source_thread import ABSENT_S, DEADLINE_S
+from tensord.daemon.gauges.source_thread import ABSENT_S
 from tensord.daemon.governor.forms.events import Sample
 from tensord.daemon.process.logs import logger
 from tensord.ipc.messages.modes import Tier
@@ -145,15 +145,6 @@ def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
     ]
 
 
-def test_owners_are_listened_to_of_as_many_devices_as_are_configured() -> None:
-    gauges = open_gauges(wanted(device="owners", host="none"), 1, LOG)
-    with capture_logs() as lines:
-        gauges.report(CARD, 1, 2, read_at=0.0)
-        gauges.report("one more", 1, 2, read_at=0.0)
-    assert set(by_gauge(gauges, 0.0)) == {CARD}
-    assert "more devices than are known at most, a fixed limit" in lines[0]["why"]
-
-
 class Hanging(Scripted):
     """A source whose reading does not return before it is told to."""
 
@@ -169,35 +160,6 @@ class Hanging(Scripted):
         return super().read(now)
 
 
-def states(gauges: Gauges, now: float) -> dict[str, str]:
-    return {each.source: each.state for each in gauges.take(now).sources}
-
-
-def test_a_source_that_hangs_delays_no_other_and_is_read_again_once_it_answers() -> None:
-    stuck = [Hanging("one", {CARD: Reading(1, 2)}), Hanging("two", RuntimeError("a late error"))]
-    sound = Scripted("host", {"host": Reading(1, 2)})
-    gauges = Gauges([(Tier.DEVICE, stuck), (Tier.HOST, [sound])], LOG)
-    gauges.begin(0.0)
-    assert all(source.begun.wait(30.0) for source in stuck)
-    until(lambda: gauges.awaited == 2, "the host's answer")
-    assert set(states(gauges, 0.1).values()) == {"waiting", "ok"}
-    for now in (1.0, 2.0, DEADLINE_S + 1):
-        gauges.begin(now)
-        until(lambda: not gauges.awaited, "the host's answer")
-        (host,) = gauges.take(now).samples
-        assert (host.gauge, host.began_at) == ("host", now)
-    assert states(gauges, DEADLINE_S + 1) == {"one": "hanging", "two": "hanging", "host": "ok"}
-    for source in stuck:
-        source.hangs = False
-        source.go_on.set()
-    until(lambda: not gauges.under_way, "the late answers")
-    samples = {sample.gauge: sample for sample in gauges.take(DEADLINE_S + 1).samples}
-    assert samples[CARD].began_at == 0.0, "a late answer is as old as its beginning"
-    assert states(gauges, DEADLINE_S + 1) == {"one": "ok", "two": "failing", "host": "ok"}
-    assert by_gauge(gauges, 9.0)[CARD].began_at == 9.0
-    gauges.close()
-
-
 def test_a_source_that_hangs_has_one_thread_however_many_samples_are_taken() -> None:
     stuck = Hanging("stuck", {})
     gauges = Gauges([(Tier.DEVICE, [stuck])], LOG)
@@ -210,20 +172,6 @@ def test_a_source_that_hangs_has_one_thread_however_many_samples_are_taken() -> 
     gauges.close()
     until(lambda: stuck.closed, "the source to be closed")
     assert (stuck.reads, stuck.closed) == (1, 1)
-
-
-def test_closing_leaves_a_source_that_hangs_to_its_thread() -> None:
-    source = Hanging("hanging", {})
-    gauges = Gauges([(Tier.DEVICE, [source])], LOG)
-    gauges.begin(0.0)
-    assert source.begun.wait(30.0)
-    with capture_logs() as lines:
-        gauges.close()
-    assert source.closed == 0, "not while it is read"
-    assert [line["sources"] for line in lines] == [["hanging"]]
-    source.go_on.set()
-    until(lambda: source.closed, "the source to be closed by its thread")
-    assert source.closed == 1
 
 
 def test_a_source_without_a_thread_is_a_failure_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import random
-import subprocess
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from zlib import crc32
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.reports.distances import (
     FAR,
-    KEY_BYTES,
-    KEYS_MAX,
-    KEYS_MIN,
     REACH,
     THINNED_MIN,
     ReuseDistances,
-    keys_for,
 )
 
 Requests = Iterator[tuple[int, int]]
@@ -135,72 +127,3 @@ def test_an_entry_that_was_only_held_has_a_distance() -> None:
     distances = ReuseDistances(1000)
     distances.hold(np.array([number(1), number(2)], np.uint64), np.array([10, 15], np.uint64), 100)
     assert distances.asked(number(1), 10, 100) == 25
-
-
-def zipf(chance: random.Random, objects: int, size: Callable[[int], int]) -> Requests:
-    weights = [1 / (rank + 1) ** 0.8 for rank in range(objects)]
-    for key in chance.choices(range(objects), weights, k=40_000):
-        yield key, size(key)
-
-
-def loop(objects: int) -> Requests:
-    for at in range(40_000):
-        yield at % objects, 1
-
-
-def scans(chance: random.Random, objects: int) -> Requests:
-    for at in range(40_000):
-        yield (chance.randrange(objects // 4) if at % 3 else objects + at), 1
-
-
-@pytest.mark.parametrize("share", [0.1])
-@pytest.mark.parametrize("workload", ["zipf", "zipf of unequal sizes", "loop", "a set in use beside scans"])
-def test_a_sample_finds_about_as_much_as_the_whole(workload: str, share: float) -> None:
-    objects, chance = 20_000, random.Random(1)
-    workloads: dict[str, Callable[[], Requests]] = {
-        "zipf": lambda: zipf(chance, objects, lambda _: 100),
-        "zipf of unequal sizes": lambda: zipf(chance, objects, lambda key: 10 + key * 7919 % 400),
-        "loop": lambda: loop(objects // 2),
-        "a set in use beside scans": lambda: scans(chance, objects // 4),
-    }
-    steps = list(workloads[workload]())
-    capacity_bytes = int(share * sum(dict(steps).values()))
-    distances, exact = ReuseDistances(512), Exact(capacity_bytes)
-    requests = sampled_hits = hits = 0
-    for key, size_bytes in steps:
-        hits += exact.asked(key, size_bytes)
-        distance_bytes = distances.asked(number(key), size_bytes, capacity_bytes)
-        if distance_bytes is not None:
-            requests += distances.factor
-            sampled_hits += (distance_bytes <= capacity_bytes) * distances.factor
-    distances.check_invariants(capacity_bytes)
-    assert distances.factor >= 2
-    assert len(distances) <= 512
-    # The sample may lack the most popular keys.
-    assert sampled_hits / requests == pytest.approx(hits / len(steps), abs=0.08)
-
-
-@pytest.mark.parametrize("ring_bytes", [1 << 20, 16 << 20, 100 << 20, 4 << 30, 1 << 40])
-def test_its_keys_take_a_hundredth_of_the_ring_at_most(ring_bytes: int) -> None:
-    keys = keys_for(ring_bytes)
-    assert KEYS_MIN <= keys <= KEYS_MAX
-    assert keys * KEY_BYTES <= ring_bytes // 100 or keys == KEYS_MIN
-
-
-def test_a_key_takes_no_more_memory_than_is_reckoned() -> None:
-    # In a process of its own: whatever else runs here is not counted.
-    program = (
-        "import gc, hashlib, tracemalloc\n"
-        "from tensord.daemon.reports.distances import KEYS_MAX, ReuseDistances\n"
-        "def ask(number):\n"
-        "    digest = hashlib.sha256(b'%d' % number).digest()[16:24]\n"
-        "    distances.asked(int.from_bytes(digest, 'little'), 10**6 + number, 10**12)\n"
-        "tracemalloc.start()\n"
-        "distances = ReuseDistances(KEYS_MAX)\n"
-        "for number in range(20 * KEYS_MAX):\n"
-        "    ask(number)\n"
-        "gc.collect()\n"
-        "print(tracemalloc.get_traced_memory()[1] / KEYS_MAX)\n"
-    )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert float(told.stdout) <= KEY_BYTES, "more than a hundredth of the ring"

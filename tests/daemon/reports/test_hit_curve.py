@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tensord.daemon.reports.distances import FAR, ReuseDistances
-from tensord.daemon.reports.hit_curve import HALVE_AFTER, MULTIPLES, NAMESPACES_MAX, HitCurve, column_of
+from tensord.daemon.reports.hit_curve import HALVE_AFTER, MULTIPLES, NAMESPACES_MAX, HitCurve
 
 from .test_distances import Exact
 from .test_distances import number as number_of
@@ -70,26 +67,6 @@ def test_the_curve_is_within_2_points_of_exact_caches_of_each_size(name: str) ->
         assert error < 0.15
 
 
-@pytest.mark.parametrize("name", ["popular keys", "a set in use beside scans", "recent keys"])
-def test_the_curve_of_a_small_sample_is_within_the_error_that_it_tells(name: str) -> None:
-    requests = workload(name)
-    capacity_bytes = sum(dict(requests).values()) // 8
-    every = curves_of(requests, capacity_bytes, 400)["curves"][0]
-    for size_bytes, ratio, error in every["points"]:
-        assert 0 < error < 0.3
-        assert ratio == pytest.approx(exact(requests, size_bytes)[-1], abs=error + 0.01)
-
-
-@pytest.mark.parametrize("keys_max", [64, 500, 100_000])
-def test_keys_that_are_never_used_again_give_no_hits_at_any_size(keys_max: int) -> None:
-    """The error is 3 hits of the sample; without a sample nothing is estimated."""
-    for curve in curves_of([(number, 100) for number in range(3000)], 100_000, keys_max)["curves"]:
-        assert curve["namespace"] or curve["requests"] == 3000
-        for _, ratio, error in curve["points"]:
-            assert ratio == 0
-            assert (error == 0) if keys_max > 3000 else (1 / keys_max < error < 12 / keys_max)
-
-
 def test_each_namespace_has_a_curve_of_its_own_requests_in_the_common_ring() -> None:
     """Keys of namespace 0 come again soon, those of namespace 1 late or never."""
     chance = random.Random(1)
@@ -112,15 +89,6 @@ def test_a_curve_never_falls_with_the_size() -> None:
     for curve in curves_of(workload("popular keys"), 100_000, 1000)["curves"]:
         ratios = [ratio for _, ratio, _ in curve["points"]]
         assert ratios == sorted(ratios)
-
-
-@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
-def test_a_longer_distance_is_in_no_lower_column(one: int, other: int) -> None:
-    low, high = sorted((one, other))
-    assert column_of(low) <= column_of(high) <= column_of(FAR)
-    if low >= 16:
-        # Columns are a sixteenth of their octave wide.
-        assert column_of(low) < column_of(math.ceil(low * 1.07) + 1) or high > 1 << 47
 
 
 def test_without_requests_nothing_is_known() -> None:
