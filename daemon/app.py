@@ -51,7 +51,7 @@ from .gauges.source_thread import THREAD_NAME
 from .governor.forms import events as governor_events
 from .governor.forms.limits import DEVICES_MAX
 from .governor.governor import Governor
-from .memory import learned_state
+from .memory import learned
 from .memory.scrub import Scrub
 from .memory.segments import Segments
 from .process import logs, notify
@@ -186,7 +186,7 @@ class _Daemon:
             running.append(tasks.create_task(measure_lag(self._times)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(scrub.run()))
-            running.append(tasks.create_task(learned_state.keep_saving(memory, policy)))
+            running.append(tasks.create_task(learned.keep_saving(memory, policy)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",
@@ -212,7 +212,7 @@ class _Daemon:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not self._drop:
-            learned_state.save(memory, policy.name, list(policy.learned()))
+            learned.save(memory, policy.name, list(policy.learned()))
 
     def _store(self, memory: Segments) -> Store:
         """The store's core over the memory, still without the entries of a former daemon."""
@@ -376,7 +376,7 @@ def _take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: 
         return
 
     def taken_over() -> None:
-        learned_state.load(memory, policy)
+        learned.load(memory, policy)
         scrub.begin()
 
     store.recover(taken_over)

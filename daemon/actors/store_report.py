@@ -188,41 +188,27 @@ class StoreReport:
         ]
 
     def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = []
-        for lane, pins in read_pins(self._memory.lanes, self._store.lent_span_ids()):
-            joined = self._clients.get(lane.client) if lane.client is not None else None
-            rows.append(
-                {
-                    "client": lane.client,
-                    "name": joined.name if joined else "",
-                    "version": joined.version if joined else "",
-                    "pid": joined.pid if joined else None,
-                    "uid": joined.peer.uid if joined else lane.uid,
-                    "lane": lane.reader.lane_id,
-                    "orphaned": lane.client is None,
-                    "pins": pins,
-                    "hits": lane.reader.hits,
-                    "misses": lane.reader.misses,
-                }
-            )
-        laned = {lane.client for lane in self._memory.lanes}
-        for client, joined in self._clients.items():
-            if client not in laned:
-                rows.append(
-                    {
-                        "client": client,
-                        "name": joined.name,
-                        "version": joined.version,
-                        "pid": joined.pid,
-                        "uid": joined.peer.uid,
-                        "lane": None,
-                        "orphaned": False,
-                        "pins": 0,
-                        "hits": 0,
-                        "misses": 0,
-                    }
-                )
+        lanes = read_pins(self._memory.lanes, self._store.lent_span_ids())
+        laned = {lane.client for lane, _ in lanes}
+        rows = [self._client_row(lane.client, lane, pins) for lane, pins in lanes]
+        rows += [self._client_row(client, None, 0) for client in self._clients if client not in laned]
         return {"clients": rows}
+
+    def _client_row(self, client: int | None, lane: HeldLane | None, pins: int) -> dict[str, Any]:
+        """A client, a lane, or both. A lane without a client is orphaned."""
+        joined = self._clients.get(client) if client is not None else None
+        return {
+            "client": client,
+            "name": joined.name if joined else "",
+            "version": joined.version if joined else "",
+            "pid": joined.pid if joined else None,
+            "uid": joined.peer.uid if joined else lane.uid if lane else None,
+            "lane": lane.reader.lane_id if lane else None,
+            "orphaned": client is None,
+            "pins": pins,
+            "hits": lane.reader.hits if lane else 0,
+            "misses": lane.reader.misses if lane else 0,
+        }
 
     def _settings(self, query: messages.ConfigQuery) -> dict[str, Any]:
         """Every setting in force with its source. Sizes that existing memory or `tensorctl limit` decided differ from

@@ -2,15 +2,17 @@
 
 The file is written at a clean stop, and every SAVE_EVERY_S in case the daemon is killed.
 
-Owns: the file, its format, and the check whether it is usable. A file is usable if its format, its ring and its policy
-are those of the daemon that reads it, and its checksum is right. Any other file is ignored, and the policy learns from
-the start. Does not own the content: it belongs to the policy (`Replacement.learned`).
+Owns: the file, its format, when it is saved and loaded, and the check whether it is usable. A file is usable if its
+format, its ring and its policy are those of the daemon that reads it, and its checksum is right. Any other file is
+ignored, and the policy learns from the start. Does not own the content: it belongs to the policy
+(`Replacement.learned`).
 
 Invariant: the file is replaced atomically, so that a daemon finds the latest version or the one before.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Final
 
@@ -19,6 +21,11 @@ import xxhash
 
 from ...errors import TensordError
 from ...shm.ring import segments
+from ..process.logs import logger
+from ..replacement import Replacement
+from .segments import Segments
+
+_log = logger("tensord")
 
 FORMAT: Final = 1
 SAVE_EVERY_S: Final = 300.0
@@ -36,7 +43,48 @@ class _Learned(msgspec.Struct, array_like=True, frozen=True):
     data: list[bytes]
 
 
-def save(instance: str, instance_id: int, policy: str, data: list[bytes]) -> None:
+async def keep_saving(memory: Segments, policy: Replacement) -> None:
+    """Saves the policy's learned state every SAVE_EVERY_S, in case this daemon is killed."""
+    while True:
+        await asyncio.sleep(SAVE_EVERY_S)
+        parts = []
+        for part in policy.learned():
+            parts.append(part)
+            await asyncio.sleep(0)
+        try:
+            await asyncio.to_thread(save, memory, policy.name, parts)
+        except RuntimeError as error:
+            _not_saved(error)  # no thread
+
+
+def save(memory: Segments, policy: str, data: list[bytes]) -> None:
+    """Saves the learned state. A failure is logged. May be called in a thread."""
+    try:
+        write(memory.instance, memory.superblock.instance_id, policy, data)
+    except (TensordError, OSError, MemoryError) as error:
+        _not_saved(error)
+
+
+def _not_saved(error: Exception) -> None:
+    why = str(error) or type(error).__name__
+    _log.warning("cannot save the policy's learned state; after a restart it learns from the start", why=why)
+
+
+def load(memory: Segments, policy: Replacement) -> None:
+    """Loads the learned state of a former daemon's policy, if there is a usable one."""
+    data = read(memory.instance, memory.superblock.instance_id, policy.name)
+    if data is None:
+        _log.info("no learned state of a former daemon's policy; it learns from the start", policy=policy.name)
+        return
+    try:
+        policy.learn(data)
+    except ValueError as error:
+        _log.warning(
+            "the learned state of a former daemon's policy is unusable; it learns from the start", why=str(error)
+        )
+
+
+def write(instance: str, instance_id: int, policy: str, data: list[bytes]) -> None:
     """Replaces the file of the instance. May be called in a thread.
 
     Args:
@@ -64,7 +112,7 @@ def save(instance: str, instance_id: int, policy: str, data: list[bytes]) -> Non
         os.close(fd)
 
 
-def load(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
+def read(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
     """The saved state for that ring and that policy; None if there is no usable file."""
     name = segments.segment_name(instance, _PART)
     if name not in segments.own(instance):

@@ -30,61 +30,61 @@ def instance() -> Iterator[str]:
 
 
 def test_the_history_is_found_by_the_next_daemon_with_the_same_ring_and_policy(instance: str) -> None:
-    assert learned.load(instance, RING, "lru") is None
-    learned.save(instance, RING, "lru", [b"first", b""])
-    learned.save(instance, RING, "lru", [b"last", b""])
-    assert learned.load(instance, RING, "lru") == [b"last", b""]
+    assert learned.read(instance, RING, "lru") is None
+    learned.write(instance, RING, "lru", [b"first", b""])
+    learned.write(instance, RING, "lru", [b"last", b""])
+    assert learned.read(instance, RING, "lru") == [b"last", b""]
     assert segments.own(instance) == [segments.segment_name(instance, "learned")]
 
 
 def test_the_history_of_another_ring_or_policy_is_ignored(instance: str) -> None:
-    learned.save(instance, RING, "lru", [b"learned", b""])
-    assert learned.load(instance, RING + 1, "lru") is None
-    assert learned.load(instance, RING, "hazard") is None
+    learned.write(instance, RING, "lru", [b"learned", b""])
+    assert learned.read(instance, RING + 1, "lru") is None
+    assert learned.read(instance, RING, "hazard") is None
 
 
 def test_every_damaged_or_shortened_byte_makes_it_ignored(instance: str) -> None:
-    learned.save(instance, RING, "lru", [b"learned", b""])
+    learned.write(instance, RING, "lru", [b"learned", b""])
     path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at])
-        assert learned.load(instance, RING, "lru") is None
+        assert learned.read(instance, RING, "lru") is None
         for flipped in (0x55, 0x80, 0xFF):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
-            assert learned.load(instance, RING, "lru") is None
+            assert learned.read(instance, RING, "lru") is None
     path.write_bytes(whole)
-    assert learned.load(instance, RING, "lru") == [b"learned", b""]
+    assert learned.read(instance, RING, "lru") == [b"learned", b""]
 
 
 def test_a_file_of_another_mode_or_kind_is_ignored(instance: str) -> None:
-    learned.save(instance, RING, "lru", [b"learned", b""])
+    learned.write(instance, RING, "lru", [b"learned", b""])
     path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
     path.chmod(0o666)
-    assert learned.load(instance, RING, "lru") is None
+    assert learned.read(instance, RING, "lru") is None
     path.unlink()
     path.symlink_to("/etc/hostname")
-    assert learned.load(instance, RING, "lru") is None
+    assert learned.read(instance, RING, "lru") is None
     path.unlink()
 
 
 def test_where_there_is_no_room_what_was_kept_before_stays(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    learned.save(instance, RING, "lru", [b"first", b""])
+    learned.write(instance, RING, "lru", [b"first", b""])
 
     def full(fd: int, start: int, size_bytes: int) -> None:
         raise NotEnoughMemory("full")
 
     monkeypatch.setattr(segments, "allocate", full)
     with pytest.raises(NotEnoughMemory):
-        learned.save(instance, RING, "lru", [b"last", b""])
-    assert learned.load(instance, RING, "lru") == [b"first", b""]
+        learned.write(instance, RING, "lru", [b"last", b""])
+    assert learned.read(instance, RING, "lru") == [b"first", b""]
     assert segments.own(instance) == [segments.segment_name(instance, "learned")]
 
 
 def test_a_partial_file_of_a_killed_daemon_is_harmless(instance: str) -> None:
     os.close(segments.create(segments.segment_name(instance, "learned.new"), 100))
-    learned.save(instance, RING, "lru", [b"learned", b""])
-    assert learned.load(instance, RING, "lru") == [b"learned", b""]
+    learned.write(instance, RING, "lru", [b"learned", b""])
+    assert learned.read(instance, RING, "lru") == [b"learned", b""]
 
 
 KEYS = [key(number) for number in range(1, 9)]

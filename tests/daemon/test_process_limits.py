@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tensord.daemon.memory import learned, learned_state
+from tensord.daemon.memory import learned
 from tensord.daemon.memory.scrub import Scrub
 
 
@@ -42,7 +42,7 @@ async def saves() -> None:
     memory: Any = None
     policy: Any = SimpleNamespace(learned=parts, name="lru")
     with pytest.raises(asyncio.CancelledError):
-        await learned_state.keep_saving(memory, policy)
+        await learned.keep_saving(memory, policy)
 
 
 @pytest.mark.parametrize(

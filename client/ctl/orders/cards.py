@@ -28,7 +28,7 @@ def _named(card: str | None, daemon: Daemon) -> str:
         BadParameter: there is no such card, or several; the message names them.
         ClickException: the daemon reads no card.
     """
-    names = [each["gauge"] for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE]
+    names: list[str] = [each["gauge"] for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE]
     if not names:
         raise click.ClickException("the daemon reads no card; `tensorctl doctor` says why")
     if card is None and len(names) == 1:
