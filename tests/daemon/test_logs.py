@@ -95,16 +95,6 @@ def test_the_level_can_be_changed_while_running() -> None:
     assert [line["event"] for line in parsed(stream)] == ["two", "four"]
 
 
-def test_a_loggers_lines_follow_a_new_setup() -> None:
-    before = lines_of("json")
-    held = logs.logger("store")
-    held.info("one")
-    after = lines_of("json")
-    held.info("two")
-    assert [line["event"] for line in parsed(before)] == ["one"]
-    assert [line["event"] for line in parsed(after)] == ["two"]
-
-
 def test_json_is_chosen_only_for_the_journals_own_stream(tmp_path: Path) -> None:
     with (tmp_path / "journal").open("w+") as stream, (tmp_path / "other").open("w+") as other:
         found = os.fstat(stream.fileno())

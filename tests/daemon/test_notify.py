@@ -31,22 +31,6 @@ def test_the_manager_reads_what_is_sent(manager: socket.socket) -> None:
     assert not notifier.send(notify.READY)
 
 
-def test_an_abstract_manager_is_found() -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
-        reader.bind(f"\0tensord-test-{PID}")
-        reader.settimeout(10)
-        notifier = Notifier({"NOTIFY_SOCKET": f"@tensord-test-{PID}"})
-        assert notifier.send(notify.STOPPING)
-        assert reader.recv(4096) == b"STOPPING=1"
-        notifier.close()
-
-
-def test_a_reload_says_when_it_began() -> None:
-    opened, when = notify.reloading().split("\n")
-    assert opened == "RELOADING=1"
-    assert when.removeprefix("MONOTONIC_USEC=").isdecimal()
-
-
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/notify", "/" + "x" * 200])
 def test_no_manager_is_no_error(address: str) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": address} if address else {})
@@ -122,13 +106,6 @@ def test_two_sockets_of_one_name_are_refused(handed_in: int) -> None:
         listen_sockets(handed("control:control"), first_fd=handed_in)
 
 
-def test_sockets_without_names_are_refused_when_they_are_two(
-    handed_in: int,
-) -> None:
-    with pytest.raises(BadConfiguration, match="two activated sockets are named 'unknown'"):
-        listen_sockets(handed(""), first_fd=handed_in)
-
-
 def test_a_socket_that_does_not_listen_is_refused() -> None:
     with (
         socket.socket(socket.AF_UNIX) as silent,
@@ -142,12 +119,6 @@ def test_a_path_that_is_not_a_socket_is_refused() -> None:
     with pytest.raises(BadConfiguration, match=rf"descriptor {fd} \(control\) is not a socket"):
         listen_sockets(handed("control", 1), first_fd=fd)
     os.close(fd)
-
-
-def test_a_count_that_is_none_is_refused() -> None:
-    environ = {"LISTEN_PID": str(PID), "LISTEN_FDS": "-1"}
-    with pytest.raises(BadConfiguration, match="LISTEN_FDS = '-1'"):
-        listen_sockets(environ)
 
 
 def test_metrics_may_be_listened_for_by_tcp_and_nothing_else_may() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from tensord.daemon.gauges.owners import OwnersSource
@@ -56,29 +54,6 @@ def test_so_many_devices_are_known_and_no_more() -> None:
     assert not source.report("one more", 1, 2, read_at=0.0)
     assert source.report("card0", 2, 2, read_at=0.0)
     assert len(source.read(0.0)) == 3
-
-
-def test_owners_report_while_the_gauges_are_read() -> None:
-    source = OwnersSource(1e-9, 64)  # every report is forgotten at the next reading
-    stop = threading.Event()
-    failed: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            now = 0.0
-            while not stop.is_set():
-                now += 1.0
-                source.read(now)
-        except BaseException as error:
-            failed.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(20_000):
-        source.report(f"card{number % 500}", 1, 2, read_at=0.0)
-    stop.set()
-    reader.join()
-    assert not failed
 
 
 class Owner(Stage):
