@@ -38,12 +38,10 @@ from ...errors import (
     TierFull,
     TierReadOnly,
     TierRefused,
-    TierTooLarge,
     TierUnavailable,
 )
 from ...ipc.quantities import SIZE_WANTS, read_size, show_size
 from ...shm.index.keys import GENERATION_MAX
-from ...shm.ring.segments import file_limit
 from .directory_room import TMP, DirectoryRoom
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .store import NAME, RemoteStore
@@ -146,7 +144,7 @@ class DirectoryStore(RemoteStore):
                 folder = self._generation(tag)
                 self._look()
                 for made in (self._base, folder.parent, folder):
-                    _make_folder(made)
+                    made.mkdir(0o770, exist_ok=True)
                 try:
                     os.close(os.open(folder / str(number), _WRITE, 0o660))
                 except FileExistsError:
@@ -263,7 +261,7 @@ class DirectoryStore(RemoteStore):
                 if error.errno == errno.EISDIR:
                     path.rmdir()
                 elif error.errno in (errno.ENOENT, errno.ENOTDIR):
-                    _make_folder(path.parent)
+                    path.parent.mkdir(0o770, exist_ok=True)
                 else:
                     raise
                 os.replace(temporary, path)
@@ -278,8 +276,8 @@ class DirectoryStore(RemoteStore):
             return os.open(temporary, _WRITE, 0o660)
         except (FileNotFoundError, NotADirectoryError):
             self._look()
-            _make_folder(self._base)
-            _make_folder(temporary.parent)
+            self._base.mkdir(0o770, exist_ok=True)
+            temporary.parent.mkdir(0o770, exist_ok=True)
             self._look()
             return os.open(temporary, _WRITE, 0o660)
 
@@ -298,8 +296,6 @@ class DirectoryStore(RemoteStore):
     def _error(self, error: OSError, *, writes: bool) -> TensordError:
         said = f"{self.address}: {error.strerror}"
         match error.errno:
-            case errno.EFBIG:
-                return TierTooLarge(f"{said}: {file_limit()}")
             case errno.ENOSPC | errno.EDQUOT:
                 return TierFull(
                     f"{said}: the file system or a quota is full before the store's own limit of "
@@ -319,16 +315,6 @@ def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
     for part in parts:
         for start in range(0, len(part), PIECE_BYTES):
             yield part[start : start + PIECE_BYTES]
-
-
-def _make_folder(folder: Path) -> None:
-    """Makes a folder, also in place of a file."""
-    try:
-        folder.mkdir(0o770)
-    except FileExistsError:
-        if not folder.is_dir():
-            folder.unlink(missing_ok=True)
-            folder.mkdir(0o770, exist_ok=True)
 
 
 def _listed(folder: Path) -> list[str]:

@@ -135,24 +135,6 @@ def test_an_object_that_may_not_be_removed_keeps_no_other_from_going(
     store.close()
 
 
-def test_a_put_that_another_one_overtakes_in_a_new_directory_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = DirectoryStore(tmp_path)
-    real = os.path.isdir
-
-    def overtaken(path: Path) -> bool:
-        found = real(path)
-        monkeypatch.setattr(os.path, "isdir", real)
-        put(store, made(2))
-        return found
-
-    monkeypatch.setattr(os.path, "isdir", overtaken)
-    put(store, made(1))
-    assert get(store, key_of(1)) is not None and get(store, key_of(2)) is not None
-    store.close()
-
-
 def test_another_directory_in_its_place_is_used(tmp_path: Path) -> None:
     root, other = tmp_path / "mount", tmp_path / "other"
     for folder, number in ((root, 1), (other, 2)):
@@ -166,41 +148,6 @@ def test_another_directory_in_its_place_is_used(tmp_path: Path) -> None:
     other.rename(root)
     assert get(store, key_of(1)) is None
     assert get(store, key_of(2)) is not None
-    store.close()
-
-
-@pytest.mark.root
-def test_a_file_system_that_is_unmounted_while_the_store_runs_is_away() -> None:
-    said = on_a_disk_of_2_mib(
-        """
-import os, subprocess
-from tensord.daemon.remote_stores.urls import open_store
-from tensord.errors import TierUnavailable
-from tests.daemon.remote_stores.entries import get, key_of, made, put, soon
-os.mkdir("/mnt/point")
-subprocess.run(["mount", "-t", "tmpfs", "none", "/mnt/point"], check=True)
-store = open_store("dir:///mnt/point")
-put(store, made(1))
-subprocess.run(["umount", "-l", "/mnt/point"], check=True)
-for call in (lambda: get(store, key_of(1)), lambda: put(store, made(2))):
-    try:
-        call()
-    except TierUnavailable as error:
-        print(error)
-assert os.listdir("/mnt/point") == []
-store.close()
-"""
-    )
-    assert said.count("/mnt/point has no folder tensord-1 any more") == 2
-
-
-@pytest.mark.parametrize("name", ["tensord-1", "tensord-1/tmp"])
-def test_a_file_in_place_of_a_folder_of_the_store_gives_way_to_the_next_put(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("a file")
-    store = DirectoryStore(tmp_path)
-    put(store, made(1))
-    assert get(store, made(1).key) == (made(1).payload, made(1).meta)
     store.close()
 
 
