@@ -2,7 +2,8 @@
 
     python benchmarks/hotpath.py [--json PATH] [--peers NAMES] [--rounds N] [--seconds S] [--quick]
 
-Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py).
+Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py), the figures with many entries and
+clients (scale.py), nor those of other payloads (put_shapes.py).
 
 A missed bar is printed, and does not change the exit status.
 """
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import peers
+import put_shapes
+import scale
 from peers import bars, harness
 
 
@@ -28,6 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=0.3, help="seconds for each peer, operation, size and round")
     parser.add_argument("--quick", action="store_true", help="one short round, to check that it runs")
+    parser.add_argument("--no-scale", action="store_true", help="leave out the figures with many entries and clients")
     return parser.parse_args()
 
 
@@ -52,6 +56,12 @@ def main() -> int:
     )
     if arguments.json:
         harness.write_json(arguments.json, rows)
+    found, shapes = bars.figures(rows), {}
+    if "tensord" in names and not arguments.no_scale:
+        found += scale.figures(quick=arguments.quick, told=_told)
+        _told("puts of other payloads, and beside others")
+        shapes = put_shapes.rows(0.05 if arguments.quick else 2.0)
+        found += put_shapes.figures(shapes)
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, "
         f"Python {platform.python_version()}, numpy {np.__version__}; {rounds} rounds\n"
@@ -61,7 +71,9 @@ def main() -> int:
         "\nget: zero-copy where the peer can, release included; get_consume: every byte read."
         "\ncopy: np.copyto; source and destination rotate over 256 MiB.\n"
     )
-    print(bars.figures_table(bars.figures(rows)))
+    print(bars.figures_table(found))
+    if shapes:
+        print(f"\n{put_shapes.shown(shapes)}")
     return 0
 
 

@@ -48,6 +48,8 @@ COMMANDS: Final = (
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
     Command("benchmarks/remote.py", ("--quick",)),
     Command("benchmarks/turns.py", ("--entries", "4096")),
+    Command("benchmarks/put_shapes.py", ("--seconds", "0.05")),
+    Command("benchmarks/recovery_cost.py", ("--entries", "2000", "--blocks", "4")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),
     Command(
         "benchmarks/replay.py",
