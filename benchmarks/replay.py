@@ -7,8 +7,8 @@ Owns: the command. Does not own: traces, drivers, other policies (replaying/).
 
 With --warm the traces of that folder come first, uncounted, and those of --traces are counted. Without --warm the first
 60 % of each trace are uncounted. The synthetic workloads follow; --synthetic replays only those. Sizes are shares of
-all distinct blocks, counted and uncounted. tensord-pinned, which holds pins, replays only the middle size, and no trace
-of agents. tensord+steps, with agents' steps, replays only the three smallest sizes. --sizes lifts these limits.
+all distinct blocks, counted and uncounted. tensord+steps, with agents' steps, replays only the three smallest sizes,
+unless --sizes says which.
 """
 
 from __future__ import annotations
@@ -122,14 +122,10 @@ def _sizes(source: Source, trace: Trace, percents: Sequence[float] | None) -> tu
 def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_sizes: bool) -> list[Task]:
     """The replays of one trace.
 
-    Unless `all_sizes`, pins are held only at the middle size and never for a trace of agents, and steps are sent only
-    at the three smallest sizes: a replay through the store takes up to four minutes.
+    Unless `all_sizes`, steps are sent only at the three smallest sizes: a replay through the store takes up to four
+    minutes.
     """
-    middle = sizes[len(sizes) // 2 : len(sizes) // 2 + 1]
-    some = {
-        "tensord-pinned": () if policies.tells_steps(trace) else middle,
-        "tensord+steps": sizes[:SIZES_WITH_STEPS],
-    }
+    some = {"tensord+steps": sizes[:SIZES_WITH_STEPS]}
     return [
         (trace.name, name, size)
         for name in names

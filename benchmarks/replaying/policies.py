@@ -1,7 +1,7 @@
 """Every policy that replays a trace, by the name in its rows.
 
-The store's policy has four rows: in the store (`tensord`), there with the ends of agents' calls (`tensord+steps`),
-there while views hold a share of the ring (`tensord-pinned`), and in a cache without fragmentation (`tensord-ideal`).
+The store's policy has three rows: in the store (`tensord`), there with the ends of agents' calls (`tensord+steps`), and
+in a cache without fragmentation (`tensord-ideal`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from replaying.peers import PEERS
 from replaying.real import Real
 from replaying.traces import Step, Trace
 
-PINNED_SHARE: Final = 0.05
-OURS: Final = ("tensord", "tensord+steps", "tensord-pinned", "tensord-ideal")
+OURS: Final = ("tensord", "tensord+steps", "tensord-ideal")
 NAMES: Final = (*OURS, *PEERS)
 
 
@@ -38,7 +37,6 @@ def replay(name: str, trace: Trace, capacity_bytes: int, policy: str) -> Counts:
     stores: dict[str, Callable[[], Ideal | Real]] = {
         "tensord": lambda: Real(trace, policy, capacity_bytes),
         "tensord+steps": lambda: Real(trace, policy, capacity_bytes, steps=True),
-        "tensord-pinned": lambda: Real(trace, policy, capacity_bytes, pinned_share=PINNED_SHARE),
         "tensord-ideal": lambda: Ideal(trace, policy, capacity_bytes),
     }
     return stores[name]().run()

@@ -10,9 +10,7 @@ written.
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from heapq import heappop, heappush
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, Final
 
@@ -57,10 +55,6 @@ BLOCK_TOKENS: Final = BLOCK_TOKENS_MIN
 TREE_BYTES: Final = 16
 RECORD_AT: Final = aligned(TREE_BYTES)
 RECORD_BYTES: Final = HEADER_BYTES + BLOCK_TOKENS * TOKEN_BYTES
-PINNED_REQUESTS: Final = 64
-"""The mean number of requests during which a view is held."""
-VIEWS_MAX: Final = 8
-"""The most views that begin with one request."""
 TICKS_MAX: Final = 10_000
 _CLIENT: Final = 1
 _SCOPE, _LAYOUT = bytes(SCOPE_BYTES), bytes(LAYOUT_BYTES)
@@ -73,16 +67,8 @@ _NO_RESERVE: Final = 0x4000
 class Real:
     """A store under replay."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        policy: str,
-        capacity_bytes: int,
-        *,
-        steps: bool = False,
-        pinned_share: float = 0.0,
-    ) -> None:
-        """`steps`: the store receives the ends of agents' calls. `pinned_share`: share of the ring that views hold."""
+    def __init__(self, trace: Trace, policy: str, capacity_bytes: int, *, steps: bool = False) -> None:
+        """`steps`: the store receives the ends of agents' calls."""
         self._trace = trace
         self._policy = policy
         self._steps = steps
@@ -101,14 +87,7 @@ class Real:
         self._bytes = mmap(-1, ring_bytes, MAP_PRIVATE | MAP_ANONYMOUS | _NO_RESERVE)
         self._epoch = 0
         self._now = 0.0
-        self._requests = 0
         self._answer: Any = None
-        self._chance = random.Random(2)
-        self._pinned_bytes_most = int(pinned_share * ring_bytes)
-        self._pinned_bytes = 0
-        self._pinned: set[int] = set()
-        self._views: list[tuple[int, int, int]] = []
-        self._recent: deque[bytes] = deque(maxlen=4096)
         self._keys: dict[int, bytes] = {}
         self._agents: set[str] = set()
         self._numbers = 0
@@ -145,7 +124,6 @@ class Real:
     def ask(self, request: Request) -> None:
         """Counts the cached blocks, uses them, and stores the rest in order until a put is refused."""
         self._pass_time(request.at)
-        self._change_views()
         blocks: list[int] = request.blocks.tolist()
         there = self._match(request) if self._is_prefix else sum(map(self._get, blocks))
         self.counts.count(self._trace, request, blocks, there, [])
@@ -210,8 +188,6 @@ class Real:
         self._go_on()
         if isinstance(refused, messages.PutRefused) and refused.error is not None:
             return None
-        if self._pinned_bytes_most:
-            self._recent.append(key)
         return key
 
     def _packed(self, block: int, place: int, parent: bytes) -> bytes:
@@ -263,7 +239,7 @@ class Real:
             case Drain():
                 return Drained()
             case Scan():
-                return Scanned(frozenset(self._pinned))
+                return Scanned(frozenset())
             case Punch():
                 return Punched(effect.offset)
             case Allocate():
@@ -288,34 +264,6 @@ class Real:
             self._now = max(self._now, timer)
             self._do(Tick())
         self._now = max(self._now, until)
-
-    def _change_views(self) -> None:
-        """Ends the views that were held for long enough, and begins others, up to the share to pin.
-
-        As with a match, a view of a block holds all its ancestors.
-        """
-        table = self.store.parts.table
-        self._requests += 1
-        while self._views and self._views[0][0] <= self._requests:
-            _, number, size_bytes = heappop(self._views)
-            self._pinned_bytes -= size_bytes
-            self._pinned.discard(number)
-        for _ in range(VIEWS_MAX if self._recent else 0):
-            row = table.by_key.get(self._chance.choice(self._recent), 0)
-            path = []
-            while row:
-                path.append(row)
-                row = table.parents[row]
-            until = self._requests + self._chance.randrange(1, 2 * PINNED_REQUESTS)
-            for each in reversed(path):
-                span_id, size_bytes = table.span_ids[each], table.sizes[each]
-                if span_id in self._pinned:
-                    continue
-                if self._pinned_bytes + size_bytes > self._pinned_bytes_most:
-                    return
-                heappush(self._views, (until, span_id, size_bytes))
-                self._pinned.add(span_id)
-                self._pinned_bytes += size_bytes
 
     def _span_bytes(self, size_bytes: int) -> int:
         """The bytes in the ring of a block or an object, of which the header is a part."""
