@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .folders import WEIGHTS, encoder_files
 from .loading import changed_since
-from .packages import package_version
 from .remembered import REMEMBERED_BYTES_MIN, SUFFIX, remembered
 from .weight_files import FORM, weight_file_digest
 
@@ -31,10 +31,11 @@ def weights_fingerprint(
     """A name for a model's weights, equal in all processes that load the same weights; None if there is none.
 
     - For a folder, or a hub's snapshot in the local cache: a digest of its configuration, its code and, by file name,
-    its weight files. Of the weights it covers every byte that may belong to an encoder, and samples of each large
-    tensor of the language model (weight_files). Digests of large files are kept until the file changes (remembered). -
-    For a file: the same of this file. - For random weights (`load_format="dummy"`): the seed, and the versions of the
-    packages that make the weights from it.
+      its weight files. Of the weights it covers every byte that may belong to an encoder, and samples of each large
+      tensor of the language model (weight_files). Digests of large files are kept until the file changes (remembered).
+    - For a file: the same of this file.
+    - For random weights (`load_format="dummy"`): the seed, and the versions of the packages that make the weights from
+      it.
 
     Args:
         model: a folder, a file, or a model's id.
@@ -100,6 +101,14 @@ def files_digest(paths: Iterable[Path], folder: Path | None = None, *, whole: bo
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(folder) if folder else path.name}\0{content}\0".encode())
     return digest.hexdigest()
+
+
+def package_version(package: str) -> str | None:
+    """The installed version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def vllm_version() -> str:

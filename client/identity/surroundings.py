@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from ..checkpoints.fingerprint import vllm_version
-from ..checkpoints.packages import package_version
+from ..checkpoints.fingerprint import package_version, vllm_version
 from .vllm_environment import set_variables
 from .vllm_fields import Side
 

@@ -27,7 +27,7 @@ from tensord import __version__
 
 from ....errors import TensordError, UsageError
 from ....ipc.messages.control import ConfigQuery, HealthQuery
-from ...checkpoints.packages import package_version
+from ...checkpoints.fingerprint import package_version
 from ..daemon import Daemon, pass_daemon
 from ..parameters import FILE
 from . import facts
