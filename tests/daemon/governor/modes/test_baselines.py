@@ -10,7 +10,7 @@ from tensord.daemon.governor.modes.baselines import BASELINE_SHARE_MAX, GAP_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+from ..stand import GPU, MIB, TOTAL, Make, Stand, key, refused
 
 OTHER = "0000:66:00.0"
 

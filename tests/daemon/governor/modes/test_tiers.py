@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
-from .stand import GPU, TOTAL, UNIX_AT_ZERO_S, Make
+from ..stand import GPU, TOTAL, UNIX_AT_ZERO_S, Make
 
 OTHER = "0000:66:00.0"
 

@@ -18,8 +18,8 @@ from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
 
+from ..stand import Make
 from .registry import GPU, Registry, ordered
-from .stand import Make
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, Make, Stand, refused
+from ..stand import GPU, MIB, Make, Stand, refused
 
 
 def reserve(stand: Stand, client: int, size: int, for_s: float = 10.0, **more: Any) -> Any:

@@ -17,8 +17,8 @@ from tensord.client.gpu import pools
 from tensord.client.gpu.gate import Gate, follow_torch
 
 from ...daemon_process import PATIENCE_S
+from ..device.standin import Accelerator
 from .conformance import CAPACITY_BYTES, KIB, bits
-from .standin import Accelerator
 
 PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
 

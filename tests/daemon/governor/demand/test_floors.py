@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, Make, Stand, refused
+from ..stand import GPU, MIB, Make, Stand, refused
 
 
 def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: Make) -> None:

@@ -12,9 +12,9 @@ from tensord.daemon.governor.devices.record import WAITING_RETRY_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
 
+from ..card import Card
+from ..stand import Make
 from .registry import GPU, Registry, ordered
-from .stand import Make
-from .test_making_room import Card
 
 READING_S = 0.25
 

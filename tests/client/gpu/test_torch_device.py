@@ -20,8 +20,8 @@ from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.payloads.dtypes import _TORCH_NAMES
 from tensord.shm.payloads.tensors import tensor_over
 
+from ..device.standin import Accelerator, LateStream
 from .conformance import CAPACITY_BYTES, KIB, Conformance, Rig, bits
-from .standin import Accelerator, LateStream
 
 PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
 DTYPES = tuple(name for name, of_torch in _TORCH_NAMES.items() if hasattr(torch, of_torch))

@@ -7,7 +7,7 @@ from typing import Any
 from tensord.daemon.governor.reservations.unseen import SUMS_MAX, UnseenBytes
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, TOTAL, Make, Stand, refused
+from ..stand import GPU, MIB, TOTAL, Make, Stand, refused
 
 
 def reserve(stand: Stand, client: int, size: int, **more: Any) -> Any:

@@ -16,8 +16,8 @@ from tensord.client.gpu.interface import BlockStream
 from tensord.client.gpu.torch_blocks import TorchBlocks, TorchBlockStream
 from tensord.errors import UsageError
 
+from ..device.standin import Accelerator, Driver, LateEvent, LateStream
 from .block_conformance import BLOCK_BYTES, BLOCKS, Array, BlockConformance, BlockRig, locked, whole
-from .standin import Accelerator, Driver, LateEvent, LateStream
 
 MIB = 1 << 20
 

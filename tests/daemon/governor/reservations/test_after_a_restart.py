@@ -6,7 +6,7 @@ from tensord.daemon.governor.forms.events import FormerDaemonFound
 from tensord.daemon.governor.reservations.queue import REATTACH_S
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, Make, Stand, refused
+from ..stand import GPU, MIB, Make, Stand, refused
 
 
 def following(make: Make) -> Stand:

@@ -11,7 +11,7 @@ from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.daemon.governor.reservations.rooms import SETTLE_S
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, TOTAL, Make, Stand, refused
+from ..stand import GPU, MIB, TOTAL, Make, Stand, refused
 
 VLLM = NeighbourPlace("vllm", "127.0.0.1", 8000)
 OLLAMA = NeighbourPlace("ollama", "127.0.0.1", 11434)
