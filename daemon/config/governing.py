@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from ...ipc.messages.modes import Tier
-from ..gauges import registry
+from ..gauges.sources import registry
 from ..governor.forms.thresholds import Thresholds
 from .sections import DAY_S, HOUR_S, MIB, TIB
 from .settings import ADDRESS, DURATION, PATH, SHARE, SIZE, SIZES, choice, setting

@@ -1,7 +1,7 @@
 """All gauges of the daemon: begins the readings of all sources, and takes the answers.
 
 Owns: a thread for each source (`source_thread`), and how long closing waits for them. Does not own the list of sources
-(`registry`), nor the choice between their readings (`chain`), nor the times of samples (the pressure actor).
+(`sources.registry`), nor the choice between their readings (`chain`), nor the times of samples (the pressure actor).
 
 Invariants: nothing but `close` waits, and that for CLOSE_S at most. A source that fails or hangs changes no gauge of
 another source.
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...ipc.messages.modes import HOST_GAUGE, Tier
 from ..governor.forms.events import Sample, Sampled, SourceState
-from . import registry
 from .chain import STALE_AFTER, STALE_S, Chain
-from .offers import Opening
-from .owners import OwnersSource
 from .reading import Source
 from .source_thread import SourceThread
+from .sources import registry
+from .sources.offers import Opening
+from .sources.owners import OwnersSource
 
 if TYPE_CHECKING:
     # The settings read the registry.

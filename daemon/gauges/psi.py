@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .host import HostSource
+from .sources.host import HostSource
 
 STALL_S: Final = 0.15
 """Seconds in which tasks waited for memory, within a window, after which a sample is taken at once."""

@@ -88,6 +88,11 @@ class Source(Protocol):
         ...
 
 
+def one_line(error: BaseException) -> str:
+    """An exception in one line, with its type: many exceptions of bindings have no useful text."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def pci_name(domain: int, bus: int, device: int, function: int = 0) -> str:
     """A device's name such as "0000:65:00.0", in the form that the kernel and clients use."""
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"

@@ -15,8 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from .library import one_line
-from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer
+from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer, one_line
 
 DEADLINE_S: Final = 3.0
 """Seconds that a reading may take. After that the source hangs, and its gauges are stale until it answers."""

@@ -128,7 +128,7 @@ def test_a_process_in_a_real_cgroup_v1_chooses_a_ring_that_fits(limited: Path) -
     script = (
         "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
         "from tensord.daemon.config.config import Config\n"
-        "from tensord.daemon.gauges.host import HostSource\n"
+        "from tensord.daemon.gauges.sources.host import HostSource\n"
         "print(Config.load([], {}).ring_bytes, HostSource().read(0.0)['host'].total_bytes)\n"
     )
     done = subprocess.run(

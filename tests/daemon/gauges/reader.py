@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tensord.daemon.gauges import registry
-from tensord.daemon.gauges.offers import Opening
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Source
+from tensord.daemon.gauges.sources import registry
+from tensord.daemon.gauges.sources.offers import Opening
 from tensord.ipc.messages.modes import Tier
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.gauges.file import FileSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
+from tensord.daemon.gauges.sources.file import FileSource
 from tensord.ipc.messages.modes import HOST_GAUGE, Tier
 
 from .conformance import AnySource, Stage

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from tensord.daemon.config import governing
 from tensord.daemon.config.config import Config
 from tensord.daemon.gauges.gauges import Gauges, open_gauges
-from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
 from tensord.daemon.gauges.source_thread import ABSENT_S
+from tensord.daemon.gauges.sources.owners import OwnersSource
 from tensord.daemon.governor.forms.events import Sample
 from tensord.daemon.process.logs import logger
 from tensord.ipc.messages.modes import Tier

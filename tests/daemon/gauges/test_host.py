@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.gauges.host import HostSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
+from tensord.daemon.gauges.sources.host import HostSource
 from tensord.ipc.messages.modes import HOST_GAUGE, Tier
 
 from .conformance import AnySource, Stage

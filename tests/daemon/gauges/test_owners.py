@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
+from tensord.daemon.gauges.sources.owners import OwnersSource
 from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource, Stage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensord.daemon.gauges.processes import PROCESSES_MAX, computing, listed
-from tensord.daemon.gauges.sysfs import SysfsSource
+from tensord.daemon.gauges.sources.processes import PROCESSES_MAX, computing, listed
+from tensord.daemon.gauges.sources.sysfs import SysfsSource
 
 from .test_sysfs import card
 

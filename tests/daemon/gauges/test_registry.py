@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.gauges import registry
-from tensord.daemon.gauges.offers import OFFERS, Offer, Opening
+from tensord.daemon.gauges.sources import registry
+from tensord.daemon.gauges.sources.offers import OFFERS, Offer, Opening
 from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource

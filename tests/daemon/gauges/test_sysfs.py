@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
-from tensord.daemon.gauges.sysfs import SysfsSource
+from tensord.daemon.gauges.sources.sysfs import SysfsSource
 from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource, Stage

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...ipc.messages.modes import HOST_GAUGE, Tier
-from ...shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
+from ....ipc.messages.modes import HOST_GAUGE, Tier
+from ....shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
+from ..reading import GaugeFailed, Reading, Result
 from .offers import offer
-from .reading import GaugeFailed, Reading, Result
 
 _SHOWN: Final = (("some", "avg10"), ("some", "avg60"), ("full", "avg10"))
 

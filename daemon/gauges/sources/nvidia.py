@@ -14,11 +14,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ...ipc.messages.modes import Tier
+from ....ipc.messages.modes import Tier
+from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
 from .offers import offer
 from .processes import listed
-from .reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 
 
 class Nvml:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
-from .reading import GaugeAbsent, GaugeFailed, Reading, Result
+from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, one_line
 
 Unit = int | str
 REOPEN_S: Final = 10.0
@@ -131,8 +131,3 @@ class LibrarySource:
             self._names[unit] = self._library.address(unit)
             self._listed[self._names[unit]] = unit
         return self._names[unit]
-
-
-def one_line(error: BaseException) -> str:
-    """An exception in one line, with its type: many exceptions of bindings have no useful text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

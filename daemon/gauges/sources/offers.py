@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...ipc.messages.modes import Tier
-from .reading import Source
+from ....ipc.messages.modes import Tier
+from ..reading import Source
 
 
 @dataclass(frozen=True, slots=True)

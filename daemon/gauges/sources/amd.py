@@ -18,11 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from ...ipc.messages.modes import Tier
+from ....ipc.messages.modes import Tier
+from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
 from .offers import offer
 from .processes import computing, listed
-from .reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .sysfs import computes_in_gtt, is_apu
 
 _HANDLE: Final = ctypes.c_void_p

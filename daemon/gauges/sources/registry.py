@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
-from ...ipc.messages.modes import Tier
+from ....ipc.messages.modes import Tier
+from ..reading import Source
 from .offers import OFFERS, Offer, Opening
-from .reading import Source
 
 for _module in iter_modules([str(Path(__file__).parent)]):
     import_module(f".{_module.name}", __package__)

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ...errors import BadGaugeFile
-from ...ipc.gaugefile import FILE_CHARS_MAX, read_gauges
-from ...ipc.messages.modes import HOST_GAUGE, Tier
+from ....errors import BadGaugeFile
+from ....ipc.gaugefile import FILE_CHARS_MAX, read_gauges
+from ....ipc.messages.modes import HOST_GAUGE, Tier
+from ..reading import GaugeFailed, Reading, Result
 from .offers import Opening, offer
-from .reading import GaugeFailed, Reading, Result
 
 
 class FileSource:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from .reading import pci_name
+from ..reading import pci_name
 
 PROCESSES_MAX: Final = 64
 _NAME_BYTES_MAX: Final = 64

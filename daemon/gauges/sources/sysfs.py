@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ...ipc.messages.modes import Tier
+from ....ipc.messages.modes import Tier
+from ..reading import GaugeAbsent, GaugeFailed, Reading, Result
 from .offers import offer
 from .processes import computing, listed
-from .reading import GaugeAbsent, GaugeFailed, Reading, Result
 
 _CARD: Final = re.compile(r"card[0-9]+")
 _APU_REVISIONS: Final = (2, 3)

@@ -15,10 +15,10 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from ...ipc.messages.modes import Tier
-from ..governor.forms.events import OWNERS_EVERY_S
+from ....ipc.messages.modes import Tier
+from ...governor.forms.events import OWNERS_EVERY_S
+from ..reading import GaugeFailed, Reading, Result
 from .offers import offer
-from .reading import GaugeFailed, Reading, Result
 
 _LATE: Final = 3
 _FORGOTTEN: Final = 60
