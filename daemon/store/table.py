@@ -124,11 +124,6 @@ class RowTable:
         """A column as an array, (rows,)."""
         return self._arrays[name]
 
-    @property
-    def epoch_bits(self) -> int:
-        """The epoch as it stands in span ids."""
-        return self._epoch
-
     def row_of(self, span_id: int) -> int:
         """The row of a span id; EDGE if there is none."""
         row = span_id & self.row_mask

@@ -138,10 +138,6 @@ class AgentStepGraph:
         """True if the agent runs at any step, past steps included."""
         return agent_id in self._indices
 
-    def size(self) -> int:
-        """The number of steps."""
-        return len(self._steps)
-
     def add_step(self, step: AgentStep) -> None:
         """Adds a step.
 
@@ -234,29 +230,6 @@ class AgentStepGraph:
         begin = bisect_left(steps, current_step + 1, key=_step_index)
         end = bisect_left(steps, current_step + lookahead + 1, begin, key=_step_index)
         return [step for step in steps[begin:end] if self._next_index(step.agent_id, current_step) == step.step_index]
-
-    def get_eviction_priority_order(self, current_step: int) -> list[str]:
-        """Every agent once, in the order in which their entries should be evicted.
-
-        First finished agents, the longest finished first. Then the others, from the farthest next step to those that
-        run now. At equal distance, optional steps come before required ones, then the order of addition decides.
-        """
-        ranks: dict[str, tuple[bool, int, bool]] = {}
-        for agent, indices in self._indices.items():
-            index = self._next_index(agent, current_step)
-            if index is None:
-                step = self._steps[agent, indices[-1]]
-                ranks[agent] = (False, step.step_index, not step.is_optional)
-            else:
-                ranks[agent] = (True, -index, not self._steps[agent, index].is_optional)
-        return sorted(ranks, key=ranks.__getitem__)
-
-    def get_step(self, agent_id: str, step_index: int | None = None) -> AgentStep | None:
-        """The agent's step with that index, by default its first step. None if it does not exist."""
-        indices = self._indices.get(agent_id)
-        if indices is None:
-            return None
-        return self._steps.get((agent_id, indices[0] if step_index is None else step_index))
 
     def get_all_agents(self) -> list[str]:
         """Every agent once, in the order of first addition."""

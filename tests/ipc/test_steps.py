@@ -1,4 +1,4 @@
-"""A workflow's steps: what is a graph, who is needed how soon, and whose entries can be spared."""
+"""A workflow's steps: what is a graph, and who is needed how soon."""
 
 from __future__ import annotations
 
@@ -35,17 +35,6 @@ def test_steps_to_execution_count_from_the_current_step() -> None:
         assert found == [at - current if at >= current else None for at in range(4)]
 
 
-# ---- who can be spared
-
-
-def test_finished_agents_go_first_then_the_farthest_and_who_runs_now_last() -> None:
-    """The fault of an earlier design: the order was iterated backwards, and took from those that run."""
-    graph = chain("first", "second", "running", "next", "last")
-    assert graph.get_eviction_priority_order(2) == ["first", "second", "last", "next", "running"]
-    assert graph.get_eviction_priority_order(0) == ["last", "next", "running", "second", "first"]
-    assert graph.get_eviction_priority_order(5) == ["first", "second", "running", "next", "last"]
-
-
 agents = st.sampled_from("abcdef")
 some_steps = st.lists(
     st.builds(AgentStep, agents, st.just(()), st.integers(0, 12), st.just(0), st.booleans()),
@@ -62,7 +51,7 @@ def test_every_question_is_answered_as_by_a_look_at_all_the_steps(
     graph.check_invariants()
     known = list(dict.fromkeys(names(steps)))
     assert graph.get_all_agents() == known
-    assert graph.size() == len(graph) == len(steps)
+    assert len(graph) == len(steps)
     nearest = {
         agent: min(
             (step for step in steps if step.agent_id == agent and step.step_index >= current),
@@ -82,15 +71,6 @@ def test_every_question_is_answered_as_by_a_look_at_all_the_steps(
     assert sorted(names(candidates)) == sorted(names(expected))
     places = [(step.step_index, step.is_optional, known.index(step.agent_id)) for step in candidates]
     assert places == sorted(places)
-
-    order = graph.get_eviction_priority_order(current)
-    assert sorted(order) == sorted(known)
-    ends = [nearest[agent] for agent in order]
-    finished = sum(step is None for step in ends)
-    assert ends[:finished] == [None] * finished
-    waiting = [(-step.step_index, not step.is_optional) for step in ends[finished:] if step]
-    assert waiting == sorted(waiting)
-    assert len(waiting) == len(order) - finished
 
 
 # ---- what is no graph
@@ -195,7 +175,6 @@ def test_a_step_that_is_there_already_is_refused_and_nothing_changes() -> None:
     with pytest.raises(BadGraph, match="step_index = 1: agent 'b' has that step already"):
         graph.add_step(AgentStep("b", (), 1, 500, True))
     assert list(graph) == before
-    assert graph.get_step("b") == AgentStep("b", ("a",), 1)
     graph.check_invariants()
 
 
@@ -205,22 +184,12 @@ def test_a_graph_has_as_many_steps_as_a_message_may() -> None:
         graph.add_step(AgentStep("a", (), STEPS_MAX))
     with pytest.raises(BadGraph, match=f"'new' would be over {STEPS_MAX} steps"):
         graph.add_step(AgentStep("new", (), 0))
-    assert graph.size() == STEPS_MAX
+    assert len(graph) == STEPS_MAX
     assert graph.get_all_agents() == ["a"]
     graph.check_invariants()
 
 
-# ---- looking up, and the way over the wire
-
-
-def test_a_step_is_found_by_agent_and_index() -> None:
-    graph = chain("a", "b")
-    again = AgentStep("a", (), 5, 9)
-    graph.add_step(again)
-    assert graph.get_step("a") == AgentStep("a", (), 0)
-    assert graph.get_step("a", 5) is again
-    assert graph.get_step("a", 1) is None
-    assert graph.get_step("nobody") is graph.get_step("nobody", 0) is None
+# ---- the way over the wire
 
 
 @given(some_steps.filter(bool))

@@ -69,6 +69,7 @@ class RowStore:
         self.ring = memoryview(self.ring_memory)
         self.ring_bytes = len(self.ring_memory)
         unknown = count()
+        self.epoch = epoch
         self.table = RowTable(row_bits, epoch)
         self.holes = Holes(self.table, self.ring_bytes)
         self.slots = Slots(memoryview(index_memory), self.geometry)
@@ -211,7 +212,7 @@ class RowStore:
             "row_bits": self.table.row_bits,
             "buckets": self.geometry.bucket_count,
             "policy": self.policy.name,
-            "epoch": (self.table.epoch_bits >> 48) + 1,
+            "epoch": self.epoch + 1,
             "index_memory": self.index_memory,
             "ring": self.ring_memory,
         }
