@@ -25,7 +25,7 @@ from ...ipc.messages.schema import PREFIX_BYTES_MAX
 from ...ipc.wire.descriptors import no_descriptor
 from ...shm.ring.inbox import create_inbox
 from ...shm.ring.layout import PAGE_BYTES
-from ...shm.ring.segments import address_limit, file_limit, punch
+from ...shm.ring.segments import ADDRESS_LIMIT, FILE_LIMIT, punch
 from .memory import WritableMemory
 from .wire import Granted
 
@@ -67,8 +67,7 @@ class Inbox(WritableMemory):
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise no_descriptor() from None
-            limits = {errno.EFBIG: file_limit, errno.ENOMEM: address_limit}
-            why = limits[error.errno]() if error.errno in limits else error
+            why = {errno.EFBIG: FILE_LIMIT, errno.ENOMEM: ADDRESS_LIMIT}.get(error.errno or 0, error)
             raise NotEnoughMemory(f"no inbox of {self.size_bytes} bytes can be made: {why}") from error
         self._progress = progress
         self._places = np.zeros(ring_bytes // PAGE_BYTES + 1, np.uint16)

@@ -119,7 +119,7 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | N
                 # Before the superblock is written: clients map as many bytes as the superblock says.
                 os.ftruncate(ring_fd, superblock.ring_bytes)
             except (NotEnoughMemory, OSError) as error:
-                shortage = segments.file_limit() if getattr(error, "errno", None) == errno.EFBIG else str(error)
+                shortage = segments.FILE_LIMIT if getattr(error, "errno", None) == errno.EFBIG else str(error)
                 superblock = replace(superblock, ring_bytes=former.ring_bytes, limit_bytes=former.ring_bytes)
         closing.pop_all()
     return Opened(

@@ -19,7 +19,6 @@ import fcntl
 import mmap
 import os
 import re
-import resource
 import stat
 import time
 from pathlib import Path
@@ -36,6 +35,15 @@ MAKE_WRITABLE: Final = (
     "mount -o remount,rw /dev/shm (in a container: a writable tmpfs at /dev/shm, such as --tmpfs /dev/shm)"
 )
 """What a user does about a read-only SHM_FOLDER."""
+FILE_LIMIT: Final = (
+    "RLIMIT_FSIZE (`ulimit -f unlimited`, LimitFSIZE=infinity of a service) or the file system takes no file that large"
+)
+"""What an EFBIG means."""
+ADDRESS_LIMIT: Final = (
+    "RLIMIT_AS is too small (`ulimit -v unlimited`, LimitAS=infinity of a service), the process has too many mappings "
+    "(vm.max_map_count), or the kernel too little memory"
+)
+"""What an ENOMEM of a mapping means."""
 PREFAULT_PIECE_BYTES: Final = 64 << 20
 SEGMENT_MODE: Final = 0o600
 _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -121,7 +129,7 @@ def create(name: str, size_bytes: int) -> int:
 def _not_created(name: str, size_bytes: int, error: Exception) -> SegmentError:
     number = error.errno if isinstance(error, OSError) else None
     kind = NotEnoughMemory if number in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG) else SegmentError
-    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: file_limit()}.get(number or 0, error)
+    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: FILE_LIMIT}.get(number or 0, error)
     return kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {why}")
 
 
@@ -274,39 +282,17 @@ def allocate(fd: int, start: int, size_bytes: int) -> None:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
         if error.errno == errno.EFBIG:
-            raise NotEnoughMemory(f"{start + size_bytes} bytes of a file in {SHM_FOLDER}: {file_limit()}") from error
+            raise NotEnoughMemory(f"{start + size_bytes} bytes of a file in {SHM_FOLDER}: {FILE_LIMIT}") from error
         raise NotEnoughMemory(
             f"{SHM_FOLDER} has no room for {size_bytes} bytes at {start} ({error.strerror}); "
             f"{shm_free_bytes()} bytes are free there: take a smaller ring, or remount it with a larger size="
         ) from error
 
 
-def file_limit() -> str:
-    """Why this process cannot make a file of some size, and what to do, after an EFBIG."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit == resource.RLIM_INFINITY:
-        return "the file system takes no file of that size"
-    return (
-        f"a file of this process may have {limit} bytes (RLIMIT_FSIZE): raise the limit (`ulimit -f unlimited`, "
-        "LimitFSIZE=infinity of a service)"
-    )
-
-
-def address_limit() -> str:
-    """Why this process cannot map memory of some size, and what to do, after an ENOMEM."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return "the kernel has too little memory for it, or the process too many mappings (vm.max_map_count)"
-    return (
-        f"process {os.getpid()} may map {limit} bytes in all (RLIMIT_AS): raise the limit (`ulimit -v unlimited`, "
-        "LimitAS=infinity of a service)"
-    )
-
-
 def ring_not_mapped(ring_bytes: int) -> ProcessLimit:
     """The error of a process that cannot map the ring, after an ENOMEM."""
     return ProcessLimit(
-        f"the ring of {ring_bytes} bytes cannot be mapped: {address_limit()}, or give the daemon a smaller ring_bytes"
+        f"the ring of {ring_bytes} bytes cannot be mapped: {ADDRESS_LIMIT}, or give the daemon a smaller ring_bytes"
     )
 
 
