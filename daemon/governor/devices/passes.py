@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 from ....ipc.messages.modes import Mode
@@ -24,6 +25,8 @@ from .record import WAITING_RETRY_S, DeviceRecord, HeldEntry, Pass
 
 ENTRIES_MAX: Final = 4096
 """Entries that one pass orders away. So many keep the daemon from other work for some milliseconds."""
+CANDIDATES_MAX: Final = 8192
+"""Entries that one pass ranks: the least recently used. The next pass ranks those that were used since."""
 
 
 class Outlook(Protocol):
@@ -93,7 +96,8 @@ class DevicePasses:
         limits, mode = self._limits, circumstances.mode
         spare_bytes = device.held.bytes - device.ordered.bytes - limits.block_bytes * circumstances.floor_blocks
         waiting = circumstances.wanted_bytes > 0
-        entries = device.may_go_soon(now, retry_s=limits.retry_s, waiting=waiting) if spare_bytes > 0 else []
+        may_go = device.may_go_soon(now, retry_s=limits.retry_s, waiting=waiting) if spare_bytes > 0 else ()
+        entries = list(islice(may_go, CANDIDATES_MAX))
         need_bytes = needed_bytes(circumstances, limits) - device.leaving_bytes(circumstances, now)
         needed: list[HeldEntry] = []
         if need_bytes > 0 and entries:

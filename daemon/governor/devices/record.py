@@ -231,7 +231,7 @@ class DeviceRecord:
             if not entry.ordered and entry.not_before <= now and not entry.owner.unresponsive:
                 yield entry
 
-    def may_go_soon(self, now: float, *, retry_s: float, waiting: bool) -> list[HeldEntry]:
+    def may_go_soon(self, now: float, *, retry_s: float, waiting: bool) -> Iterator[HeldEntry]:
         """As `may_go`, without the entries that a pass would choose in vain: those of slow owners, and of owners that
         returned nothing lately. `waiting`: a reservation waits, so both they and entries that were kept are tried
         earlier than after `retry_s`."""
@@ -241,7 +241,7 @@ class DeviceRecord:
             if owner.slow(now) or now < owner.vain_at + owner.vain_s or (self.stuck and not waiting and owner.vain_s)
         }
         until = now + max(0.0, retry_s - WAITING_RETRY_S) if waiting else now
-        return [entry for entry in self.may_go(until) if entry.owner not in vain]
+        return (entry for entry in self.may_go(until) if entry.owner not in vain)
 
     # ---- memory
 

@@ -121,6 +121,14 @@ def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_wor
         registry.pass_time(100)
 
 
+def test_a_pass_ranks_the_least_recently_used_of_very_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.daemon.governor.devices.passes.CANDIDATES_MAX", 4)
+    registry = registry_of(6, pass_share=1.0)
+    registry.use(1, 1, 1, 2, 2, 3, 3, 4, 4)
+    registry.use(1, 5, 6)
+    assert ordered(registry.sample(100)) == [1, 2], "5 and 6 were used less, but later than four others"
+
+
 def test_all_owners_are_ranked_together() -> None:
     registry = Registry(pass_share=1.0)
     for each in range(1, 7):
