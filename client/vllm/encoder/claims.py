@@ -9,7 +9,8 @@ uses a client's `Claim`.
     over: the last request has left, or the output is stored or refused, or SAVE_S have passed
 
 Invariants: a claim that is over is given back, whenever its answer arrives. If the daemon has not answered for
-ANSWER_S, no request waits for it any more, and the client takes it for away (core/silence.py) until it answers.
+ANSWER_S, no request waits for that answer any more. While the client takes the daemon for away
+(client/link/absence.py), a claim ends at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 ANSWER_S: Final = 0.25
-"""Seconds to wait for the answer of a silent daemon. Only the first request waits this long."""
+"""Seconds that a request waits for the answer of a silent daemon, until the client takes it for away."""
 SAVE_S: Final = 30.0
 """Seconds from the step that encodes an output until the output must be stored. Later the claim is given up, so that
 other engines need not wait."""
@@ -168,7 +169,7 @@ class EncodeClaims:
             if wanted.state == "saving":
                 self._look_for_stored(wanted, client, now)
             else:
-                self._look_for_answer(wanted, client, now)
+                self._look_for_answer(wanted, client)
         if any(wanted.state != "saving" for wanted in self._watched):
             return SOON_S
         return _SAVING_S if self._watched else IDLE_S
@@ -178,13 +179,11 @@ class EncodeClaims:
             wanted.claim = client.claim(wanted.key, within_s=within_s)
             self._watched.add(wanted)
 
-    def _look_for_answer(self, wanted: Wanted, client: Client, now: float) -> None:
+    def _look_for_answer(self, wanted: Wanted, client: Client) -> None:
         claim = wanted.claim
         assert claim is not None
         state = claim.state
         if state == "asked":
-            if now - wanted.asked_at > ANSWER_S:
-                client.link.silence.timed_out()
             return
         if state == "waiting":
             wanted.expected_at = claim.expected_at

@@ -1,7 +1,7 @@
 """Lines in vLLM's log when the daemon comes and goes, and the names of engines among the daemon's clients.
 
 Owns: those lines and names. Does not own: the warnings that the daemon was never there (core/absence.py) or does not
-answer (core/silence.py), nor the connection, which the client keeps up by itself.
+answer (client/link/absence.py), nor the connection, which the client keeps up by itself.
 """
 
 from __future__ import annotations
