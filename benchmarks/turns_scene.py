@@ -19,7 +19,8 @@ from tensord.daemon.core import effects, events
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.daemon.replacement import POLICIES, Hazard
+from tensord.daemon.replacement import POLICIES
+from tensord.daemon.replacement.hazard import Hazard
 from tensord.daemon.store.table import LIVE
 from tensord.ipc.messages import control as messages
 from tensord.shm.index.index import IndexWriter

@@ -8,12 +8,16 @@ when one is evicted (daemon/room).
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Final
 
-from .hazard import Hazard
-from .lru import LRU
 from .replacement import Explained, Facts, Replacement, Turn
 
-__all__ = ["LRU", "POLICIES", "Explained", "Facts", "Hazard", "Replacement", "Turn"]
+__all__ = ["POLICIES", "Explained", "Facts", "Replacement", "Turn"]
+
+# Each policy registers itself.
+for _module in iter_modules(__path__):
+    import_module(f".{_module.name}", __name__)
 
 POLICIES: Final[dict[str, type[Replacement]]] = dict(sorted(Replacement.registered.items()))

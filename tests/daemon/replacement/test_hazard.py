@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from tensord.daemon.replacement import Hazard, Replacement
+from tensord.daemon.replacement import Replacement
+from tensord.daemon.replacement.hazard import Hazard
 
 from .rows import Rows, digest_of
 
