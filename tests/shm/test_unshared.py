@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from ..interruptions import interrupt
 from ..memory_bench import memory_file
 
 SIZE_BYTES = 1 << 16
+ROOT = Path(__file__).parents[2]
 
 
 def flags_of(address: int) -> list[str]:
@@ -133,6 +136,12 @@ def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_de
 
 
 def test_memory_that_the_collector_frees_at_any_moment_in_a_child_ends_once_and_alone() -> None:
+    # A fork without Python's handlers hangs if another thread waits for the interpreter: here there is no other.
+    program = f"from {__name__} import collect_in_children; collect_in_children()"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def collect_in_children() -> None:
     fd = memory_file(SIZE_BYTES)
 
     def garbage() -> list[int]:
