@@ -12,7 +12,8 @@ declarations. Does not own the messages themselves (`messages`, `governance`, `q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final, TypeVar, Union
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar, Union
 
 from msgspec.msgpack import Decoder
 
@@ -28,7 +29,11 @@ class Kinds(dict[str, type[Message]]):
 
     def __init__(self, kinds: Iterable[type[Message]]) -> None:
         super().__init__((str(kind.__struct_config__.tag), kind) for kind in kinds)
-        self.decode: Final[Callable[[bytes], Message]] = Decoder(Union[*self.values()]).decode
+
+    @cached_property
+    def decode(self) -> Callable[[bytes], Message]:
+        """Made with its first use: a client decodes no requests, and the daemon no answers."""
+        return Decoder(Union[*self.values()]).decode
 
 
 class Answer(Message, frozen=True):
