@@ -90,6 +90,10 @@ class CardStand:
         until(lambda: self.engine.log.count(SLEPT) > slept, "the engine sleeps", PATIENCE_S)
         assert self.used() == OTHERS_BYTES
 
+    def mode(self, status: dict[str, Any]) -> str:
+        """The card's mode as the daemon's status has it."""
+        return next((str(row["mode"]) for row in status["governor"]["gauges"] if row["gauge"] == CARD), "")
+
     def filled(self) -> None:
         """Fills the card beside a sleeping engine, and returns when the daemon has read its gauge."""
         self.card.occupy(2 * OTHERS_BYTES)
@@ -105,6 +109,8 @@ class CardStand:
         else:
             self.daemon.start()
         self.card.occupy(0)
+        # Otherwise the engine wakes up, and falls asleep again by the last test's reading.
+        self.daemon.until(lambda status: self.mode(status) in ("relaxed", "normal"), "a free card")
         self.engine.generate()
         until(lambda: any(not row["orphaned"] for row in self.daemon.client_rows()), "the engine is attached")
 
