@@ -1,6 +1,7 @@
 """What a reader of the code may rely on: each class name has one definition, and one module knows of forks."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,6 +20,20 @@ def test_no_class_name_is_defined_twice_in_the_shipped_packages() -> None:
                     places[node.name].add(f"{file.resolve().relative_to(ROOT)}:{node.lineno}")
     assert len(places) > 400, f"{len(places)} classes in {ROOT}: the packages were not found"
     assert {name: sorted(found) for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_file_that_the_source_names_with_its_room_exists() -> None:
+    """A room is named from the root, or from a folder that the file lies in."""
+    gone: list[str] = []
+    named = 0
+    for package in SHIPPED[1:]:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for name in re.findall(r"(?<![\w/.-])(?:[a-z_]+/)+[a-z_0-9]+\.py\b", file.read_text()):
+                named += 1
+                if not any((ROOT / folder / name).exists() for folder in file.relative_to(ROOT).parents):
+                    gone.append(f"{file.relative_to(ROOT)}: {name}")
+    assert named > 20, "no names were found"
+    assert gone == []
 
 
 def test_only_one_module_of_the_client_registers_fork_handlers() -> None:

@@ -1,7 +1,7 @@
 """One call of a wrapped `encode_prompt`: computes its key, and reads the stored embeddings or has them encoded once.
 
 Owns: the conditions on the arguments, the form in which embeddings are stored. Does not own: the name of the pipeline
-(names), claims (core/once.py).
+(names), claims (client/computing/once.py).
 
 Invariants: only exceptions of the pipeline are raised. A result has the types, dtypes and bytes that the pipeline
 returned to the process that encoded.

@@ -24,7 +24,7 @@ from .described import described, digest_of
 from .surroundings import surroundings
 from .vllm_fields import READS_LENGTH, TABLE, Side
 
-# Version of the stored form of items. Raise it whenever vllm/items.py changes its output.
+# Version of the stored form of items. Raise it whenever client/vllm/processor/items.py changes its output.
 _FORM: Final = 2
 _TOWERS_ELSEWHERE: Final = {"UltravoxModel": ("audio_model_id",)}
 """By architecture: settings that name another model, whose weights the encoder uses. vLLM calls them secondary weights.

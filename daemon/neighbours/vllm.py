@@ -55,7 +55,7 @@ class VllmServer:
 
 def _counted(metrics: str) -> float:
     """The sum of the counts of requests of all its engines. Raises NeighbourFailed if one is not there."""
-    # Imported here as in actors/metrics.py: prometheus_client also imports an HTTP server, at the start of any daemon.
+    # Imported here, as in web/metrics_server.py: prometheus_client also imports an HTTP server.
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, list[float]] = {name: [] for name in _COUNTED}

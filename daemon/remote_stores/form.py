@@ -6,8 +6,8 @@ The header is as long as the header of a span in the ring (`shm.ring.layout.Span
 the start of a new span has its payload in its final place, and the span's header then replaces the object's. The header
 is not the span's own: that one has times of one boot of one host, and the byte order of the machine.
 
-Owns: the header's format, and what is checked after every read. Does not own: the payload's format (shm/tree.py,
-shm/payloads/header.py), nor where objects are stored.
+Owns: the header's format, and what is checked after every read. Does not own: the payload's format
+(shm/payloads/header.py), nor where objects are stored.
 
 Invariants: `check` returns only for an object that has the key, this format version, the length that its header names,
 and a payload that matches the checksum. Remote bytes are never trusted: a store that anyone else may write to needs its

@@ -1,7 +1,7 @@
 """The figures of the page for browsers: those of `tensorctl status`, with clients, entries, slow requests.
 
 Owns: the choice of figures, and how many rows each list has. Does not own: the figures, their display (page.html), and
-how the page is served (actors/page.py). Pure: documents in, a document out.
+how the page is served (web/page_server.py). Pure: documents in, a document out.
 
 Invariant: the size of the answer is limited, however many clients, entries, gauges and namespaces there are.
 """

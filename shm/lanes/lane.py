@@ -1,6 +1,6 @@
 """A client's lane: its pin words, its access log, its counters. Only that client writes the lane; the daemon reads it.
 
-Owns: where the lane's words are, and the client's side of them. Does not own: the daemon's side (lane_reader.py), nor
+Owns: where the lane's words are, and the client's side of them. Does not own: the daemon's side (reader.py), nor
 which spans exist.
 
 Invariants: a lane's lifetime is that of a kernel lock, not of a socket. The daemon takes `flock(LOCK_SH)` on a file

@@ -24,7 +24,8 @@ arrays take 30 ms, a megabyte of text 20. The copier's thread does that, in turn
 such header at most. The thread rests every REST_NODES nodes, about a millisecond, so that the event loop never waits
 long for the interpreter's lock. The event loop itself reads only headers of up to `copier.SMALL_TREE_BYTES`.
 
-Owns: the format, its limits, and reading it. Does not own: writing it (tree.py), and making trees from it (recipe.py).
+Owns: the format, its limits, and reading it. Does not own: writing it (packing.py), nor
+making trees from it (recipe.py).
 
 Invariants: for any input bytes, `read` ends within a bounded number of steps with a node or BadTree, and every leaf of
 the node lies within [start + len(header), end).

@@ -1,4 +1,4 @@
-"""Tree headers back into trees: a reader's views of a payload. tree.py is the inverse; header.py has the format.
+"""Tree headers back into trees: a reader's views of a payload. packing.py is the inverse; header.py has the format.
 
     recipe(header) -> Recipe          once per header; the caller caches it by the header's bytes
     Recipe.whole(root) -> Recipe      the same, unless the header is long: then the payload itself has it

@@ -2,7 +2,7 @@
 
 Owns: the names under /dev/shm, the check that memory exists before it is promised, the check of a segment's owner, the
 lock that makes a daemon the only one of its instance. Does not own: the content of the memory, the rest of a lane's
-name (lane_reader.py), nor inboxes, which have no name (inbox.py).
+name (lanes/reader.py), nor inboxes, which have no name (client/writing/inbox.py).
 
 Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`. All have mode 0600, so
 that only the daemon's user can map one for writing, whatever descriptors other users were passed.

@@ -8,7 +8,7 @@ costs a host its own entries, an exception or a wrong byte.
 | a key is sought             | SIGTERM                                  | asked_to_stop_during_a_fetch             |
 | an entry is written         | daemon killed, started anew              | killed_during_a_write                    |
 | an entry is written         | SIGTERM                                  | asked_to_stop_during_a_write             |
-| an entry is written         | evicted, cleared, the ring full          | tests/daemon/core/test_remote_writes.py  |
+| an entry is written         | evicted, cleared, the ring full          | tests/daemon/remote/test_writes.py       |
 | served                      | object damaged, replaced, of another key | wrong_bytes_in_the_store                 |
 | served                      | password wrong                           | wrong_password                           |
 | served                      | namespace invalidated on one host        | invalidation_on_one_host                 |

@@ -9,7 +9,7 @@ both.
                sent = cache.get_and_update(trees, hashes)            # a Reference, or the tree itself
     receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
 
-Owns: the outcome of each item. Does not own: the entries (the daemon's), their format (processor_payload.py), which of
+Owns: the outcome of each item. Does not own: the entries (the daemon's), their format (payload.py), which of
 them a sender may refer to (sender_entries.py) and for how long it holds them (holds.py), its puts (sender_puts.py).
 Invariants: neither side mirrors the state of the other. A sender refers only to entries that it holds pinned, long
 enough for the receiver to read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request;

@@ -1,6 +1,6 @@
 """The counts of one processor cache: lookups, hits, and the items that were sent as trees.
 
-Owns: the counts, and what was reported last. Does not own: the outcomes that are counted (processor.py).
+Owns: the counts, and what was reported last. Does not own: the outcomes that are counted (cache.py).
 Invariants: all counts of one item change together.
 """
 

@@ -5,7 +5,7 @@
                borrower.done([loan, …])      # the lender ends the loan
 
 Owns: the lender's abstract Unix socket, its thread, and the account of loans. Does not own: how a handle is read
-(core/ring_reader.py).
+(client/reading/ring_reader.py).
 
 A loan is 16 bytes: the socket's random name, and a number. The lender answers only processes of its own user.
 

@@ -1,6 +1,6 @@
 """References: the messages of the processor cache that stand for a tree, and how a receiver reads them.
 
-Owns: the reference, and the order of the reads. Does not own: the contents of an entry (processor_payload.py).
+Owns: the reference, and the order of the reads. Does not own: the contents of an entry (payload.py).
 
     1. by key, in the index: the entry is pinned and read in place
     2. by handle, in the same ring: a checked copy. The entry was cleared or replaced since

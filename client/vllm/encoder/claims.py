@@ -4,7 +4,7 @@ Owns: one claim a key, for all requests of the engine that want it, and the end 
 connection to the daemon. The step's thread asks and reads states. The background thread talks to the daemon and alone
 uses a client's `Claim`.
 
-    asked, waiting, hit, compute, alone    as of `core/claim.py`; in state hit the entry is pinned already
+    asked, waiting, hit, compute, alone    as of `client/computing/claim.py`; in state hit the entry is pinned already
     compute ─→ (encoded here) saving ─→ over
     over: the last request has left, or the output is stored or refused, or SAVE_S have passed
 

@@ -1,6 +1,6 @@
 """Lines in vLLM's log when the daemon comes and goes, and the names of engines among the daemon's clients.
 
-Owns: those lines and names. Does not own: the warnings that the daemon was never there (core/absence.py) or does not
+Owns: those lines and names. Does not own: the warnings that the daemon was never there or does not
 answer (client/link/absence.py), nor the connection, which the client keeps up by itself.
 """
 

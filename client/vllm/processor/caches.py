@@ -1,8 +1,8 @@
 """vLLM's processor cache on tensord: the sender in each frontend process, the receiver in each engine core.
 
 Owns: the classes that vLLM calls, and the hash under which an item is stored. Does not own: the form of items
-(items.py) and of references (processor_reference.py), the storage (caches/processor.py), nor how vLLM comes to use
-these classes (processor_factories.py).
+(items.py) and of references (reference.py), the storage (client/caches/processor/cache.py), nor how vLLM comes to use
+these classes (factories.py).
 
 vLLM's own cache works with exactly one frontend, whose cache the engine mirrors. With several API processes or data
 parallel engines each frontend has a separate cache. Here any number of frontends and engines share items by content.

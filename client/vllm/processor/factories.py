@@ -1,7 +1,7 @@
 """The replacement of vLLM's factories of processor caches.
 
 Owns: which of vLLM's factories are replaced and when vLLM's own caches stay, the setting of a receiver's memory, and
-the cache of vLLM's warm-up. Does not own: the sender and the receiver (processor.py).
+the cache of vLLM's warm-up. Does not own: the sender and the receiver (caches.py).
 
     TENSORD_VLLM_PROCESSOR_COPY=auto, never, on_write, always    the memory of a receiver's items
 

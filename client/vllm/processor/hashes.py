@@ -1,7 +1,7 @@
 """Tells which of vLLM's hashes are determined by an item's content.
 
 Owns: the record of each hash that vLLM makes, and the rule that decides. Does not own: where an item is stored
-(processor.py).
+(caches.py).
 
 A hash is determined by content only if `MultiModalHasher.hash_kwargs` made it from values that it hashes completely, or
 from another such hash. Any other hash may stand for different contents in different processes: a client's UUID, a UUID

@@ -9,7 +9,7 @@
     embeds   None | ["is", tokens] | ["mask", (len(full),) bool]
     tokens   (n,) int64
 
-Owns: the supported kinds of fields, targets and masks. Does not own: where items are stored (processor.py).
+Owns: the supported kinds of fields, targets and masks. Does not own: where items are stored (caches.py).
 
 Prompt updates contain functions. A function that vLLM's own constructors make is recognised by its code, and stored as
 the constructor's arguments. Of any other mask function only the result for the update's own tokens is stored; called

@@ -1,7 +1,7 @@
 """References to stored items, in the form in which vLLM sends items.
 
 Owns: the packing of a reference into an item's one field, and the scope of a hash. Does not own: which scope an item is
-stored under (processor.py), nor what a reference means (caches/references.py).
+stored under (caches.py), nor what a reference means (client/caches/processor/references.py).
 Invariants: an item with this field is a complete reference, or it is refused: a client may have sent it.
 """
 

@@ -68,7 +68,12 @@ def test_an_exception_anywhere_in_a_put_leaves_nothing_to_mend() -> None:
             if not interrupt(
                 number,
                 lambda at=at: bench.put(at, tree, soon()).wait(PATIENCE_S),  # type: ignore[misc]
-                ("client/writing/put.py", "client/writing/arena.py", "client/writing/outcomes.py", "shm/packed.py"),
+                (
+                    "client/writing/put.py",
+                    "client/writing/arena.py",
+                    "client/writing/outcomes.py",
+                    "shm/payloads/packing.py",
+                ),
             ):
                 break
             number += 1
