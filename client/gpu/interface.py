@@ -62,9 +62,10 @@ class Device(Protocol):
         ...
 
     def memory_of(self, tree: Any) -> dict[Hashable, int]:
-        """The bytes of each piece of memory of this GPU that the tree's tensors keep from being freed, by what
-        identifies the piece while one of its tensors lives. Views of one tensor have one piece. Its bytes are those of
-        the whole piece, however small the view.
+        """The pieces of this GPU's memory that the tree's tensors keep from being freed, each with its bytes.
+
+        A piece's key identifies it as long as one of its tensors lives. Views of one tensor have one piece, and keep
+        all of its bytes, however small they are.
 
         Raises:
             UsageError: a tensor lies on another device; the message names its place in the tree.
