@@ -68,6 +68,7 @@ def test_a_lost_put_keeps_no_part_of_the_ring_though_its_caller_keeps_it(daemon:
     with daemon.client() as client:
         for number in range(20):
             assert client.put(key(number), payload(number), wait=True).state == "stored"
+        daemon.until(lambda s: s["store"]["lent_bytes"] >= payload(20).nbytes, "a place to be lent ahead")
         daemon.pause()
         gc.disable()
         try:
