@@ -25,7 +25,7 @@ ELSEWHERE: Final = {
     ("README.md", "pip install ."): CHECKOUT,
     ("README.md", "tensord &"): STARTS,
     ("README.md", "vllm serve"): SERVES,
-    ("README.md", "make demo"): "it would run these tests: .ci/run runs it, and test_pages.py checks the targets",
+    ("README.md", "make demo"): "`make smoke` runs its examples, and test_pages.py checks the targets",
     ("docs/installing.md", "pip install ."): CHECKOUT,
     ("docs/quickstart.md", "tensord &"): STARTS,
     ("docs/diffusers.md", "pip install"): PUBLISHED,
