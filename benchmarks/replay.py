@@ -198,25 +198,6 @@ def _cell(row: Row | None) -> str:
     return f"{row.object_hit:5.1f}{row.byte_hit:6.1f}{row.prefix_hit:6.1f}{saved:6.1f}"
 
 
-def way_table(rows: Sequence[Row]) -> str:
-    """The store's policies on the way from LRU (0 %) to Belady (100 %), by prefix hits."""
-    found = {(row.trace, row.policy, row.size): row for row in rows}
-    lines = []
-    for trace, size in dict.fromkeys((row.trace, row.size) for row in rows):
-        lru, belady = found.get((trace, "lru", size)), found.get((trace, "belady", size))
-        if lru is None or belady is None:
-            continue
-        ours = [found.get((trace, name, size)) for name in policies.OURS]
-        ways = [f"{_way(row.prefix_hit, lru.prefix_hit, belady.prefix_hit):.0f} %" if row else "" for row in ours]
-        lines.append([f"{trace} {_percent(size)}", f"{lru.prefix_hit:.1f}", f"{belady.prefix_hit:.1f}", *ways])
-    return table(["of the way from LRU to Belady", "LRU", "Belady", *policies.OURS], lines)
-
-
-def _way(value: float, lru: float, belady: float) -> float:
-    """Percent of the way from LRU to Belady; 100 if the two are equal."""
-    return 100 * (value - lru) / (belady - lru) if belady > lru else 100.0
-
-
 def write_json(path: Path, rows: Sequence[Row]) -> None:
     """Writes the rows as a list of objects."""
     path.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
@@ -275,7 +256,6 @@ def main() -> int:
     print(f"the store's policy: {arguments.policy}; Python {sys.version.split()[0]}\n")
     print("hits in percent: of blocks, of their bytes, of blocks as a prefix; and tokens saved in percent\n")
     print(rows_table(rows))
-    print(f"\n{way_table(rows)}")
     return 0
 
 

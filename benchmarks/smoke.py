@@ -47,9 +47,6 @@ COMMANDS: Final = (
     Command("benchmarks/hotpath.py", ("--quick", "--sizes", "64K,1M")),
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
     Command("benchmarks/remote.py", ("--quick",)),
-    Command("benchmarks/turns.py", ("--entries", "4096")),
-    Command("benchmarks/put_shapes.py", ("--seconds", "0.05")),
-    Command("benchmarks/recovery_cost.py", ("--entries", "2000", "--blocks", "4")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),
     Command(
         "benchmarks/replay.py",

@@ -5,8 +5,7 @@
 Owns: these figures, for a pair of engines with TensordKVConnector and a pair without a KV connector. Each turn of a
 conversation goes to the other engine of the pair. Both pairs get the same requests, one after the other, so that other
 load on the machine affects both. Requests that share nothing are timed on all four engines by turns; engines of one
-pair show the noise. vLLM's own file system tier is started too. vLLM 0.32's CPU build refuses it; the
-reason is printed.
+pair show the noise.
 
 The model is small: computing a token takes it a small part of the time that a real model takes, and loading a token's
 KV takes about as long. So savings of time show smaller than in practice, and costs larger.
@@ -35,11 +34,11 @@ from vllm_text import Spread, spread
 import tensord
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.vllm.engine import Engine, EngineError
+from tests.vllm.engine import Engine
 from tests.vllm.tiny_llava import write_tiny_llava
 
 RING_BYTES: Final = 256 << 20
-WITHOUT, WITH, FILES = "without", "tensord", "vLLM's fs tier"
+WITHOUT, WITH = "without", "tensord"
 BAR: Final = 0.98
 """Throughput of requests that share nothing: at least this share of an engine without the connector."""
 INNER: Final = 4096
@@ -179,25 +178,6 @@ def first_token_spreads(talks: Mapping[str, Talk]) -> list[Spread]:
     return spreads
 
 
-def why_no_files(model: Path, log: Path, folder: Path) -> str | None:
-    """Starts an engine with vLLM's file system tier. Returns the error that vLLM gives; None if it starts."""
-    transfer = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "TieringOffloadingSpec",
-            "cpu_bytes_to_use": RING_BYTES,
-            "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
-        },
-    }
-    with Engine(model, log, kv_transfer_config=transfer, **OPTIONS) as engine:
-        try:
-            engine.wait_up()
-        except EngineError as error:
-            return str(error).strip().splitlines()[-1]
-    return None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Conversations over two vLLM engines, with and without tensord.")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
@@ -212,9 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     requests, tokens = (2, 4) if given.quick else (8, 16)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-")))
-        files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-", dir="/dev/shm")))
         model = write_tiny_llava(folder / "model", inner=INNER, positions=POSITIONS)
-        why_not = why_no_files(model, folder / "files.log", files)
         daemon = stack.enter_context(serving(RING_BYTES, folder=folder))
         transfer = {
             "kv_connector": "TensordKVConnector",
@@ -237,17 +215,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         talks = converse(pairs, client, conversations, turns)
         spreads = first_token_spreads(talks)
         spreads += throughputs(pairs, client, rounds, requests, tokens)
-    report(talks, spreads, why_not, conversations * turns * TURN_TOKENS, given.json)
+    report(talks, spreads, conversations * turns * TURN_TOKENS, given.json)
     return 0
 
 
-def report(
-    talks: Mapping[str, Talk], spreads: Sequence[Spread], why_not: str | None, new: int, path: Path | None
-) -> None:
+def report(talks: Mapping[str, Talk], spreads: Sequence[Spread], new: int, path: Path | None) -> None:
     """Prints the figures, and writes them to `path`."""
     computed = {name: talk.computed for name, talk in talks.items()}
     differ = sum(mine != base for mine, base in zip(talks[WITH].answers, talks[WITHOUT].answers, strict=True))
-    print(f"{FILES}: " + (f"does not start here: {why_not}" if why_not else "starts here, and is not measured yet"))
     print(f"{len(talks[WITH].answers)} requests, {new} tokens that no request had before")
     for name, tokens in computed.items():
         print(f"{f'tokens computed, {name}':<55} {tokens:9}")
@@ -262,7 +237,6 @@ def report(
             "computed": computed,
             "new_tokens": new,
             "answers_that_differ": differ,
-            "files_tier": why_not,
             "bar": {"throughput": BAR},
             "spreads": [asdict(one) for one in spreads],
         }

@@ -38,17 +38,10 @@ def libcachesim(name: str) -> Replay:
         import libcachesim as library
 
         # The C cache beneath the Python class: one call less for each of millions of requests.
-        more = {"window_size": _window(trace, capacity_bytes)} if name == "WTinyLFU" else {}
-        cache = getattr(library, name)(capacity_bytes, hashpower=_HASH_POWER, **more)._cache
+        cache = getattr(library, name)(capacity_bytes, hashpower=_HASH_POWER)._cache
         return _flat(trace, cache, library.Request(obj_id=1, obj_size=1), capacity_bytes)
 
     return replay
-
-
-def _window(trace: Trace, capacity_bytes: int) -> float:
-    """The share of W-TinyLFU's window: the usual 1 %, or one block if all blocks are equal and 1 % is less than one."""
-    block_bytes = 1.1 * trace.sizes[0] if len(set(trace.sizes)) == 1 else 0.0
-    return min(max(0.01, block_bytes / max(capacity_bytes, 1)), 0.5)
 
 
 def _flat(trace: Trace, cache: Any, asked: Any, capacity_bytes: int) -> Counts:
@@ -123,11 +116,8 @@ _BLOCK_BITS: Final = 32
 
 PEERS: Final[dict[str, Replay]] = {
     "lru": libcachesim("LRU"),
-    "lfu": libcachesim("LFU"),
     "s3-fifo": libcachesim("S3FIFO"),
     "arc": libcachesim("ARC"),
     "gdsf": libcachesim("GDSF"),
-    "sieve": libcachesim("Sieve"),
-    "w-tinylfu": libcachesim("WTinyLFU"),
     "belady": belady,
 }
