@@ -1,10 +1,10 @@
-"""Parses gauge files: the current readings of gauges, or the readings of a drill over time.
+"""Parses gauge files: the current readings of gauges.
 
-    # NAME         USED    TOTAL              # SECONDS  NAME          USED    TOTAL
-    host           12GiB   64GiB              0          0000:65:00.0  70%     80GiB
-    0000:65:00.0   87.5%   80GiB              2.5        0000:65:00.0  97%     80GiB
+    # NAME         USED    TOTAL
+    host           12GiB   64GiB
+    0000:65:00.0   87.5%   80GiB
 
-Owns: the two formats and their limits. Does not own the files, nor the consequences of a reading.
+Owns: the format and its limits. Does not own the files, nor the consequences of a reading.
 
 Invariants: every returned value is valid in a message too. A text with one bad line returns nothing.
 """
@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NoReturn
 
 from ..errors import BadGaugeFile
 from .messages.governance import GAUGE_CHARS_MAX, GAUGES_MAX
-from .messages.schema import DURATION_S_MAX, SIZE_BYTES_MAX
-from .quantities import DURATION_WANTS, SIZE_WANTS, read_duration, read_size
+from .messages.schema import SIZE_BYTES_MAX
+from .quantities import SIZE_WANTS, read_size
 
 FILE_CHARS_MAX: Final = 1 << 20
 """The most characters of a gauge file. A caller reads at most one character more, so that a wrong file costs little
 memory."""
-READINGS_MAX: Final = 16_384
 LINE_CHARS_MAX: Final = 512
 OVERFULL_MAX: Final = 2
 """The most that USED may be, as a multiple of TOTAL. A driver may report more than TOTAL for shared or swapped memory,
@@ -36,16 +34,7 @@ USED_WANTS: Final = f"{SIZE_WANTS}, or a share of TOTAL such as 75%"
 _SHARE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)%")
 _FRACTION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _SHOWN_CHARS_MAX = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DrillReading:
-    """`at_s` seconds after the start of a drill, `gauge` reads `used_bytes` of `total_bytes`."""
-
-    at_s: float
-    gauge: str
-    used_bytes: int
-    total_bytes: int
+_FIELDS = ("NAME", "USED", "TOTAL")
 
 
 def read_gauges(text: str) -> dict[str, tuple[int, int]]:
@@ -54,7 +43,7 @@ def read_gauges(text: str) -> dict[str, tuple[int, int]]:
     Raises BadGaugeFile, which names the line, the field, the value and the accepted values.
     """
     gauges: dict[str, tuple[int, int]] = {}
-    for number, fields in _lines(text, ("NAME", "USED", "TOTAL"), GAUGES_MAX):
+    for number, fields in _lines(text):
         name = _name(number, fields[0])
         if name in gauges:
             _refuse(number, "NAME", name, "a gauge that no earlier line has")
@@ -62,30 +51,7 @@ def read_gauges(text: str) -> dict[str, tuple[int, int]]:
     return gauges
 
 
-def read_drill(text: str) -> list[DrillReading]:
-    """The readings of a drill, in the order of the lines and of time. Empty for a text without readings.
-
-    Several gauges may have a reading at the same second, one each.
-
-    Raises BadGaugeFile, which names the line, the field, the value and the accepted values.
-    """
-    readings: list[DrillReading] = []
-    simultaneous: set[str] = set()  # gauges with a reading at the same second as the last reading
-    for number, fields in _lines(text, ("SECONDS", "NAME", "USED", "TOTAL"), READINGS_MAX):
-        at_s = _seconds(number, fields[0])
-        name = _name(number, fields[1])
-        if readings and at_s < readings[-1].at_s:
-            _refuse(number, "SECONDS", fields[0], f"no less than the {readings[-1].at_s:g} of the line before")
-        if not readings or at_s > readings[-1].at_s:
-            simultaneous.clear()
-        if name in simultaneous:
-            _refuse(number, "NAME", name, f"a gauge that has no reading at {at_s:g} s yet")
-        simultaneous.add(name)
-        readings.append(DrillReading(at_s, name, *_reading(number, fields[2], fields[3])))
-    return readings
-
-
-def _lines(text: str, wanted: tuple[str, ...], lines_max: int) -> Iterator[tuple[int, list[str]]]:
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
     """The number and the fields of each line that is not empty or a comment."""
     if len(text) > FILE_CHARS_MAX:
         raise BadGaugeFile(f"the gauge file has more than {FILE_CHARS_MAX} characters: check that it is the right file")
@@ -96,12 +62,12 @@ def _lines(text: str, wanted: tuple[str, ...], lines_max: int) -> Iterator[tuple
             continue
         if len(line) > LINE_CHARS_MAX:
             raise BadGaugeFile(f"line {number}: {len(line)} characters; a line may have at most {LINE_CHARS_MAX}")
-        if len(fields) != len(wanted):
+        if len(fields) != len(_FIELDS):
             shown = _shown(" ".join(fields))
-            raise BadGaugeFile(f"line {number}: {shown} has {len(fields)} fields; wanted: {' '.join(wanted)}")
+            raise BadGaugeFile(f"line {number}: {shown} has {len(fields)} fields; wanted: {' '.join(_FIELDS)}")
         count += 1
-        if count > lines_max:
-            raise BadGaugeFile(f"line {number}: more than {lines_max} readings; remove some")
+        if count > GAUGES_MAX:
+            raise BadGaugeFile(f"line {number}: more than {GAUGES_MAX} readings; remove some")
         yield number, fields
 
 
@@ -109,16 +75,6 @@ def _name(number: int, given: str) -> str:
     if len(given) > GAUGE_CHARS_MAX or not given.isprintable():
         _refuse(number, "NAME", given, f"a gauge's name: printable, {GAUGE_CHARS_MAX} characters at most")
     return given
-
-
-def _seconds(number: int, given: str) -> float:
-    try:
-        at_s = read_duration(given)
-    except (ValueError, OverflowError):
-        at_s = -1.0
-    if not 0 <= at_s <= DURATION_S_MAX:
-        _refuse(number, "SECONDS", given, f"{DURATION_WANTS}, {DURATION_S_MAX:.0f} s at most")
-    return at_s
 
 
 def _reading(number: int, used: str, total: str) -> tuple[int, int]:

@@ -23,10 +23,8 @@ from tensord import __version__
 from ...errors import TensordError
 from .daemon import NAME, Daemon
 from .doctor.command import doctor
-from .doctor.report import report
 from .install.command import install
 from .orders.cards import room
-from .orders.drill import drill
 from .orders.entries import clear, evict, limit
 from .orders.purge import purge
 from .orders.record import record
@@ -104,12 +102,10 @@ for _command in (
     room,
     evict,
     clear,
-    drill,
     purge,
     install,
     health,
     doctor,
-    report,
     config,
     reload,
 ):

@@ -20,7 +20,7 @@ class GaugesSection:
     """The sources of the gauges, which measure how full each tier is."""
 
     device: str = setting(
-        choice(*registry.choices(Tier.DEVICE)), f"{registry.described(Tier.DEVICE)}; file: drills and tests", "auto"
+        choice(*registry.choices(Tier.DEVICE)), f"{registry.described(Tier.DEVICE)}; file: tests", "auto"
     )
     host: str = setting(choice(*registry.choices(Tier.HOST)), registry.described(Tier.HOST), "auto")
     file: Path | None = setting(

@@ -7,8 +7,7 @@
                         ├─ rooms          room that is made for an operator, also by neighbours that are no clients
                         ├─ workflows      how soon an agent's entries are needed
                         ├─ floors         the blocks that keep queues bounded
-                        ├─ host           how much the ring may keep, and when puts are refused
-                        └─ drills         made-up readings
+                        └─ host           how much the ring may keep, and when puts are refused
 
 Owns the connections between these parts: each part gets from here what it needs of another. Does not own gauges or
 sockets.
@@ -35,7 +34,6 @@ from .demand.floors import Floors
 from .demand.workflows import Workflows
 from .devices.circumstances import Circumstances
 from .devices.devices import Devices
-from .drills import Drills
 from .forms.counters import GovernorCounters
 from .forms.effects import Effect
 from .forms.events import (
@@ -93,7 +91,6 @@ class Governor:
         self.floors = Floors(limits.devices_max, lambda device: circumstances.known(self, device))
         self.host = Host(limits, self._outbox)
         self.sources: tuple[SourceState, ...] | None = None
-        self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
         self._now = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             GovernorClientJoined: self._client_joined,
@@ -124,7 +121,6 @@ class Governor:
             messages.EndWorkflow: self._end_workflow,
             messages.RequestsArrived: lambda _, message, now: self.floors.arrived(message, now),
             messages.RequestCompleted: lambda _, message, now: self.floors.completed(message, now),
-            messages.Drill: self._drill,
         }
         self._requests = handlers(messages.GovernorRequest, requests)
 
@@ -178,7 +174,6 @@ class Governor:
         self.workflows.check_invariants()
         self.host.check_invariants()
         self.floors.check_invariants()
-        self._drills.check_invariants(set(self.clients))
         gauge = self.tiers.find(HOST_GAUGE)
         assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"
         counters, resident = self.counters, sum(row["entries"] for row in self.devices.status())
@@ -194,13 +189,12 @@ class Governor:
     def _client_left(self, event: GovernorClientLeft, now: float) -> None:
         client = event.client
         del self.clients[client]
-        self._drills.client_left(client)
         self.queue.client_left(client)
         self.rooms.client_left(client)
         self.baselines.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
-        self._apply_changes(self.tiers.client_left(client, now), now)
+        self.tiers.subscribers.discard(client)
         for name in self.workflows.client_left(client):
             self._announce_workflow(client, name, "ended")
         self._workflows_changed(now)
@@ -229,7 +223,6 @@ class Governor:
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
         self.limits.become(event.limits)
         self.tiers.change_thresholds(self.limits.thresholds)
-        self._drills.change_thresholds(self.limits.thresholds)
 
     def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)
@@ -312,14 +305,6 @@ class Governor:
         self._outbox.send(client, messages.Done(message.id))
         self._announce_workflow(client, message.workflow, "ended")
         self._workflows_changed(now)
-
-    def _drill(self, client: int, message: messages.Drill, now: float) -> None:
-        if not message.act:
-            self._outbox.send(client, self._drills.ask(client, message, now))
-            return
-        drilled, changes = self._drills.act(client, message, now)
-        self._outbox.send(client, drilled)
-        self._apply_changes(changes, now)
 
     # ---- consequences
 

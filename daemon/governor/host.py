@@ -80,14 +80,6 @@ class Host:
         """The host's fill level is unknown from now on: no pressure is assumed."""
         self._ask(Pressed(), now)
 
-    def over_bytes(self, gauge: Gauge) -> int:
-        """The bytes that the ring, resident as now, would return at such a reading."""
-        if not gauge.pressed:
-            return 0
-        sample = gauge.sample
-        over_bytes = sample.used_bytes - int(self._limits.thresholds.pressure * sample.total_bytes)
-        return min(self.resident_bytes, max(0, -(-over_bytes // MIB) * MIB))
-
     def check_invariants(self) -> None:
         """Asserts the invariants that need no gauge."""
         assert self.press.refuse == (self.press.idle_s is not None) == bool(self.press.reason)
@@ -97,12 +89,13 @@ class Host:
     def _resident_bytes_max(self, gauge: Gauge) -> int | None:
         assert self._holds is not None
         resident_bytes, limit_bytes = self._holds.resident_bytes, self.press.resident_bytes_max
+        thresholds, sample = self._limits.thresholds, gauge.sample
         if gauge.pressed:
-            over_bytes = self.over_bytes(gauge)
+            over_bytes = sample.used_bytes - int(thresholds.pressure * sample.total_bytes)
+            over_bytes = min(resident_bytes, max(0, -(-over_bytes // MIB) * MIB))
             return resident_bytes - over_bytes if over_bytes else limit_bytes
         if limit_bytes is None:
             return None
-        thresholds, sample = self._limits.thresholds, gauge.sample
         room_bytes = int((thresholds.pressure - thresholds.hysteresis) * sample.total_bytes) - sample.used_bytes - 1
         if resident_bytes + room_bytes >= self._holds.wanted_bytes:
             return None

@@ -203,7 +203,7 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
         yield _gauge(name, help_text, labels, (((each["gauge"], each["tier"]), each[figure]) for each in gauges))
     yield _gauge(
         "gauge_source",
-        "1 for the source that the gauge is read from; `drill` and `file` have made-up readings.",
+        "1 for the source that the gauge is read from; `file` has made-up readings.",
         (*labels, "source"),
         (((each["gauge"], each["tier"], each["source"]), 1) for each in gauges),
     )

@@ -1,4 +1,4 @@
-"""The messages between the governor and its clients: modes, device entries, orders, workflows, requests, drills.
+"""The messages between the governor and its clients: modes, device entries, orders, workflows, requests.
 
 Owns: the names and fields of these messages. `messages` exports them too. Does not own the decisions behind them (the
 daemon's governor).
@@ -331,32 +331,3 @@ class RequestCompleted(GovernorRequest, frozen=True):
     device: GaugeName
     service_s: SecondsOrNone
     blocks: Annotated[int, Meta(ge=0, le=DEVICE_BLOCKS_MAX)]
-
-
-# ---- drills
-
-
-class Drilled(Reply, frozen=True):
-    """Answers Drill: the consequences of the made-up reading, or the consequences that it would have."""
-
-    before: Mode
-    state: TierState
-    offload_entries: Count = 0
-    offload_bytes: Bytes = 0
-    drop_entries: Count = 0
-    drop_bytes: Bytes = 0
-    shrink_bytes: Bytes = 0
-
-
-class Drill(GovernorRequest, Question, frozen=True):
-    """Gives the governor a made-up reading.
-
-    `act`: the reading replaces the gauge's own until this connection ends. Otherwise the daemon only computes the
-    consequences.
-    """
-
-    answered_by = Drilled
-    gauge: GaugeName
-    used_bytes: Bytes
-    total_bytes: SomeBytes
-    act: bool = False

@@ -1,4 +1,4 @@
-"""VRAM without a GPU or torch, for tests, drills and examples. Mistakes that corrupt data on a real GPU corrupt data
+"""VRAM without a GPU or torch, for tests and examples. Mistakes that corrupt data on a real GPU corrupt data
 here.
 
     card = FakeCard(folder, "card0", 1 << 30)     shared by processes, capacity enforced (fake_card.py)

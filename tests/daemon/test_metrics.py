@@ -84,7 +84,7 @@ def test_a_gauge_is_in_one_mode() -> None:
     for name, tier, mode in (("host", "host", "relaxed"), (CARD, "device", "pressure"), (OTHER, "device", "emergency")):
         modes = {each: at(samples, "tensord_mode", gauge=name, tier=tier, mode=each.value) for each in Mode}
         assert modes == {each: float(each == mode) for each in Mode}
-    assert at(samples, "tensord_gauge_source", gauge=OTHER, tier="device", source="drill") == 1
+    assert at(samples, "tensord_gauge_source", gauge=OTHER, tier="device", source="file") == 1
     assert at(samples, "tensord_gauge_refuses", gauge=OTHER, tier="device") == 1
     assert at(samples, "tensord_gauge_used_bytes", gauge=CARD, tier="device") == 70 << 30
     assert at(samples, "tensord_threshold_ratio", mode="critical") == 0.92

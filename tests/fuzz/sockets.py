@@ -19,8 +19,8 @@ from .besieged import Besieged
 INPUTS: Final = 120
 WAIT: Final[tuple[bytes, list[int]]] = (b"", [])
 CHECK_EVERY: Final = 20
-# Limit and Drill are left out. After a valid one the daemon rightly refuses the witness client's puts.
-_CONTROL: Final = [kind for kind in states.CONTROL_REQUESTS.values() if kind not in (messages.Limit, messages.Drill)]
+# Limit is left out. After a valid one the daemon rightly refuses the witness client's puts.
+_CONTROL: Final = [kind for kind in states.CONTROL_REQUESTS.values() if kind is not messages.Limit]
 _STATUS: Final = list(states.STATUS_REQUESTS.values())
 _ANY: Final = [*_CONTROL, *_STATUS, *states.CONTROL_ANSWERS.values(), *states.STATUS_ANSWERS.values()]
 

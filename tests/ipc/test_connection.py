@@ -86,7 +86,6 @@ REQUESTS: list[Message] = [
     m.EndWorkflow(22, "nightly"),
     m.RequestsArrived("0000:65:00.0", 2),
     m.RequestCompleted("0000:65:00.0", 0.5, 3),
-    m.Drill(23, "host", 1, 2, True),
 ]
 UNANSWERED = {
     m.ReturnGrants,

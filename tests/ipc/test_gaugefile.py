@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadGaugeFile
-from tensord.ipc.gaugefile import FILE_CHARS_MAX, READINGS_MAX, DrillReading, read_drill, read_gauges
+from tensord.ipc.gaugefile import FILE_CHARS_MAX, read_gauges
 from tensord.ipc.messages.governance import GAUGES_MAX
-from tensord.ipc.messages.schema import DURATION_S_MAX, SIZE_BYTES_MAX
+from tensord.ipc.messages.schema import SIZE_BYTES_MAX
 
 GIB = 1 << 30
 CARD = "0000:65:00.0"
@@ -24,18 +24,6 @@ def test_gauges_are_read_by_name_with_sizes_and_shares() -> None:
         "empty": (0, 1),
     }
     assert list(read_gauges(text)) == ["host", CARD, "full", "empty"]
-
-
-def test_a_drill_is_read_in_order_of_time() -> None:
-    text = f"0 host 1GiB 2GiB\n0 {CARD} 50% 80GiB\n250ms {CARD} 97% 100\n1.5 host 0 2GiB\n1.5 {CARD} 1 2\n1m host 1 2"
-    assert read_drill(text) == [
-        DrillReading(0.0, "host", GIB, 2 * GIB),
-        DrillReading(0.0, CARD, 40 * GIB, 80 * GIB),
-        DrillReading(0.25, CARD, 97, 100),
-        DrillReading(1.5, "host", 0, 2 * GIB),
-        DrillReading(1.5, CARD, 1, 2),
-        DrillReading(60.0, "host", 1, 2),
-    ]
 
 
 def test_a_driver_may_show_more_used_than_there_is_up_to_twice() -> None:
@@ -73,34 +61,17 @@ def test_a_driver_may_show_more_used_than_there_is_up_to_twice() -> None:
 def test_a_line_that_is_no_reading_is_named_with_field_value_and_what_is_wanted(line: str, said: str) -> None:
     with pytest.raises(BadGaugeFile, match=f"^line 2: {said}"):
         read_gauges(f"card 1 2\n{line}")
-    with pytest.raises(BadGaugeFile, match=f"^line 2: {said}"):
-        read_drill(f"0 card 1 2\n0 {line}")
 
 
 @pytest.mark.parametrize("line", ["host 12GiB", "host 12 GiB 64 GiB", '{"host": 1}', "host", "0 " * 100])
 def test_a_line_has_as_many_fields_as_are_named(line: str) -> None:
     with pytest.raises(BadGaugeFile, match=r"^line 2: '.* has \d+ fields; wanted: NAME USED TOTAL"):
         read_gauges(f"card 1 2\n{line}")
-    with pytest.raises(BadGaugeFile, match=r"^line 2: '.* has \d+ fields; wanted: SECONDS NAME USED TOTAL"):
-        read_drill(f"0 card 1 2\n{line}")
 
 
 def test_a_gauge_stands_in_one_line_only() -> None:
     with pytest.raises(BadGaugeFile, match="line 3: NAME = 'host'; wanted: a gauge that no earlier line has"):
         read_gauges("host 1 2\ncard 1 2\nhost 1 2")
-    with pytest.raises(BadGaugeFile, match="line 3: NAME = 'host'; wanted: a gauge that has no reading at 0 s yet"):
-        read_drill("0 host 1 2\n0 card 1 2\n0 host 1 2")
-
-
-@pytest.mark.parametrize("given_", ["-1", "nan", "inf", "soon", "1e3", "9" * 400, str(int(DURATION_S_MAX) + 1)])
-def test_a_drills_seconds_are_seconds(given_: str) -> None:
-    with pytest.raises(BadGaugeFile, match=r"line 1: SECONDS = '.*; wanted: a duration such as 10m"):
-        read_drill(f"{given_} host 1 2")
-
-
-def test_a_drills_seconds_never_fall() -> None:
-    with pytest.raises(BadGaugeFile, match=r"line 2: SECONDS = '1.5'; wanted: no less than the 2 of the line before"):
-        read_drill("2 host 1 2\n1.5 host 1 2")
 
 
 def test_a_file_that_is_too_long_is_refused_before_it_is_read() -> None:
@@ -109,8 +80,6 @@ def test_a_file_that_is_too_long_is_refused_before_it_is_read() -> None:
     assert len(read_gauges("".join(f"g{n} 1 2\n" for n in range(GAUGES_MAX)))) == GAUGES_MAX
     with pytest.raises(BadGaugeFile, match=f"line {GAUGES_MAX + 1}: more than {GAUGES_MAX} readings"):
         read_gauges("".join(f"g{n} 1 2\n" for n in range(GAUGES_MAX + 1)))
-    with pytest.raises(BadGaugeFile, match=f"line {READINGS_MAX + 1}: more than {READINGS_MAX} readings"):
-        read_drill("".join(f"{n} g 1 2\n" for n in range(READINGS_MAX + 1)))
 
 
 lines = st.lists(
@@ -130,13 +99,7 @@ def test_any_text_is_read_or_refused_and_what_is_read_fits_the_wire(text: str) -
         gauges = list(read_gauges(text).items())
     except BadGaugeFile:
         gauges = []
-    try:
-        readings = read_drill(text)
-    except BadGaugeFile:
-        readings = []
-    assert [each.at_s for each in readings] == sorted(each.at_s for each in readings)
-    every = gauges + [(each.gauge, (each.used_bytes, each.total_bytes)) for each in readings]
-    for name, (used_bytes, total_bytes) in every:
+    for name, (used_bytes, total_bytes) in gauges:
         assert 1 <= len(name) <= 64
         assert 1 <= total_bytes <= SIZE_BYTES_MAX
         assert 0 <= used_bytes <= min(2 * total_bytes, SIZE_BYTES_MAX)

@@ -1,5 +1,5 @@
-"""`tensorctl doctor` and `tensorctl report`: what is around a daemon, and what to do about it.
+"""`tensorctl doctor`: what is around a daemon, and what to do about it.
 
 It may import the daemon, `show/` and the leftovers of `orders/`. It owns the facts that are read from this machine, the
-checks (pure functions of facts), and the report without names of the site; it changes nothing.
+checks (pure functions of facts); it changes nothing.
 """

@@ -18,7 +18,6 @@ from .access import Caller, FileStat, Serving
 from .memory import RingRoom
 
 _SYSTEM_UID_MAX: Final = 999
-_JOURNAL_UNITS: Final = ("--unit", "tensord.service", "--user-unit", "tensord.service")
 _LISTENS: Final = "00010000"
 """The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _PRINTED_S: Final = 5.0
@@ -95,12 +94,6 @@ def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
         tuple(cgroups(pid)),
         problem,
     )
-
-
-def journal(lines_max: int) -> list[str]:
-    """The last lines of the service's journal; empty if this user cannot read it."""
-    journal = ("journalctl", "--quiet", "--no-pager", "-o", "cat", "-n", str(lines_max))
-    return _printed(*journal, *_JOURNAL_UNITS).splitlines()
 
 
 def logind_configuration() -> str:

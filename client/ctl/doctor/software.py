@@ -13,7 +13,6 @@ from .finding import Finding, fail, ok, warn
 
 _RECENT_S: Final = 3600.0
 _SAME: Final = "install the same version on both sides, and restart the daemon: it keeps its entries"
-_MADE_UP: Final = {"drill": "in a drill", "file": "read from a file"}
 
 
 def versions(client: str, daemon: str, protocol: int, daemon_protocol: int) -> Finding:
@@ -63,10 +62,8 @@ def gauges(found: Sequence[Mapping[str, Any]], hardware: Mapping[str, bool]) -> 
     """Whether the daemon can measure the tiers; its health tells which of its sources fail. `found`: the gauges in its
     status. `hardware`: by extra ("nvidia", "amd"), whether such a GPU is present."""
     text = ", ".join(f"{gauge['gauge']} by {gauge['source']}" for gauge in found) or "none"
-    made_up = [f"{gauge['gauge']} is {_MADE_UP[gauge['source']]}" for gauge in found if gauge["source"] in _MADE_UP]
-    if made_up:
-        said = f"{', '.join(made_up)}: no measurement"
-        return warn("gauges", said, "end the drill, or set gauges.device and gauges.host")
+    if any(gauge["source"] == "file" for gauge in found):
+        return warn("gauges", f"{text}: no measurement", "set gauges.device and gauges.host")
     if not any(gauge["gauge"] == HOST_GAUGE for gauge in found):
         said = f"{text}; the ring will not shrink when the host is short of memory"
         return warn("gauges", said, "gauges.host = auto")

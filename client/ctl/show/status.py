@@ -68,7 +68,6 @@ _NEIGHBOUR: Final = {
     "since_s": ", {since_s} ago",
     "why": ": {why}",
 }
-_MADE_UP: Final = {"drill": "a DRILL: made-up readings", "file": "a FILE, and no measurement"}
 
 
 def status_text(body: dict[str, Any], health: dict[str, Any], before: dict[str, Any] | None = None) -> str:
@@ -142,7 +141,7 @@ def _pressure(governor: dict[str, Any]) -> Rows:
     """The fill of the tiers, its consequences, and who is concerned."""
     rows: Rows = []
     for gauge in governor["gauges"]:
-        source = _MADE_UP.get(gauge["source"], gauge["source"])
+        source = "a FILE, and no measurement" if gauge["source"] == "file" else gauge["source"]
         rows.append(("gauge", parts({**gauge, "source": source}, _GAUGE)))
         for each in gauge.get("processes", ()):
             client = "no client" if each["client"] is None else f"client {each['client']}"

@@ -1,4 +1,4 @@
-"""A source that reads gauges from a file, for tests and drills. Status names this source, so the readings are marked as
+"""A source that reads gauges from a file, for tests. Status names this source, so the readings are marked as
 made up.
 
 Owns: the reading of the file, once for each sample. Does not own its format (`ipc.gaugefile`).

@@ -14,7 +14,6 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
@@ -30,16 +29,6 @@ from .orders import DeviceOrders
 from .passes import DevicePasses, Outlook
 from .promotion import Promotions
 from .record import DeviceRecord, HeldEntry, Owner
-
-
-@dataclass(frozen=True, slots=True)
-class PassPlan:
-    """What a pass would order."""
-
-    offload_entries: int = 0
-    offload_bytes: int = 0
-    drop_entries: int = 0
-    drop_bytes: int = 0
 
 
 class Devices:
@@ -254,17 +243,6 @@ class Devices:
         device = self._devices.get(name)
         if device is not None:
             self._passes.mode_changed(device)
-
-    def plan(self, name: str, circumstances: Circumstances, now: float) -> PassPlan:
-        """What a pass would order now. Changes nothing."""
-        device = self._devices.get(name)
-        if device is None:
-            return PassPlan()
-        chosen = self._passes.choose(device, circumstances, now)
-        offloads = self._orders.offloads(device, chosen, circumstances.host_accepts, now)
-        offload_bytes = sum(entry.size_bytes for entry in offloads)
-        all_bytes = sum(entry.size_bytes for entry in chosen)
-        return PassPlan(len(offloads), offload_bytes, len(chosen) - len(offloads), all_bytes - offload_bytes)
 
     def concerned_by(self, workflows: Workflows) -> set[str]:
         """The devices whose entries the workflows' steps may rank: open by a workflow's client, or with entries of its

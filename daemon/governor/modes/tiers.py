@@ -1,12 +1,9 @@
 """The last reading and the mode of every gauge, and the subscribers to changes of mode.
 
-Owns readings, made-up ones included, the time at which each gauge entered its mode, the last transitions, and
+Owns readings, the time at which each gauge entered its mode, the last transitions, and
 subscribers. Does not own when a mode is entered (`policy.modes`), nor what follows from it (devices, host).
 
-A gauge that a client drills has two readings. The real one is still taken, with a mode of its own, and is in force
-again as soon as the drill ends. `find` gives the drilled one while there is one.
-
-Invariants: every change of the mode that `find` gives is announced once as a transition, also that of a vanished gauge
+Invariants: every change of a mode is announced once as a transition, also that of a vanished gauge
 (to relaxed). A new gauge is pushed to subscribers even if it is relaxed, which is no transition. A reading that is
 stale, or not newer than the last, changes no mode; an older one changes nothing.
 """
@@ -15,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -116,29 +112,23 @@ class Tiers:
         self.thresholds = thresholds
         self._outbox = outbox
         self._workflow: frozenset[str] = frozenset()
-        self._real: dict[str, Gauge] = {}
-        self._drilled: dict[str, Gauge] = {}
-        self._drillers: dict[str, int] = {}
+        self._gauges: dict[str, Gauge] = {}
         self._announced: dict[str, tuple[Mode, float]] = {}
 
     def __iter__(self) -> Iterator[Gauge]:
-        return iter(list((self._real | self._drilled).values()))
+        return iter(list(self._gauges.values()))
 
     def __len__(self) -> int:
         return len(self._announced)
 
     def find(self, name: str) -> Gauge | None:
-        """The gauge with the reading in force."""
-        return self._drilled.get(name) or self._real.get(name)
+        """The gauge of that name."""
+        return self._gauges.get(name)
 
     def find_device(self, name: str) -> Gauge | None:
         """The same; None for the host's gauge too."""
         gauge = self.find(name)
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
-
-    def driller(self, name: str) -> int | None:
-        """The client that drills the gauge."""
-        return self._drillers.get(name)
 
     @property
     def pressed(self) -> bool:
@@ -149,7 +139,7 @@ class Tiers:
         """How long the gauge has been in its mode."""
         return max(0.0, now - self._announced[name][1])
 
-    def new_state(self, name: str) -> TierMode:
+    def _new_state(self, name: str) -> TierMode:
         """The mode of a gauge without any reading."""
         state = TierMode(self.thresholds)
         state.workflow = name in self._workflow
@@ -160,46 +150,17 @@ class Tiers:
         read = {sample.gauge: sample for sample in samples}
         fresh: list[Gauge] = []
         for name, sample in read.items():
-            gauge = self._real.get(name)
+            gauge = self._gauges.get(name)
             if gauge is None:
                 before = replace(sample, began_at=float("-inf"))
-                gauge = self._real[name] = Gauge(before, self.new_state(name), self.baseline_of)
-            if gauge.take(sample) and name not in self._drilled:
+                gauge = self._gauges[name] = Gauge(before, self._new_state(name), self.baseline_of)
+            if gauge.take(sample):
                 fresh.append(gauge)
-        lost = {name: self._real.pop(name) for name in list(self._real) if name not in read}
-        gone = tuple(gauge for name, gauge in lost.items() if name not in self._drilled)
+        gone = tuple(self._gauges.pop(name) for name in list(self._gauges) if name not in read)
         moved = self._announce_modes(now)
         for gauge in gone:
             self._announce_gone(gauge, now)
         return Changes(tuple(fresh), moved, gone)
-
-    def drill(self, client: int, sample: Sample, now: float) -> Changes:
-        """Replaces a gauge's reading by the client's, until the client leaves."""
-        name = sample.gauge
-        self._drillers[name] = client
-        gauge = self._drilled.get(name)
-        if gauge is None:
-            real = self._real.get(name)
-            state = self.new_state(name) if real is None else deepcopy(real.state)
-            gauge = self._drilled[name] = Gauge(sample, state, self.baseline_of)
-        gauge.sample = sample
-        gauge.state.sample(gauge.share)
-        return Changes((gauge,), self._announce_modes(now))
-
-    def client_left(self, client: int, now: float) -> Changes:
-        """Ends the client's drills: the gauges' own readings are in force again."""
-        self.subscribers.discard(client)
-        ended = [name for name, driller in self._drillers.items() if driller == client]
-        gone = []
-        for name in ended:
-            del self._drillers[name]
-            drilled = self._drilled.pop(name)
-            if name not in self._real:
-                gone.append(drilled)
-        moved = self._announce_modes(now)
-        for gauge in gone:
-            self._announce_gone(gauge, now)
-        return Changes((), moved, tuple(gone))
 
     def set_workflow(self, devices: Iterable[str], now: float) -> Changes:
         """Sets the devices that a step graph concerns. It never concerns the host."""
@@ -207,14 +168,14 @@ class Tiers:
         if workflow == self._workflow:
             return Changes()
         self._workflow = workflow
-        for gauge in [*self._real.values(), *self._drilled.values()]:
+        for gauge in self:
             gauge.state.workflow = gauge.sample.gauge in workflow
         return Changes((), self._announce_modes(now))
 
     def change_thresholds(self, thresholds: Thresholds) -> None:
         """Applies to later readings."""
         self.thresholds = thresholds
-        for gauge in [*self._real.values(), *self._drilled.values()]:
+        for gauge in self:
             gauge.state.change_thresholds(thresholds)
 
     def to_messages(self) -> list[messages.TierState]:
@@ -223,15 +184,13 @@ class Tiers:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self._drilled.keys() == self._drillers.keys()
-        assert self._announced.keys() == self._real.keys() | self._drilled.keys()
+        assert self._announced.keys() == self._gauges.keys()
         for gauge in self:
             name = gauge.sample.gauge
             assert gauge is self.find(name)
             assert gauge.mode is self._announced[name][0], f"the mode {gauge.mode} of {name} was not announced"
             assert gauge.state.workflow == (name in self._workflow)
         assert self.subscribers <= self._outbox.clients.keys()
-        assert set(self._drillers.values()) <= self._outbox.clients.keys()
 
     def _announce_modes(self, now: float) -> tuple[Gauge, ...]:
         moved = []

@@ -11,7 +11,7 @@ OTHER = "0000:b3:00.0"
 
 
 def status(**changed: Any) -> dict[str, Any]:
-    """A daemon with a card under pressure, and another in a drill. `changed` replaces figures of the first level."""
+    """A daemon with a card under pressure, and another of a file. `changed` replaces figures of the first level."""
     return {
         "version": "0.1.0",
         "latency": {
@@ -256,7 +256,7 @@ def governor(**changed: Any) -> dict[str, Any]:
         "gauges": [
             gauge("host", 30 * GIB, 64 * GIB, "relaxed"),
             {**gauge(CARD, 70 * GIB, 80 * GIB, "pressure"), "processes": [process(5001, 40, 1), process(77, 20)]},
-            gauge(OTHER, 79 * GIB, 80 * GIB, "emergency", source="drill"),
+            gauge(OTHER, 79 * GIB, 80 * GIB, "emergency", source="file"),
         ],
         "sources": [source("nvidia")],
         "missing_cards": [],

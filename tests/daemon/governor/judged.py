@@ -83,8 +83,7 @@ class Card:
         return {entry.order for entry in self.entries.values() if entry.open and entry.client == client}
 
     def leave_slow(self, now: float) -> None:
-        """The current pass does not wait for owners that have been silent for SLOW_S, unless a drill replaces this
-        reading."""
+        """The current pass does not wait for owners that have been silent for SLOW_S."""
         for client, since in self.waits.items():
             if now >= since + SLOW_S:
                 self.slow_orders |= self.passes & self.open_of(client)
@@ -119,7 +118,7 @@ class Judged(RuleBasedStateMachine):
     @initialize(
         budget=st.sampled_from([None, None, 150 * MIB]),
         entries=st.sampled_from([1000, 1000, 6]),
-        disturbed=st.sampled_from(["", "", "floors", "drills", "limits", "gauges", "baselines", "restart"]),
+        disturbed=st.sampled_from(["", "", "floors", "limits", "gauges", "baselines", "restart"]),
         neighbours=st.sampled_from([(), NEIGHBOURS]),
     )
     def start(
@@ -188,9 +187,8 @@ class Judged(RuleBasedStateMachine):
                 self.tokens[answer.reservation] = client
             gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
             free = gauge["total_bytes"] - gauge["used_bytes"]
-            if self.disturbed != "drills":  # a made-up reading counts as one that shows what was taken before
-                began_at = self.stand.now - gauge["age_s"]
-                free -= sum(size for at, size in self.taken[device] if at > began_at)
+            began_at = self.stand.now - gauge["age_s"]
+            free -= sum(size for at, size in self.taken[device] if at > began_at)
             free = max(free, self.stand.device(device)["reserved_bytes"]) if self.disturbed == "restart" else free
             assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
         assert all(until >= self.stand.now for _, _, _, until in self.waiting.values()), "a wait without an end"

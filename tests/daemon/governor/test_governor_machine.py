@@ -32,7 +32,7 @@ from .judged import (
     Entry,
     Judged,
 )
-from .stand import MIB, TOTAL, key
+from .stand import MIB, key
 
 
 class AnyOrder(Judged):
@@ -234,20 +234,6 @@ class AnyOrder(Judged):
         gauge = data.draw(st.sampled_from(sorted(self.stand.gauges)))
         self.stand.lose(gauge)
         self.after(self.stand.now)
-
-    @rule(
-        data=st.data(),
-        gauge=ONE_GAUGE,
-        share=st.sampled_from(SHARES),
-        act=st.booleans(),
-    )
-    def drill(self, data: st.DataObject, gauge: str, share: float, act: bool) -> None:
-        self.stand.now += 0.01
-        client = self.client_of(data)
-        answer = self.ask(client, messages.Drill, gauge, round(share * TOTAL), TOTAL, act=act)
-        if act and isinstance(answer, messages.Drilled):
-            assert self.stand.mode(gauge) is answer.state.mode
-        self.after(self.stand.now if act else None)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 4.0, 25.0]))
     def pass_time(self, seconds: float) -> None:

@@ -104,7 +104,7 @@ def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
             {"gauges": [documents.gauge(CARD, 1, 4, "relaxed", baseline_bytes=72 * GIB, baseline="declared")]},
             "beside a declared baseline of 72.0 GiB; from nvidia",
         ),
-        ({}, f"gauge {OTHER}: emergency for 3m12s, 98.8 % of 80.0 GiB; from a DRILL: made-up readings"),
+        ({}, f"gauge {OTHER}: emergency for 3m12s, 98.8 % of 80.0 GiB; from a FILE, and no measurement"),
         ({}, "REFUSES new entries"),
         ({"gauges": [documents.gauge("host", 1, 2, "normal", source="file")]}, "from a FILE, and no measurement"),
         ({"gauges": [documents.gauge("host", 1, 2, "normal", stale=True)]}, "STALE: its last value is used"),
@@ -152,7 +152,7 @@ def test_any_figures_and_names_fit_100_columns() -> None:
     huge = {name: 10**15 for name, value in documents.store().items() if type(value) is int}
     large = {figure: 10**15 for figure, value in documents.device(CARD).items() if type(value) is int}
     governor = documents.governor(
-        gauges=[documents.gauge("g\x1b" * 32, 10**15, 1, "workflow_aware", stale=True, source="drill")],
+        gauges=[documents.gauge("g\x1b" * 32, 10**15, 1, "workflow_aware", stale=True, source="file")],
         devices=[documents.device("d" * 64, **large, stuck="why " * 60)],
     )
     reasons = {f"for the reason {number}": 10**12 for number in range(9)}
