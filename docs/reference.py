@@ -15,7 +15,7 @@ import click
 
 from tensord.client.ctl.app import cli
 from tensord.daemon.config.config import Config
-from tensord.daemon.config.settings import Setting, settings_of
+from tensord.daemon.config.settings import Setting, descriptions, settings_of
 from tensord.daemon.web import metrics
 from tests.client.ctl import documents
 
@@ -23,7 +23,7 @@ from tests.client.ctl import documents
 def settings() -> Iterator[str]:
     """All settings, section by section."""
     sections = {name: of for name, of in typing.get_type_hints(Config).items() if isinstance(of, type)}
-    table = None
+    table, said_of = None, descriptions(Config)
     for key, setting, default in settings_of(Config):
         section, _, name = key.rpartition(".")
         if section != table:
@@ -31,14 +31,14 @@ def settings() -> Iterator[str]:
             said = inspect.getdoc(sections[section]) or "" if section else "Keys at the top of the file."
             yield from ("", f"## {section or 'General'}", "", said.split("\n\n")[0].replace("\n", " "), "")
             yield from ("| setting | default | value | reload | meaning |", "|---|---|---|---|---|")
-        yield row_of(name, setting, default)
+        yield row_of(name, setting, default, said_of[key])
 
 
-def row_of(name: str, setting: Setting, default: Any) -> str:
+def row_of(name: str, setting: Setting, default: Any, said: str) -> str:
     """A setting's row."""
     shown = setting.derived or f"`{setting.show(default)}`"
     wants = setting.wants.removeprefix("must be ")
-    cells = [f"`{name}`", shown, wants, "yes" if setting.reload else "", setting.doc[0].upper() + setting.doc[1:]]
+    cells = [f"`{name}`", shown, wants, "yes" if setting.reload else "", said]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "\\<") for cell in cells) + " |"
 
 

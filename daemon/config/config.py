@@ -1,7 +1,7 @@
 """All settings of the daemon, as one frozen tree.
 
-Owns: the settings, their defaults and bounds, and the conditions between them. Does not own how a value is written
-(settings.py), nor the sources of values (sources.py).
+Owns: the settings above all tables, and the conditions between settings. Does not own the tables (sections.py), how a
+value is written (kinds.py), nor the sources of values (sources.py).
 
 Flags have precedence over TENSORD_* variables, these over the TOML file, and the file over the defaults. Sizes are in
 bytes, times in seconds. `reload=True` marks a setting that SIGHUP changes in a running daemon.
@@ -24,26 +24,26 @@ from ...shm.ring import cgroups, segments
 from ..governor.forms.thresholds import Thresholds
 from ..remote_stores.urls import open_store
 from ..replacement import POLICIES
-from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
-from .neighbours import NeighboursSection, is_loopback
-from .remote import RemoteSection
-from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QuotasSection
-from .settings import (
-    COUNT,
-    DURATION,
-    LOOPBACK,
-    MODE,
-    PATH,
-    SIZE,
-    SWITCH,
-    TEXT,
-    Kind,
-    Setting,
-    build,
-    choice,
-    setting,
-    settings_of,
+from .kinds import COUNT, DURATION, INSTANCE, LOOPBACK, MODE, PATH, SIZE, SWITCH, TEXT, choice, is_loopback
+from .sections import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    YEAR_S,
+    DeviceSection,
+    GaugesSection,
+    LimitsSection,
+    LogSection,
+    MemorySection,
+    MetricsSection,
+    NeighboursSection,
+    PressureSection,
+    QueueingSection,
+    QuotasSection,
+    RemoteSection,
 )
+from .settings import Setting, build, setting, settings_of
 from .sources import Given, from_environ, from_file, from_flags
 
 CONFIG_VARIABLE: Final = "TENSORD_CONFIG"
@@ -55,14 +55,6 @@ ENTRIES_MAX: Final = 1 << 28
 BYTES_PER_ENTRY: Final = 64 * KIB
 ASKING_FLAGS: Final = ("--help", "--version", "--check-config")
 """The flags that ask for a text instead of a daemon (usage.py)."""
-
-
-def _instance(given: Any) -> str:
-    segments.segment_name(str(given), "ring")
-    return str(given)
-
-
-INSTANCE: Final = Kind("a name of 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit", _instance, str)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,95 +80,50 @@ class Reload:
 class Config:
     """All settings. `sources`: the source of each value. `ignored`: a text for each unknown TENSORD_* variable."""
 
-    instance: str = setting(
-        INSTANCE,
-        "name of the shared memory; one daemon serves an instance",
-        derived="system for root or as a system service, else user-<uid>",
-    )
+    instance: str = setting(INSTANCE, derived="system for root or as a system service, else user-<uid>")
+    """Name of the shared memory; one daemon serves an instance."""
     socket: Path = setting(
-        PATH,
-        "the control socket; not used if a service manager passes one",
-        derived="control.sock in $RUNTIME_DIRECTORY, /run/tensord, $XDG_RUNTIME_DIR/tensord or /tmp/tensord-<uid>",
+        PATH, derived="control.sock in $RUNTIME_DIRECTORY, /run/tensord, $XDG_RUNTIME_DIR/tensord or /tmp/tensord-<uid>"
     )
-    status_socket: Path = setting(
-        PATH,
-        "the read-only status socket; not used if a service manager passes one; the socket for metrics is beside it",
-        derived="status.sock beside the control socket",
-    )
-    socket_group: str | None = setting(
-        TEXT, "group of the sockets that the daemon creates; none: the daemon's own", None, optional=True
-    )
-    socket_mode: int = setting(
-        MODE,
-        "file mode of the control socket; who may use it may read and write every entry",
-        0o660,
-        low=0o600,
-        high=0o777,
-    )
-    status_mode: int = setting(
-        MODE,
-        "file mode of the sockets that are read-only; 0666 shows keys, sizes, clients and settings to every user",
-        0o660,
-        low=0o600,
-        high=0o777,
-    )
-    http: str | None = setting(
-        LOOPBACK,
-        """where a read-only page for browsers is served; by TCP, every user of this host may read it; none: no
-        page""",
-        None,
-        optional=True,
-    )
+    """The control socket; not used if a service manager passes one."""
+    status_socket: Path = setting(PATH, derived="status.sock beside the control socket")
+    """The read-only status socket; not used if a service manager passes one; the socket for metrics is beside it."""
+    socket_group: str | None = setting(TEXT, None)
+    """Group of the sockets that the daemon creates; none: the daemon's own."""
+    socket_mode: int = setting(MODE, 0o660, 0o600, 0o777)
+    """File mode of the control socket; who may use it may read and write every entry."""
+    status_mode: int = setting(MODE, 0o660, 0o600, 0o777)
+    """File mode of the sockets that are read-only; 0666 shows keys, sizes, clients and settings to every user."""
+    http: str | None = setting(LOOPBACK, None)
+    """Where a read-only page for browsers is served; by TCP, every user of this host may read it; none: no page."""
     ring_bytes: int = setting(
         SIZE,
-        "memory for payloads, taken from /dev/shm at the start; an existing ring grows or shrinks to this size",
         low=RING_BYTES_MIN,
         high=16 * TIB,
         derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm when the ring is created",
     )
+    """Memory for payloads, taken from /dev/shm at the start; an existing ring grows or shrinks to this size."""
     max_entries: int = setting(
         COUNT,
-        "the most entries; the index is created for this number and does not grow",
         low=16,
         high=ENTRIES_MAX,
         derived="one for every 64KiB of the ring when it is created, at least 4096",
     )
-    max_bytes: int | None = setting(
-        SIZE,
-        "the most bytes of payloads; none: the whole ring",
-        None,
-        low=1 * MIB,
-        high=16 * TIB,
-        optional=True,
-        reload=True,
-    )
-    max_tokens: int | None = setting(
-        COUNT,
-        "the most encoder tokens, as clients count them; none: no limit",
-        None,
-        low=1,
-        high=1 << 48,
-        optional=True,
-        reload=True,
-    )
-    default_ttl_s: float | None = setting(
-        DURATION,
-        "time from an entry's put or last touch to its expiry, unless the put sets another one; none: no expiry",
-        None,
-        low=0.05,
-        high=3650 * DAY_S,
-        optional=True,
-        reload=True,
-    )
-    write_in_place: str = setting(
-        choice("owner", "group", "off"),
-        """which clients may write large payloads into the ring by themselves, without the daemon's copy: those of the
-        daemon's own user; also those whose primary group is its own; or none. Such a client could damage the
-        entries of others""",
-        "owner",
-    )
-    policy: str = setting(choice(*POLICIES), "the replacement policy: which entries are evicted for new ones", "hazard")
-    drop: bool = setting(SWITCH, "remove the shared memory with all entries on SIGTERM as well as on SIGINT", False)
+    """The most entries; the index is created for this number and does not grow."""
+    max_bytes: int | None = setting(SIZE, None, 1 * MIB, 16 * TIB, reload=True)
+    """The most bytes of payloads; none: the whole ring."""
+    max_tokens: int | None = setting(COUNT, None, 1, 1 << 48, reload=True)
+    """The most encoder tokens, as clients count them; none: no limit."""
+    default_ttl_s: float | None = setting(DURATION, None, 0.05, 10 * YEAR_S, reload=True)
+    """Time from an entry's put or last touch to its expiry, unless the put sets another one; none: no expiry."""
+    write_in_place: str = setting(choice("owner", "group", "off"), "owner")
+    """Which clients may write large payloads into the ring by themselves, without the daemon's copy: those of the
+    daemon's own user; also those whose primary group is its own; or none. Such a client could damage the entries of
+    others."""
+    policy: str = setting(choice(*POLICIES), "hazard")
+    """The replacement policy: which entries are evicted for new ones."""
+    drop: bool = setting(SWITCH, False)
+    """Remove the shared memory with all entries on SIGTERM as well as on SIGINT."""
     memory: MemorySection
     limits: LimitsSection
     quotas: QuotasSection
@@ -211,7 +158,7 @@ class Config:
         """
         uid = os.geteuid() if uid is None else uid
         known = {key: spec for key, spec, _ in settings_of(cls)}
-        flags = from_flags(argv, {**known, "config": Setting(PATH, "the TOML file")}, ASKING_FLAGS)
+        flags = from_flags(argv, {**known, "config": Setting(PATH)}, ASKING_FLAGS)
         given: Given = {}
         if path := _file(flags.pop("config", None), environ, uid):
             given |= from_file(path, known)

@@ -1,163 +1,38 @@
-"""The definition of a setting: its kind, its bounds, and the text form of its values.
+"""The definition of a setting: its kind, its bounds, its default, and its key in a tree of settings.
 
-Owns: the kinds (sizes, durations, counts, ...). Does not own the list of settings (config.py), the sources of values
-(sources.py), nor the units of sizes and durations (ipc/quantities.py).
+Owns: what can be said of any setting. Does not own the kinds (kinds.py), the list of settings (sections.py, config.py),
+nor the sources of values (sources.py).
 
-A setting is a field of a frozen dataclass, made by `setting(...)`. Its key is its dotted path in the tree. The names of
-the flag and of the variable are derived from the key:
+A setting is a field of a frozen dataclass, made by `setting(...)`; the string below it is its description. Its key is
+its dotted path in the tree. The names of the flag and of the variable are derived from the key:
 
     limits.clients_max      --limits-clients-max      TENSORD_LIMITS_CLIENTS_MAX
-
-Invariant: the text of a value parses to the same value again.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 
 from ...errors import BadConfiguration
-from ...ipc.quantities import (
-    DURATION_WANTS,
-    SIZE_WANTS,
-    read_duration,
-    read_size,
-    show_duration,
-    show_size,
-)
+from .kinds import HIDDEN, Kind
 
 PREFIX: Final = "TENSORD_"
-HIDDEN: Final = "***"
-"""Stands for what is not shown, as a password."""
-SIZES_MAX: Final = 64
-SIZES_BYTES_MAX: Final = 16 << 40
-
-_WORDS = {"true": True, "yes": True, "on": True, "1": True,
-          "false": False, "no": False, "off": False, "0": False}  # fmt: skip
-_ADDRESS: Final = re.compile(r"(?:(?P<host>[^\s:\[\]/]+)|\[(?P<host6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})")
 _USER: Final = re.compile(r"//[^\s,]*@")
-_PORT_MAX: Final = 65535
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """The text form of values. `read` parses text or a TOML value, and raises ValueError. `wants`: accepted values.
-    `secret`: a refused value is not shown."""
-
-    wants: str
-    read: Callable[[Any], Any]
-    show: Callable[[Any], str]
-    secret: bool = False
-
-
-def _count(given: Any) -> int:
-    if isinstance(given, bool | float):
-        raise ValueError
-    return given if isinstance(given, int) else int(str(given).strip())
-
-
-def _share(given: Any) -> float:
-    if isinstance(given, bool):
-        raise ValueError
-    text = str(given).strip()
-    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-
-
-def _switch(given: Any) -> bool:
-    if isinstance(given, bool):
-        return given
-    try:
-        return _WORDS[str(given).strip().lower()]
-    except KeyError:
-        raise ValueError from None
-
-
-def _mode(given: Any) -> int:
-    # TOML has already parsed a number in its own base (0o660). A text is octal, as for chmod.
-    if isinstance(given, bool):
-        raise ValueError
-    return given if isinstance(given, int) else int(str(given).strip().removeprefix("0o"), 8)
-
-
-def _text(given: Any) -> str:
-    if not isinstance(given, str) or not given or not given.isprintable():
-        raise ValueError
-    return given
-
-
-def host_and_port(text: str) -> tuple[str, int]:
-    """Host and port of "127.0.0.1:9477", "metrics.example:9477" or "[::1]:9477". Raises ValueError."""
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > _PORT_MAX:
-        raise ValueError(text)
-    return found["host"] or found["host6"], int(found["port"])
-
-
-def _address(given: Any) -> str:
-    host_and_port(_text(given))
-    return str(given)
-
-
-def _loopback(given: Any) -> str:
-    text = _text(given)
-    if not text.startswith("/") and host_and_port(text)[0] not in ("127.0.0.1", "::1"):
-        raise ValueError(text)
-    return text
-
-
-def _sizes(given: Any) -> tuple[tuple[str, int], ...]:
-    """Sizes by name; the name is empty for a size without one."""
-    if isinstance(given, bool):
-        raise ValueError
-    given = given if isinstance(given, str) else str(given)
-    pairs = [part.rpartition("=") for part in given.split(",")]
-    found = {name.strip(): read_size(size.strip()) for name, _, size in pairs}
-    named = all(name.strip() or not equals for name, equals, _ in pairs)
-    if not named or len(found) < len(pairs) or len(found) > SIZES_MAX or max(found.values()) > SIZES_BYTES_MAX:
-        raise ValueError
-    return tuple(sorted(found.items()))
-
-
-def _show_sizes(value: tuple[tuple[str, int], ...]) -> str:
-    return ", ".join(f"{name}={show_size(size)}" if name else show_size(size) for name, size in value)
-
-
-SIZES: Final = Kind(
-    "a size such as 72GiB, or up to 64 of NAME=SIZE separated by commas, each at most 16TiB", _sizes, _show_sizes
-)
-SIZE: Final = Kind(SIZE_WANTS, read_size, show_size)
-DURATION: Final = Kind(DURATION_WANTS, read_duration, show_duration)
-COUNT: Final = Kind("a whole number", _count, str)
-SHARE: Final = Kind("a share such as 0.5 or 50%", _share, lambda value: f"{Decimal(repr(value)):f}")
-SWITCH: Final = Kind("true or false", _switch, lambda value: "true" if value else "false")
-MODE: Final = Kind("an octal file mode such as 0660", _mode, lambda value: f"{value:04o}")
-TEXT: Final = Kind("text", _text, str)
-LOOPBACK: Final = Kind("127.0.0.1:PORT, [::1]:PORT or the absolute path of a Unix socket", _loopback, str)
-ADDRESS: Final = Kind("HOST:PORT such as 127.0.0.1:9477 or [::1]:9477", _address, str)
-PATH: Final = Kind("an absolute path", lambda given: Path(_text(given)), str)
-
-
-def choice(*names: str) -> Kind:
-    def read(given: Any) -> str:
-        if given not in names:
-            raise ValueError
-        return str(given)
-
-    return Kind("one of " + ", ".join(names), read, str)
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The properties of a setting. `derived`: how a default that is not fixed is computed, in words."""
+    """The properties of a setting. `optional`: it may be none. `derived`: how a default that is not fixed is computed,
+    in words."""
 
     kind: Kind
-    doc: str
     low: Any = None
     high: Any = None
     optional: bool = False
@@ -197,11 +72,18 @@ class Setting:
         return "none" if value is None else self.kind.show(value)
 
 
-def setting(kind: Kind, doc: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
-    """A dataclass field for a setting. Without `default`, the default is computed while loading (`derived`)."""
-    spec = Setting(kind, " ".join(doc.split()), **more)
-    if default is dataclasses.MISSING:
-        return dataclasses.field(metadata={"setting": spec})
+def setting(
+    kind: Kind,
+    default: Any = dataclasses.MISSING,
+    low: Any = None,
+    high: Any = None,
+    *,
+    reload: bool = False,
+    derived: str = "",
+) -> Any:
+    """A dataclass field for a setting. Without `default`, the default is computed while loading (`derived`). With
+    None, the setting is optional."""
+    spec = Setting(kind, low, high, default is None, reload, derived)
     return dataclasses.field(default=default, metadata={"setting": spec})
 
 
@@ -217,6 +99,24 @@ def settings_of(tree: type[Any], prefix: str = "") -> Iterator[tuple[str, Settin
             yield prefix + field.name, field.metadata["setting"], field.default
         elif dataclasses.is_dataclass(types[field.name]):
             yield from settings_of(types[field.name], f"{prefix}{field.name}.")
+
+
+def descriptions(tree: type[Any], prefix: str = "") -> dict[str, str]:
+    """The description of every setting by its key: the string below the field, without its full stop."""
+    (declared,) = ast.parse(inspect.getsource(tree)).body
+    assert isinstance(declared, ast.ClassDef)
+    found = {}
+    for field, below in zip(declared.body, declared.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(field.target)] = " ".join(str(below.value.value).split()).removesuffix(".")
+    said: dict[str, str] = {}
+    types = _types(tree)
+    for each in dataclasses.fields(tree):
+        if "setting" in each.metadata:
+            said[prefix + each.name] = found[each.name]
+        elif dataclasses.is_dataclass(types[each.name]):
+            said |= descriptions(types[each.name], f"{prefix}{each.name}.")
+    return said
 
 
 def build(tree: type[Any], values: Mapping[str, Any], prefix: str = "", **rest: Any) -> Any:

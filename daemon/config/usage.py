@@ -16,7 +16,8 @@ from typing import Any, Final
 from tensord import __version__
 
 from .config import Config
-from .settings import COUNT, SHARE, SWITCH, Setting, flag_of, settings_of, variable_of
+from .kinds import COUNT, SHARE, SWITCH
+from .settings import Setting, descriptions, flag_of, settings_of, variable_of
 
 WIDTH: Final = 100
 CHECK: Final = "--check-config"
@@ -66,10 +67,11 @@ def help_text() -> str:
         "  --config FILE        the TOML file; also TENSORD_CONFIG",
         "",
     ]
+    said = descriptions(Config)
     for key, spec, default in settings_of(Config):
         switch = spec.kind is SWITCH
         lines.append(f"  {flag_of(key)}" + (f", --no-{flag_of(key)[2:]}" if switch else " VALUE"))
-        lines += _wrapped(f"{spec.doc} (default: {_default(spec, default)})", "        ")
+        lines += _wrapped(f"{said[key]} (default: {_default(spec, default)})", "        ")
     return "\n".join(lines) + "\n"
 
 
@@ -91,7 +93,7 @@ def example_text() -> str:
         "# Settings marked (reload) can change in a running daemon: systemctl reload tensord.",
         "# `tensorctl config check` shows the current value of each setting and its source.",
     ]
-    table = ""
+    table, said = "", descriptions(Config)
     for key, spec, default in settings_of(Config):
         into, _, name = key.rpartition(".")
         if into != table:
@@ -99,7 +101,7 @@ def example_text() -> str:
             table = into
         mark = " (reload)" if spec.reload else ""
         note = f" Default: {spec.derived}." if spec.derived else ""
-        lines += ["", *_wrapped(f"{spec.doc[0].upper()}{spec.doc[1:]}{mark}.{note}", "# ")]
+        lines += ["", *_wrapped(f"{said[key]}{mark}.{note}", "# ")]
         lines += _wrapped(f"It {spec.wants}.", "# ")
         lines.append(f"#{name} = {_toml(key, spec, default)}")
     return "\n".join(lines) + "\n"

@@ -25,7 +25,7 @@ from .sources.owners import OwnersSource
 
 if TYPE_CHECKING:
     # The settings read the registry.
-    from ..config import governing
+    from ..config import sections
 
 CLOSE_S: Final = 1.0
 """Seconds that closing waits for sources. A source that hangs is left behind: its thread ends with the process."""
@@ -118,7 +118,7 @@ class Gauges:
         self.answered()
 
 
-def open_gauges(config: governing.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
+def open_gauges(config: sections.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
     """The configured gauges. No source is opened or loaded before the first reading.
 
     Args:

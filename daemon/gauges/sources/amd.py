@@ -185,4 +185,4 @@ def _declare(rocml: Any) -> None:
             getattr(rocml.rocm_lib, function).argtypes = arguments
 
 
-offer("amd", Tier.DEVICE, lambda given: amd_source(given.root), auto=1, says="pyrsmi")
+offer("amd", Tier.DEVICE, lambda given: amd_source(given.root), auto=1)

@@ -144,6 +144,5 @@ offer(
     Tier.HOST,
     lambda given: HostSource(),
     auto=1,
-    says="the cgroup's limit, or MemAvailable where it has none",
     by_name=False,
 )

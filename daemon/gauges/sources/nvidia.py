@@ -137,4 +137,4 @@ def nvidia_source(root: Path = Path("/")) -> LibrarySource:
     return LibrarySource(Nvml(root))
 
 
-offer("nvidia", Tier.DEVICE, lambda given: nvidia_source(given.root), auto=2, says="nvidia-ml-py")
+offer("nvidia", Tier.DEVICE, lambda given: nvidia_source(given.root), auto=2)

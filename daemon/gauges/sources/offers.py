@@ -42,7 +42,6 @@ class Offer:
         name: the name of the source, also in the configuration.
         make: makes the source without opening it.
         auto: the source's position among those of the setting `auto`, lowest first. None: `auto` does not include it.
-        says: the source in words, for the configuration's description of `auto`.
         by_name: True if the configuration accepts the source's name.
     """
 
@@ -50,7 +49,6 @@ class Offer:
     tier: Tier
     make: Callable[[Opening], Source]
     auto: int | None
-    says: str
     by_name: bool
 
 
@@ -64,9 +62,8 @@ def offer(
     make: Callable[[Opening], Source],
     *,
     auto: int | None = None,
-    says: str = "",
     by_name: bool = True,
 ) -> None:
     """Registers a source for a tier. The arguments are those of `Offer`."""
     assert not any((name, tier) == (each.name, each.tier) for each in OFFERS), f"two sources are named {name}"
-    OFFERS.append(Offer(name, tier, make, auto, says, by_name))
+    OFFERS.append(Offer(name, tier, make, auto, by_name))

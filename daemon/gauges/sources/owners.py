@@ -90,5 +90,4 @@ offer(
     Tier.DEVICE,
     lambda given: OwnersSource(OWNERS_EVERY_S, given.devices_max),
     auto=4,
-    says="reports of clients, through torch",
 )

@@ -29,12 +29,6 @@ def choices(tier: Tier) -> list[str]:
     return ["auto", *(each.name for each in offered(tier) if each.by_name), "none"]
 
 
-def described(tier: Tier) -> str:
-    """The sources of `auto`, in words."""
-    says = [each.says for each in offered(tier) if each.auto is not None]
-    return "auto: " + ", ".join(says) + (", whichever answers first" if len(says) > 1 else "")
-
-
 def opened(tier: Tier, choice: str, given: Opening) -> list[Source]:
     """The sources of a choice, best first. No source is opened or loaded before its first reading."""
     assert choice in choices(tier), choice

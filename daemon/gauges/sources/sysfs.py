@@ -104,4 +104,4 @@ def _number(file: Path) -> int:
     return int(text)
 
 
-offer("sysfs", Tier.DEVICE, lambda given: SysfsSource(given.root), auto=3, says="sysfs")
+offer("sysfs", Tier.DEVICE, lambda given: SysfsSource(given.root), auto=3)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.limits import governor_limits, wire_limits
 from tensord.daemon.config.sections import LimitsSection
-from tensord.daemon.config.settings import flag_of, settings_of, variable_of
+from tensord.daemon.config.settings import descriptions, flag_of, settings_of, variable_of
 from tensord.daemon.governor.forms.thresholds import Thresholds
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import BadConfiguration
@@ -96,10 +95,11 @@ def test_every_setting_has_a_bound_or_a_closed_set_of_values() -> None:
     paths = {"socket", "status_socket", "gauges.file"}
     own_bounds = {"device.baseline", "neighbours.servers", "remote.url"}
     unbounded = {"instance", "socket_group", "http", "metrics.listen", *own_bounds, *paths}
+    described = descriptions(Config)
     for key, said, default in settings_of(Config):
         closed = said.kind.wants.startswith(("one of", "true or false"))
         assert closed or key in unbounded or (said.low is not None and said.high is not None), key
-        assert said.doc, key
+        assert described[key], key
         assert (default is dataclasses.MISSING) == bool(said.derived), key
 
 
@@ -154,15 +154,12 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         (["--ring-byte", "1"], "unknown flag '--ring-byte'; did you mean '--ring-bytes'?"),
         (["--clients-max", "1"], "did you mean '--limits-clients-max'?"),
         (["--nosuch", "1"], "unknown flag '--nosuch'; `tensord --help` lists all of them"),
-        (["--zzzz", "1"], "unknown flag '--zzzz'; `tensord --help` lists all of them"),
         (["--max-entries"], "--max-entries lacks its value: it must be a whole number"),
         (["--max-entries", "--drop"], "--max-entries lacks its value"),
         (["4GiB"], "unexpected argument '4GiB'"),
         (["--remote-write", "false"], "--remote-write is a switch: write it alone, or --no-remote-write"),
         (["--max-entries", "many"], "max_entries = 'many' (flag --max-entries): must be a whole"),
         (["--max-entries", "3"], "at least 16 and at most 268435456"),
-        (["--max-entries", str(1 << 40)], "at least 16 and at most 268435456"),
-        (["--max-entries", "20.5"], "must be a whole number"),
         (["--ring-bytes", "4QiB"], "must be a size in bytes such as 4GiB"),
         (["--ring-bytes", "-1"], "must be a size in bytes"),
         (["--ring-bytes", "none"], "must be a size in bytes"),
@@ -269,25 +266,6 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     assert "cannot be read: Is a directory" in refused("--config", str(tmp_path))
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "pipe"])
-def test_a_file_that_is_no_regular_one_is_not_read(tmp_path: Path, path: str) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    path = str(tmp_path / path)
-    assert f"{path} cannot be read: it is not a regular file" in refused("--config", path)
-
-
-def test_dev_null_is_an_empty_file() -> None:
-    assert load("--config", os.devnull).max_entries
-
-
-def test_a_file_of_more_than_1_mib_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "large.toml"
-    path.write_text("#" * (1 << 20) + "\n")
-    assert f"{path} cannot be read: it has more than 1048576 bytes" in refused("--config", str(path))
-    path.write_text("#" * ((1 << 20) - 1) + "\n")
-    assert load("--config", str(path)).max_entries
-
-
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     assert f"{file} is not valid TOML" in refused("--config", str(file))
@@ -319,9 +297,9 @@ def test_a_system_service_is_the_system_instance_whatever_its_uid() -> None:
 
 
 def test_a_second_instance_gets_sockets_of_its_own() -> None:
-    config = load("--instance", "drill")
-    assert config.socket == Path("/tmp/tensord-1000/drill/control.sock")
-    assert config.status_socket == Path("/tmp/tensord-1000/drill/status.sock")
+    config = load("--instance", "second")
+    assert config.socket == Path("/tmp/tensord-1000/second/control.sock")
+    assert config.status_socket == Path("/tmp/tensord-1000/second/status.sock")
 
 
 def test_the_status_socket_stands_beside_a_given_control_socket() -> None:
@@ -337,12 +315,6 @@ def test_the_ring_takes_a_quarter_of_a_small_machine_and_4_gib_of_a_large_one(
     assert load(available_bytes=1).ring_bytes == 1 << 20
     monkeypatch.setattr("tensord.shm.ring.segments.shm_free_bytes", lambda: 64 << 20)
     assert load(available_bytes=64 * GIB).ring_bytes == 32 << 20
-
-
-def test_this_machine_gives_a_configuration_without_any_setting() -> None:
-    config = Config.load([], NOWHERE)
-    assert config.ring_bytes >= 1 << 20
-    assert config.instance in ("system", f"user-{os.geteuid()}")
 
 
 def test_a_reload_takes_what_may_change_and_names_what_needs_a_restart(file: Path) -> None:
@@ -372,12 +344,6 @@ def test_a_reload_of_another_password_needs_a_restart_and_shows_neither() -> Non
     assert reload.config.remote == running.remote
 
 
-def test_a_reload_of_the_same_changes_nothing() -> None:
-    running = load()
-    reload = running.reloaded(load())
-    assert (reload.config, reload.applied, reload.waiting) == (running, [], [])
-
-
 def test_a_reload_reports_no_change_of_derived_sizes() -> None:
     running = load(available_bytes=64 * GIB)
     reload = running.reloaded(load(available_bytes=2 * GIB))
@@ -398,9 +364,7 @@ THRESHOLDS = {"normal": 0.7, "pressure": 0.85, "critical": 0.92, "emergency": 0.
         {},
         {"normal": 0.01, "hysteresis": 0.01},
         {"normal": 0.02, "hysteresis": 0.03},
-        {"normal": 0.01, "hysteresis": 0.0},
         {"normal": 0.9},
-        {"pressure": 0.9},
         {"pressure": 0.8999},
         {"emergency": 0.94},
         {"emergency": 1.0},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tensord.daemon.config import governing
+from tensord.daemon.config import sections
 from tensord.daemon.config.config import Config
 from tensord.daemon.gauges.gauges import Gauges, open_gauges
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
@@ -44,7 +44,7 @@ class Scripted:
         self.closed += 1
 
 
-def wanted(**settings: Any) -> governing.GaugesSection:
+def wanted(**settings: Any) -> sections.GaugesSection:
     argv = [word for name, value in settings.items() for word in (f"--gauges-{name}", str(value))]
     return Config.load(argv, {}).gauges
 

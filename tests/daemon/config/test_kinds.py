@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.config.settings import ADDRESS, COUNT, DURATION, MODE, SHARE, SIZE, SWITCH, Kind, host_and_port
+from tensord.daemon.config.kinds import ADDRESS, COUNT, DURATION, MODE, SHARE, SIZE, SWITCH, Kind, host_and_port
 
 
 @pytest.mark.parametrize(
