@@ -50,6 +50,7 @@ class Attachment:
     """By number: offset, bytes, slot (-1: none)."""
     used: set[int] = field(default_factory=set)
     """Grants with records in them."""
+    returning: list[int] = field(default_factory=list)
     waiting: list[messages.AskForGrants] = field(default_factory=list)
     rung: int = 0
 
@@ -122,6 +123,7 @@ class StandIn:
         with self._lock:
             for each in self.attachments:
                 self._take(each)
+                self._return(each, [])
                 waiting, each.waiting = each.waiting, []
                 for request in waiting:
                     self._lend(each, request)
@@ -257,7 +259,10 @@ class StandIn:
         self._say(each, messages.GrantsLent(request.id, grants, error))
 
     def _return(self, each: Attachment, numbers: list[int]) -> None:
-        for number in numbers:
+        """Takes grants back, after the records of what was written there."""
+        each.returning += numbers
+        while each.returning and self.takes:
+            number = each.returning.pop()
             offset, size_bytes, slot = each.grants.pop(number, (0, 0, -1))
             if slot >= 0:
                 self.bench.slots.release(slot)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
+from mmap import mmap
 from typing import Any, cast
 
 import numpy as np
@@ -13,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tensord.client.writing.arena import LEAST_BYTES, Arena
-from tensord.client.writing.memory import WritableMemory
+from tensord.client.writing.memory import RingMemory, WritableMemory
 from tensord.client.writing.wire import Granted
 from tensord.errors import StoreFull, TensordError
+from tensord.shm.index.index import IndexReader
 
 from ...daemon_process import PATIENCE_S
-from ...memory_bench import key, memory_file
-from ...writing_bench import WritingBench
+from ...memory_bench import MemoryBench, key, memory_file
 
 
 def soon() -> float:
@@ -95,25 +97,6 @@ def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> No
     assert places.left_bytes == 4096
 
 
-def test_a_quiet_client_gives_back_what_it_holds() -> None:
-    with WritingBench() as bench:
-        for number in range(50):
-            bench.put(key(number), np.zeros(1000, np.uint8), soon())
-        places = bench.writer.arena
-        places._ahead = 64
-        places._ask_ahead()
-        held = len(places._grants)
-        assert held > 32
-        places.rest()
-        assert len(places._grants) == held, "something was put since the last call"
-        for _ in range(8):
-            places.rest()
-        assert not places._grants
-        bench.work()
-        assert not bench.lent
-        assert bench.put(key(99), 1, soon()).state == "stored"
-
-
 def test_a_put_joins_a_request_that_is_under_way_and_asks_by_itself_once_that_is_refused() -> None:
     """Else the requests of puts that found their place otherwise would pile up at the daemon."""
     places, wire = arena()
@@ -166,6 +149,21 @@ def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
     wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
     with pytest.raises(StoreFull, match="no room"):
         places.wait_for(8192, soon())
+
+
+def test_a_place_that_was_taken_back_is_neither_used_nor_pinned() -> None:
+    with MemoryBench() as bench:
+        slot = bench.write(key(1), np.zeros(100))
+        assert slot is not None
+        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq.to_bytes(8, "little"))
+        index = IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
+        memory = RingMemory(bench.ring_fd, bench.lane(), index)
+        bench.slots.revoke(slot.number)
+        assert memory.hold(granted) is None
+        gc.collect()
+        assert not bench.pins()
+        bench.slots.release(slot.number)
+        bench.free(slot.offset)
 
 
 class Places(RuleBasedStateMachine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -23,7 +24,7 @@ from tensord.errors import (
     UsageError,
 )
 from tensord.shm.lanes.records import AWAKE
-from tensord.shm.ring.layout import ASLEEP_AT
+from tensord.shm.ring.layout import ASLEEP_AT, QUEUE_RECORDS
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import interrupt
@@ -34,6 +35,7 @@ from ...stand_in import StandIn
 
 PUT_CALLS_MAX = 40
 KB = 1 << 10
+WRITING = [f"client/writing/{name}.py" for name in ("arena", "memory", "outcomes", "put", "puts", "wire")]
 
 
 @pytest.fixture(params=[True, False], ids=["in the ring", "through an inbox"])
@@ -245,19 +247,35 @@ def test_an_exception_at_any_point_of_a_put_leaves_a_client_whose_next_call_work
     daemon: StandIn, cache: tensord.Client
 ) -> None:
     """As Ctrl-C raises it."""
-    tree = {"a": np.arange(100), "b": (np.zeros(500), "x" * 400)}
+    tree = {"a": np.arange(100), "b": (np.zeros(500), "x" * 400), "c": np.zeros(40_000, np.uint8)}
     number = 0
     while interrupt(
         number,
         lambda number=number: cache.put(key(number), tree, wait=True),  # type: ignore[misc]
-        ("client/core/puts.py", "client/writing/puts.py", "client/writing/wire.py"),
+        ("client/core/puts.py", *WRITING, "shm/payloads/packing.py"),
     ):
         number += 1
         assert cache.put(key(100_000 + number), tree, wait=True).state == "stored", number
         lease = cache.get(key(number - 1))
         assert lease is None or (lease.tree["a"] == tree["a"]).all()
         del lease
-    assert number > 15
+    assert number > 60
+    cache.close()
+    until(lambda: (gc.collect(), not daemon.bench.pins())[1], "no place to be pinned")
+
+
+def test_a_full_queue_waits_for_the_daemon_and_no_longer_than_the_time_limit(
+    daemon: StandIn, cache: tensord.Client
+) -> None:
+    assert cache.put(key(0), 0, wait=True).state == "stored"
+    daemon.takes = False
+    puts = [cache.put(key(number), number) for number in range(1, QUEUE_RECORDS + 1)]
+    late = cache.put(key(len(puts) + 1), 0, timeout_s=0.01)
+    assert late.state == "lost" and "did not take the record" in str(late.error)
+    daemon.takes = True
+    daemon.work()
+    puts.append(cache.put(key(len(puts) + 1), 0))
+    assert [put for put in puts if put.wait(PATIENCE_S).state != "stored"] == []
 
 
 def test_parent_and_child_of_a_fork_go_on_with_grants_in_hand(daemon: StandIn, cache: tensord.Client) -> None:
