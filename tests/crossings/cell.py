@@ -106,7 +106,7 @@ class Cell:
     ) -> None:
         self.daemon = daemon
         self.state = STATES[state]
-        self.disturbances = [DISTURBANCES[name]() for name in disturbances]
+        self.disturbances = [DISTURBANCES[name] for name in disturbances]
         self.random = Random(f"{seed} cell")
         self._jitter_s = jitter_s
         # With random pauses the daemon also reads messages while the party enters the state.

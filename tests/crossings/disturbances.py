@@ -1,14 +1,12 @@
-"""The disturbances: of the party, its connection, the daemon, and the entries.
-
-A new disturbance needs one more class here, and its line in DISTURBANCES.
-"""
+"""The disturbances: of the party, its connection, the daemon, and the entries. A new one is a line in DISTURBANCES."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import tensord
 from tensord.errors import TensordError
@@ -21,407 +19,237 @@ from .payloads import key_of, words
 if TYPE_CHECKING:
     from .cell import Cell
 
+Apply = Callable[["Cell"], None]
 
+
+@dataclass(frozen=True)
 class Disturbance:
-    """`loses`: entries without a view may be gone afterwards. `refuses`: it may cause refused puts."""
+    """`apply` disturbs; if the state is under way, the daemon is stopped until `cell.resume()`. `around`: a context
+    from before the state is entered until all checks have passed. `loses`: entries without a view may be gone
+    afterwards. `refuses`: it may cause refused puts."""
 
-    name: ClassVar[str]
-    loses: ClassVar[bool] = False
-    refuses: ClassVar[bool] = False
-
-    @contextmanager
-    def around(self, cell: Cell) -> Iterator[None]:
-        """A context from before the state is entered until all checks have passed."""
-        yield
-
-    def apply(self, cell: Cell) -> None:
-        """Applies the disturbance. If the state is under way, the daemon is stopped until `cell.resume()`."""
-        raise NotImplementedError  # each class has its own
+    name: str
+    apply: Apply
+    around: Callable[[Cell], AbstractContextManager[None]] = lambda cell: nullcontext()
+    loses: bool = False
+    refuses: bool = False
 
 
-# ---- in the process that holds the state
+FORK: Final = "fork", "exits"
+RESUME: Final = ("resume",)
+"""The daemon serves again, and may have begun to handle what is pending."""
 
 
-class ForkChildExits(Disturbance):
-    name = "fork, child drops its copies and exits"
+def told(*orders: tuple[str, ...] | str) -> Apply:
+    """The party carries these orders out, in the process that holds the state."""
 
-    def apply(self, cell: Cell) -> None:
-        cell.tell("fork", "exits")
+    def apply(cell: Cell) -> None:
+        for order in orders:
+            if order is RESUME:
+                cell.resume()
+                cell.jitter()
+            else:
+                cell.tell(*([order] if isinstance(order, str) else order))
+
+    return apply
 
 
-class ForkChildUses(Disturbance):
+def fork_and_use(cell: Cell) -> None:
     """Parent and child continue side by side (see the cell), and the parent releases first."""
-
-    name = "fork, child uses its copies"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("fork", "uses")
-        cell.forked = True
-
-
-class ForkTwice(Disturbance):
-    """At the second fork the daemon may not have read all messages from before the first."""
-
-    name = "fork, and once more when attached again"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("fork", "exits")
-        cell.resume()
-        cell.tell("attached")
-        cell.tell("fork", "exits")
-
-
-class ForkFromThread(Disturbance):
-    name = "fork from a thread"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("fork_in_thread")
-
-
-class ForkWhileLeasing(Disturbance):
-    name = "lease taken between a fork's hooks"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("fork_while_leasing")
-
-
-class SocketCut(Disturbance):
-    name = "socket cut"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("cut")
-
-
-class NewLane(Disturbance):
-    """A fork while one view is under the old lane and another under the new lane."""
-
-    name = "re-attached with a new lane, then fork"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("cut_without_lane")
-        cell.resume()
-        cell.tell("attached_and_took")
-        cell.tell("fork", "exits")
-
-
-class ClientClosed(Disturbance):
-    name = "client closed"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("close_client")
-
-
-class ClientCollected(Disturbance):
-    name = "client collected"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("collect_client")
-
-
-class ClosedThenFork(Disturbance):
-    name = "client closed, then fork"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("close_client")
-        cell.tell("fork", "exits")
-
-
-class CollectedThenFork(Disturbance):
-    name = "client collected, then fork"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("collect_client")
-        cell.tell("fork", "exits")
+    cell.tell("fork", "uses")
+    cell.forked = True
 
 
 # ---- in the daemon
 
 
-class Busy(Disturbance):
+@contextmanager
+def busy(cell: Cell) -> Iterator[None]:
     """Two other clients put and evict all the time."""
+    stop = threading.Event()
 
-    name = "daemon busy"
-
-    @contextmanager
-    def around(self, cell: Cell) -> Iterator[None]:
-        stop = threading.Event()
-
-        def flood(number: int) -> None:
-            with tensord.Client(cell.daemon.socket) as client:
-                keys = [key_of(cell.namespace, f"flood-{number}-{at}") for at in range(4)]
-                payloads = [words(key) for key in keys]
-                under_way: list[tensord.Put] = []
-                while not stop.is_set():
-                    with suppress(TensordError):
-                        client.evict(*keys)
-                    begun = [client.put(*each, timeout_s=PATIENCE_S) for each in zip(keys, payloads, strict=True)]
-                    # More puts under way than the ring can hold would evict other clients' entries, which is correct.
-                    for put in under_way:
-                        put.wait(PATIENCE_S)
-                    under_way = begun
+    def flood(number: int) -> None:
+        with tensord.Client(cell.daemon.socket) as client:
+            keys = [key_of(cell.namespace, f"flood-{number}-{at}") for at in range(4)]
+            payloads = [words(key) for key in keys]
+            under_way: list[tensord.Put] = []
+            while not stop.is_set():
                 with suppress(TensordError):
                     client.evict(*keys)
+                begun = [client.put(*each, timeout_s=PATIENCE_S) for each in zip(keys, payloads, strict=True)]
+                # More puts under way than the ring can hold would evict other clients' entries, which is correct.
+                for put in under_way:
+                    put.wait(PATIENCE_S)
+                under_way = begun
+            with suppress(TensordError):
+                client.evict(*keys)
 
-        threads = [threading.Thread(target=flood, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=flood, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        cell.resume()
+        stop.set()
         for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            cell.resume()
-            stop.set()
-            for thread in threads:
-                thread.join(PATIENCE_S)
-
-    def apply(self, cell: Cell) -> None:
-        cell.resume()
-        cell.jitter()
+            thread.join(PATIENCE_S)
 
 
-class BusyAndCut(Busy):
-    """At the second cut the daemon may not have read all messages from before the first."""
-
-    name = "socket cut twice while the daemon is busy"
-
-    def apply(self, cell: Cell) -> None:
-        cell.tell("cut")
-        cell.resume()
-        cell.tell("attached")
-        cell.tell("cut")
-
-
-class Stopped(Disturbance):
-    """SIGSTOP: the party continues during the stop, the daemon after it."""
-
-    name = "daemon stopped, and on"
-
-    def apply(self, cell: Cell) -> None:
-        cell.stop()
-
-
-class Terminated(Disturbance):
+def terminate(cell: Cell) -> None:
     """The party continues while the daemon stops."""
-
-    name = "SIGTERM and restart"
-
-    def apply(self, cell: Cell) -> None:
-        with cell.asked(cell.restart):
-            cell.tell("go_on", True)
+    with cell.asked(cell.restart):
+        cell.tell("go_on", True)
 
 
-class TerminatedAtWork(Terminated):
-    """As Terminated, but the daemon has begun to handle the pending calls."""
-
-    name = "resumed, SIGTERM and restart"
-
-    def apply(self, cell: Cell) -> None:
-        cell.resume()
-        cell.jitter()
-        super().apply(cell)
+def kill(cell: Cell) -> None:
+    cell.restart(kill=True)
 
 
-class Killed(Disturbance):
-    name = "SIGKILL and restart"
-
-    def apply(self, cell: Cell) -> None:
-        cell.restart(kill=True)
-
-
-class KilledAtWork(Disturbance):
-    name = "resumed, SIGKILL and restart"
-
-    def apply(self, cell: Cell) -> None:
-        cell.resume()
-        cell.jitter()
-        cell.restart(kill=True)
-
-
-class KilledThenFork(Disturbance):
+def kill_and_fork(cell: Cell) -> None:
     """A fork while the client has lost its daemon and is not attached to the next."""
-
-    name = "SIGKILL, fork, restart"
-
-    def apply(self, cell: Cell) -> None:
-        cell.daemon.kill()
-        cell.tell("fork", "exits")
-        cell.started()
+    cell.daemon.kill()
+    cell.tell(*FORK)
+    cell.started()
 
 
-class Dropped(Disturbance):
+def drop_memory(cell: Cell) -> None:
     """SIGINT: the memory is removed, and the next daemon starts without any."""
-
-    name = "restart with new memory"
-    loses = True
-
-    def apply(self, cell: Cell) -> None:
-        cell.daemon.interrupt()
-        cell.started()
-        # Generations live as long as the ring.
-        cell.generation = 0
+    cell.daemon.interrupt()
+    cell.started()
+    # Generations live as long as the ring.
+    cell.generation = 0
 
 
-class OtherSettings(Disturbance):
-    """A restart with other settings, and later one with the old settings."""
+def at_work(apply: Apply) -> Apply:
+    """The daemon has begun to handle the pending calls."""
 
-    settings: ClassVar[dict[str, object]]
+    def applied(cell: Cell) -> None:
+        told(RESUME)(cell)
+        apply(cell)
 
-    @contextmanager
-    def around(self, cell: Cell) -> Iterator[None]:
-        before = dict(cell.daemon.flags)
-        try:
-            yield
-        finally:
-            cell.daemon.flags = before
-            cell.renew = True
+    return applied
 
-    def apply(self, cell: Cell) -> None:
-        cell.daemon.flags = {**cell.daemon.flags, **self.settings}
+
+@contextmanager
+def settings_come_back(cell: Cell) -> Iterator[None]:
+    before = dict(cell.daemon.flags)
+    try:
+        yield
+    finally:
+        cell.daemon.flags = before
+        cell.renew = True
+
+
+def restart_with(**settings: object) -> Apply:
+    """A restart with other settings. Later cells have the old ones."""
+
+    def apply(cell: Cell) -> None:
+        cell.daemon.flags = {**cell.daemon.flags, **settings}
         cell.restart()
+        if wanted := settings.get("ring_bytes"):
+            cell.daemon.until(lambda s: s["ring_bytes"] == wanted, f"a ring of {wanted} bytes")
+
+    return apply
 
 
-class OtherRing(OtherSettings):
-    def apply(self, cell: Cell) -> None:
-        super().apply(cell)
-        wanted = self.settings["ring_bytes"]
-        cell.daemon.until(lambda s: s["ring_bytes"] == wanted, f"a ring of {wanted} bytes")
-
-
-class LargerRing(OtherRing):
-    name = "restart with a larger ring"
-    settings: ClassVar = {"ring_bytes": 7 * MIB}
-
-
-class SmallerRing(OtherRing):
-    name = "restart with a smaller ring"
-    settings: ClassVar = {"ring_bytes": 3 * MIB}
-    loses = True
-
-
-class OtherLimits(OtherSettings):
-    name = "restart with other limits"
-    settings: ClassVar = {
-        "limits_object_bytes_max": MIB,
-        "max_entries": 2048,
-    }
-    refuses = True
-
-
-class LimitDownAndUp(Disturbance):
-    name = "ring limit down and up"
-    loses = True
-    refuses = True
-
-    def apply(self, cell: Cell) -> None:
-        with cell.asked(lambda: self.limit(cell, 1 * MIB)):
-            cell.resume()
-        self.limit(cell, cell.daemon.flags["ring_bytes"])
-
-    def limit(self, cell: Cell, limit_bytes: Any) -> None:
+def limit_down_and_up(cell: Cell) -> None:
+    def limit(limit_bytes: Any) -> None:
         with RawClient(cell.daemon.socket, attach=False) as operator:
             operator.ask(lambda number: messages.Limit(number, limit_bytes))
 
+    with cell.asked(lambda: limit(MIB)):
+        cell.resume()
+    limit(cell.daemon.flags["ring_bytes"])
 
-class PagePressure(Disturbance):
+
+def press_pages(cell: Cell) -> None:
     """The host fills up; the ring returns pages to the system and takes them again."""
 
-    name = "page pressure"
-    loses = True
-    refuses = True
-
-    def apply(self, cell: Cell) -> None:
-        cell.host.occupy(int(0.90 * cell.host.capacity_bytes))
-        cell.resume()
-        # A ring that was made smaller before keeps the pages beyond its new size withdrawn.
-        cell.daemon.until(lambda s: not self._whole(s["store"]), "pages to be given back")
-        cell.tell("look")
-        cell.host.occupy(0)
-        cell.daemon.until(lambda s: self._whole(s["store"]), "pages to be taken again")
-
-    @staticmethod
-    def _whole(store: dict[str, Any]) -> bool:
+    def whole(store: dict[str, Any]) -> bool:
         return bool(store["resident_bytes"] >= store["max_bytes"])
+
+    cell.host.occupy(int(0.90 * cell.host.capacity_bytes))
+    cell.resume()
+    # A ring that was made smaller before keeps the pages beyond its new size withdrawn.
+    cell.daemon.until(lambda s: not whole(s["store"]), "pages to be given back")
+    cell.tell("look")
+    cell.host.occupy(0)
+    cell.daemon.until(lambda s: whole(s["store"]), "pages to be taken again")
 
 
 # ---- to the entries
 
 
-class Invalidated(Disturbance):
+def invalidate(cell: Cell) -> None:
     """Another client invalidates the weights; the party continues with the old namespace."""
-
-    name = "invalidate"
-    loses = True
-    refuses = True
-
-    def apply(self, cell: Cell) -> None:
-        with cell.asked(lambda: cell.other.invalidate(cell.namespace)):
-            cell.resume()
-        cell.generation = 1
-        # Payloads of other weights, under the current keys.
-        for name in ("kept", "beside"):
-            cell.put(name)
+    with cell.asked(lambda: cell.other.invalidate(cell.namespace)):
+        cell.resume()
+    cell.generation = 1
+    # Payloads of other weights, under the current keys.
+    for name in ("kept", "beside"):
+        cell.put(name)
 
 
-class InvalidatedThenKilled(Invalidated):
-    name = "invalidate, SIGKILL and restart"
-
-    def apply(self, cell: Cell) -> None:
-        super().apply(cell)
-        cell.restart(kill=True)
+def invalidate_and_kill(cell: Cell) -> None:
+    invalidate(cell)
+    kill(cell)
 
 
-class Cleared(Disturbance):
-    name = "clear"
-    loses = True
-
-    def apply(self, cell: Cell) -> None:
-        with cell.asked(lambda: cell.other.clear(cell.namespace)):
-            cell.resume()
+def clear(cell: Cell) -> None:
+    with cell.asked(lambda: cell.other.clear(cell.namespace)):
+        cell.resume()
 
 
-class PutByAnother(Disturbance):
+def put_by_another(cell: Cell) -> None:
     """Held entries are evicted and stored again; another client also stores the keys under way."""
 
-    name = "the same keys put by another"
+    def put() -> None:
+        cell.other.evict(cell.key("kept"), cell.key("beside"))
+        for name in ("mine", "kept", "beside"):
+            cell.put(name)
 
-    def apply(self, cell: Cell) -> None:
-        def put() -> None:
-            cell.other.evict(cell.key("kept"), cell.key("beside"))
-            for name in ("mine", "kept", "beside"):
-                cell.put(name)
-
-        with cell.asked(put):
-            cell.resume()
+    with cell.asked(put):
+        cell.resume()
 
 
-DISTURBANCES: Final[list[type[Disturbance]]] = [
-    ForkChildExits,
-    ForkChildUses,
-    ForkTwice,
-    ForkFromThread,
-    ForkWhileLeasing,
-    SocketCut,
-    NewLane,
-    ClientClosed,
-    ClientCollected,
-    ClosedThenFork,
-    CollectedThenFork,
-    Busy,
-    BusyAndCut,
-    Stopped,
-    Terminated,
-    TerminatedAtWork,
-    Killed,
-    KilledAtWork,
-    KilledThenFork,
-    Dropped,
-    LargerRing,
-    SmallerRing,
-    OtherLimits,
-    LimitDownAndUp,
-    PagePressure,
-    Invalidated,
-    InvalidatedThenKilled,
-    Cleared,
-    PutByAnother,
+DISTURBANCES: Final = [
+    Disturbance("fork, child drops its copies and exits", told(FORK)),
+    Disturbance("fork, child uses its copies", fork_and_use),
+    # At the second fork, or cut, the daemon may not have read all messages from before the first.
+    Disturbance("fork, and once more when attached again", told(FORK, RESUME, "attached", FORK)),
+    Disturbance("fork from a thread", told("fork_in_thread")),
+    Disturbance("lease taken between a fork's hooks", told("fork_while_leasing")),
+    Disturbance("socket cut", told("cut")),
+    # A fork while one view is under the old lane and another under the new lane.
+    Disturbance("re-attached with a new lane, then fork", told("cut_without_lane", RESUME, "attached_and_took", FORK)),
+    Disturbance("client closed", told("close_client")),
+    Disturbance("client collected", told("collect_client")),
+    Disturbance("client closed, then fork", told("close_client", FORK)),
+    Disturbance("client collected, then fork", told("collect_client", FORK)),
+    Disturbance("daemon busy", told(RESUME), busy),
+    Disturbance("socket cut twice while the daemon is busy", told("cut", RESUME, "attached", "cut"), busy),
+    # SIGSTOP: the party continues during the stop, the daemon after it.
+    Disturbance("daemon stopped, and on", lambda cell: cell.stop()),
+    Disturbance("SIGTERM and restart", terminate),
+    Disturbance("resumed, SIGTERM and restart", at_work(terminate)),
+    Disturbance("SIGKILL and restart", kill),
+    Disturbance("resumed, SIGKILL and restart", at_work(kill)),
+    Disturbance("SIGKILL, fork, restart", kill_and_fork),
+    Disturbance("restart with new memory", drop_memory, loses=True),
+    Disturbance("restart with a larger ring", restart_with(ring_bytes=7 * MIB), settings_come_back),
+    Disturbance("restart with a smaller ring", restart_with(ring_bytes=3 * MIB), settings_come_back, loses=True),
+    Disturbance(
+        "restart with other limits",
+        restart_with(limits_object_bytes_max=MIB, max_entries=2048),
+        settings_come_back,
+        refuses=True,
+    ),
+    Disturbance("ring limit down and up", limit_down_and_up, loses=True, refuses=True),
+    Disturbance("page pressure", press_pages, loses=True, refuses=True),
+    Disturbance("invalidate", invalidate, loses=True, refuses=True),
+    Disturbance("invalidate, SIGKILL and restart", invalidate_and_kill, loses=True, refuses=True),
+    Disturbance("clear", clear, loses=True),
+    Disturbance("the same keys put by another", put_by_another),
 ]
 BY_NAME: Final = {disturbance.name: disturbance for disturbance in DISTURBANCES}
