@@ -11,13 +11,11 @@ import random
 from pathlib import Path
 from typing import Any, Final, Self
 
-import numpy as np
-
 import tensord
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .model import NUMBERS, Model, Name, tree_of, version_of
+from .model import NUMBERS, Model, Name, array_of, reserved_by, tree_of, version_of
 from .points import CLIENT, Round, arm, points_of
 
 POINTS: Final = points_of(CLIENT)
@@ -176,12 +174,9 @@ class _Load:
 
     def reserve(self) -> None:
         name, version, tree = self._new()
-        words = tree if name.number % 2 else tree["words"]
-        if words.nbytes > 64 << 10:
+        if array_of(name, tree).nbytes > 64 << 10:
             return
-        spec = tensord.Spec(words.shape, "uint64")
-        reserved = self.client.reserve(spec if name.number % 2 else {"number": name.number, "words": spec})
-        np.copyto(reserved.tree if name.number % 2 else reserved.tree["words"], words)
+        reserved = reserved_by(self.client, name, tree)
         if self.chance.random() < 0.2:
             reserved.abandon()
         else:

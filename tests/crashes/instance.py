@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Self
+from unittest import mock
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from tensord.testing.fake_vram import FakeCard, FakeVram
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.raw import RawClient
 from .index_faults import fault_of_index
-from .model import NUMBERS, Model, Name, namespace, tree_of, version_of
+from .model import NUMBERS, Model, Name, array_of, namespace, reserved_by, tree_of, version_of
 
 PLACE_BYTES: Final = 48 << 10
 RING_BYTES: Final = 16 * MIB
@@ -37,7 +38,6 @@ _HELD_MAX, _HELD_SMALL_MAX = 6, 2
 _ON_THEIR_WAY_MAX: Final = 6
 _ON_THEIR_WAY_BYTES_MAX: Final = 98 << 10
 _SEQUENCES: Final = 4
-_CARD: Final = "card0"
 _CARD_BYTES: Final = 1 << 20
 _DEVICE_ENTRIES: Final = 8
 _LOOKS: Final = 200
@@ -80,11 +80,11 @@ class Instance:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(replaced(link, "_RETRY_MOST_S", 0.02))
+            stack.enter_context(mock.patch.object(link, "_RETRY_MOST_S", 0.02))
             stack.enter_context(self.daemon)
             folder = self.daemon.folder / "card"
             folder.mkdir()
-            self._card = stack.enter_context(FakeCard(folder, _CARD, _CARD_BYTES))
+            self._card = stack.enter_context(FakeCard(folder, "card0", _CARD_BYTES))
             self.daemon.flags["gauges_file"] = self._card.gauge_file
             self.daemon.start()
             self.client = self.daemon.client(timeout_s=PATIENCE_S)
@@ -126,16 +126,11 @@ class Instance:
         if size_bytes > _ON_THEIR_WAY_BYTES_MAX:
             return
         self._make_way(size_bytes)
-        words = tree if name.number % 2 else tree["words"]
-        spec = tensord.Spec(words.shape, "uint64")
         try:
-            reserved = self.client.reserve(
-                spec if name.number % 2 else {"number": name.number, "words": spec}, timeout_s=PATIENCE_S
-            )
+            reserved = reserved_by(self.client, name, tree, timeout_s=PATIENCE_S)
         except Unavailable:
             self._expect_daemon()
             return
-        np.copyto(reserved.tree if name.number % 2 else reserved.tree["words"], words)
         self._puts.append((name, version, reserved.commit(name.key)))
 
     def compute(self, chance: random.Random) -> None:
@@ -263,18 +258,19 @@ class Instance:
             Ended: the daemon ended meanwhile.
         """
         self._await(self._is_connected, "the new connection of the client")
-        for name, version, put in self._puts:
+        for name, version, _ in self._puts:
             self.model.put(name, version, "unknown")
-            self._await(lambda put=put: put.state != "sent", f"the answer to {put}")  # type: ignore[misc]
-            self.model.put(name, version, put.state)
-        self._puts.clear()
-        self._await(lambda: not self.client.link.puts.waiting, "answers to the puts from before the crash")
+        self.settle()
         if self._raising is not None:
             with self._answered(self.model.family(self._raising)):
                 self._raise_generation()
         self.model.check(self.client, self._is_connected, KEPT_MIN)
         for name in self.model.possible:
-            self._check_expiry(name)
+            info = self.client.peek(name.key)
+            if info is not None and info.expires_unix_s:
+                # No nearer than the load may have taken, nor further than its time to live.
+                left_s = info.expires_unix_s - time.time()
+                assert 0 < left_s <= TTL_S + 1, f"wrong: {name} expires in {left_s} s; its limit is {TTL_S} s"
         for name, version, tree in self.held:
             assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
         for number in self._sequences:
@@ -302,8 +298,7 @@ class Instance:
 
     def forget(self) -> None:
         """The memory was dropped, or may have been: the model accepts whatever is cached."""
-        for name in self.model.possible:
-            self.model.ended([name], surely=False)
+        self.model.ended([*self.model.possible], surely=False)
         self.model.kept.clear()
         self._sequences.clear()
 
@@ -316,13 +311,6 @@ class Instance:
         except TensordError:
             return False
         return True
-
-    def _check_expiry(self, name: Name) -> None:
-        """No entry is nearer to its end than the load may have taken, nor further from it than its time to live."""
-        info = self.client.peek(name.key)
-        if info is not None and info.expires_unix_s:
-            left_s = info.expires_unix_s - time.time()
-            assert 0 < left_s <= TTL_S + 1, f"wrong: {name} expires in {left_s} s; its limit is {TTL_S} s"
 
     def _raise_generation(self) -> None:
         assert self._raising is not None
@@ -400,9 +388,7 @@ class Instance:
 
 
 def _bytes_of(name: Name, tree: Any) -> int:
-    words = tree if name.number % 2 else tree["words"]
-    size_bytes: int = words.nbytes + 512
-    return size_bytes
+    return array_of(name, tree).nbytes + 512
 
 
 def _tokens(number: int) -> Any:
@@ -411,14 +397,3 @@ def _tokens(number: int) -> Any:
 
 def _layer(number: int) -> tensord.NormalLayer:
     return tensord.NormalLayer(np.cumsum(_tokens(number), dtype=np.uint64).reshape(1, -1, 1).repeat(4, axis=2))
-
-
-@contextlib.contextmanager
-def replaced(module: Any, name: str, value: object) -> Iterator[None]:
-    """Replaces a constant of a module within the block."""
-    was = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, was)

@@ -70,13 +70,28 @@ def tree_of(name: Name, version: int) -> Any:
     return words if name.number % 2 else {"number": name.number, "words": words}
 
 
+def array_of(name: Name, tree: Any) -> Words:
+    """The array of a payload."""
+    array: Words = tree if name.number % 2 else tree["words"]
+    return array
+
+
+def reserved_by(client: tensord.Client, name: Name, tree: Any, **options: Any) -> tensord.Reservation:
+    """A reservation that is filled with a payload."""
+    words = array_of(name, tree)
+    spec = tensord.Spec(words.shape, "uint64")
+    reserved = client.reserve(spec if name.number % 2 else {"number": name.number, "words": spec}, **options)
+    np.copyto(array_of(name, reserved.tree), words)
+    return reserved
+
+
 def version_of(name: Name, tree: Any) -> int:
     """The version of `name` that a payload is.
 
     Raises:
         AssertionError: the payload is no version of `name`.
     """
-    words = tree if name.number % 2 else tree["words"]
+    words = array_of(name, tree)
     version = int(words[0]) & 0xFFFFFFFF
     assert np.array_equal(words, words_of(name, version)), f"wrong: {name} holds {words[:2]}… of {words.nbytes} bytes"
     assert name.number % 2 or tree["number"] == name.number, f"wrong: the payload of {name} names {tree['number']}"
