@@ -135,7 +135,7 @@ def test_in_an_emergency_what_is_idle_goes_and_what_is_held_stays(held: bool) ->
 
 
 def test_many_idle_entries_go_in_rounds() -> None:
-    host = Host(1 << 18, row_bits=12, buckets=256)
+    host = Host(1 << 18, buckets=256)
     count = len(host.store.fill())
     assert count > 700
     host.now = 40.0

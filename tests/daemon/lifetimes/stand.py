@@ -1,29 +1,14 @@
-"""A store with the rooms of lifetimes and reports, clients that put and read, and a clock that the test moves."""
+"""A store whose lifetimes and reports are tested: clients that put and read, and a clock that the test moves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from tensord.daemon.claims.claims import ClaimTable
-from tensord.daemon.claims.quotas import Quotas
-from tensord.daemon.claims.unstorable import Unstorable
-from tensord.daemon.core.budget import RingBudget
 from tensord.daemon.core.effects import Announce, Send
 from tensord.daemon.core.events import Accessed
-from tensord.daemon.core.outbox import StoreClient, StoreOutbox
-from tensord.daemon.lifetimes.lifetimes import Lifetimes
-from tensord.daemon.prefix.blocks import SequenceBlocks
-from tensord.daemon.prefix.matching import Matching
-from tensord.daemon.reports.counters import StoreCounters
-from tensord.daemon.reports.entries import DescribedEntries
-from tensord.daemon.reports.hits import Hits
-from tensord.daemon.reports.removal_history import RemovalHistory
-from tensord.daemon.reports.status import StatusReport
-from tensord.daemon.reports.why import Explanations
-from tensord.daemon.store.details import Details
+from tensord.daemon.core.outbox import StoreClient
 from tensord.ipc.messages import control as messages
-from tensord.shm.index.generations import GenerationWriter
 from tensord.shm.lanes.records import NO_KEY
 
 from ..store.rows import RowStore, key_of
@@ -33,75 +18,25 @@ UNIX_AT_ZERO_S = 1_000_000.0
 
 
 class LifetimesStand:
-    """`rows` has the parts of daemon/store. Numbers name keys (`key_of`)."""
+    """`rows` has the parts. Numbers name keys (`key_of`)."""
 
     def __init__(self, ring_bytes: int = 64 << 10, *, pinned_bytes_max: int = 1 << 20, **rows: Any) -> None:
-        rows = {"buckets": 256, "row_bits": 12, **rows}
-        self.rows = store = RowStore(ring_bytes, block=self._take, blocks=self, **rows)
+        self.rows = RowStore(
+            ring_bytes, pins_per_client_max=4, pinned_bytes_max=pinned_bytes_max, **{"buckets": 256, **rows}
+        )
+        parts = self.rows.parts
         self.now = 1.0
-        self.counters = StoreCounters()
-        self.outbox = StoreOutbox(self.counters)
+        self.outbox, self.details, self.history, self.hits = (
+            parts.outbox, parts.details, parts.removal_history, parts.hits,
+        )  # fmt: skip
         self.outbox.clients.update({number: StoreClient(0, f"client {number}") for number in (1, 2, 3)})
-        self.budget = RingBudget(store.max_entries, store.ring_bytes, None)
-        self.details = Details(store.table, store.slots, store.ring)
-        self.generations = GenerationWriter(store.index_memory, store.geometry)
-        self.history = RemovalHistory(store.geometry.entries_max)
-        self.hits = Hits(store.table, self.details, store.tenants, store.ring_bytes, lambda: self.budget.put_bytes_max)
-        self.lifetimes = Lifetimes(
-            store.table,
-            self.details,
-            store.tenants,
-            store.families,
-            store.spans,
-            store.policy,
-            self.generations,
-            self.history,
-            self.hits,
-            Quotas({}, own_uid=0),
-            self.outbox,
-            pins_per_client_max=4,
-            pinned_bytes_max=pinned_bytes_max,
-        )
+        self.lifetimes = parts.lifetimes
         self.uses, self.sweeps = self.lifetimes.uses, self.lifetimes.sweeps
-        self.blocks = SequenceBlocks(store.table, store.slots, store.ring, 5, 1 << 20)
-        self.entries = DescribedEntries(
-            store.table, self.details, store.tenants, store.agents, self.lifetimes.pins.holds, self.blocks.record
-        )
+        self.entries, self.explanations, self.report = parts.entries, parts.explanations, parts.report
         self.entries.unix_at_zero_s = UNIX_AT_ZERO_S
-        self.explanations = Explanations(
-            store.table, store.spans, store.policy, self.entries, self.history, self.counters
-        )
-        self.claims = ClaimTable(10.0, 60.0, 10, 1)
-        self.report = StatusReport(
-            1,
-            store.table,
-            store.holes,
-            store.tenants,
-            store.grants,
-            store.submitters,
-            store.spans,
-            store.policy,
-            self.budget,
-            self.generations,
-            self.claims,
-            Unstorable(self.counters.claims_unstorable),
-            self.blocks,
-            Matching(store.table, store.slots, store.agents, self.blocks, self.uses.used, self.outbox, 1.0),
-            self.lifetimes,
-            self.hits,
-            self.history,
-            self.counters,
-            lambda now: {"besides": now},
-        )
         self.told: list[dict[str, Any]] = []
         """What watchers are told."""
         self.answers: dict[int, list[messages.Answer]] = {1: [], 2: [], 3: []}
-
-    def _take(self, *put: Any) -> bool:
-        return self.blocks.take(*put)
-
-    def remove(self, row: int) -> None:
-        self.blocks.remove(row)
 
     # ---- what clients do
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tensord.daemon.prefix.blocks import SequenceBlocks
 from tensord.daemon.prefix.index import Found
 from tensord.daemon.store.table import LIVE
 from tensord.shm.lanes.records import NO_KEY
@@ -52,24 +50,17 @@ class SequenceStore:
         checkpoint_tokens: int = 1024,
         seed: int = 5,
         tokens_max: int = 1 << 20,
-        row_bits: int = 11,
         after: RowStore | None = None,
     ) -> None:
         self.block_tokens = block_tokens
-        hooks: dict[str, Any] = {"blocks": self, "block": self.take}
         if after is None:
-            self.store = RowStore(ring_bytes, row_bits=row_bits, buckets=512, **hooks)
+            self.store = RowStore(ring_bytes, buckets=512, prefix_tokens_max=tokens_max)
         else:
-            self.store = after.restarted(**hooks)
-        store = self.store
-        self.blocks = SequenceBlocks(store.table, store.slots, store.ring, seed, tokens_max, checkpoint_tokens)
+            self.store = after.restarted(prefix_tokens_max=tokens_max)
+        store, self.blocks = self.store, self.store.parts.blocks
+        # As it was made, but for the seed and the distance of checkpoints.
+        self.blocks.__init__(store.table, store.slots, store.ring, seed, tokens_max, checkpoint_tokens)  # type: ignore[misc]
         self.index = self.blocks.index
-
-    def take(self, *put: object) -> bool:
-        return self.blocks.take(*put)  # type: ignore[arg-type]
-
-    def remove(self, row: int) -> None:
-        self.blocks.remove(row)
 
     def restart(self) -> SequenceStore:
         """The store of the next daemon, over the same memory."""

@@ -63,7 +63,7 @@ def test_a_block_put_in_place_of_its_own_victim_is_matched() -> None:
 
 
 def test_many_siblings_stay_in_their_order_whatever_comes_and_goes() -> None:
-    stand = SequenceStore(4 << 20, row_bits=12)
+    stand = SequenceStore(4 << 20)
     heads = Random(3).sample(range(1_000_000), 1000)
     keys = {head: stand.put([head, 1, 2]).blocks[0] for head in heads}
     spans, table = stand.store.spans, stand.store.table
@@ -96,7 +96,7 @@ def test_a_block_whose_text_in_the_ring_was_overwritten_can_still_be_removed() -
 
 
 def test_a_match_gives_up_after_looks_max_probes_for_snapshots() -> None:
-    stand = SequenceStore(8 << 20, block_tokens=4096, row_bits=12)
+    stand = SequenceStore(8 << 20, block_tokens=4096)
     stand.put(range(1, 2 * LOOKS_MAX), recurrent(2 * LOOKS_MAX - 1, 2))
     others = [1, 2, *range(5000, 5000 + LOOKS_MAX + 20)]
     stand.put(others, recurrent(len(others), *range(3, LOOKS_MAX)))
@@ -268,7 +268,7 @@ def test_a_child_of_a_block_that_is_not_rebuilt_yet_is_stored_unless_too_many_ar
 
 def test_a_block_takes_at_most_120_bytes_of_the_index() -> None:
     """With the columns, of which a row takes 14 bytes."""
-    stand = SequenceStore(8 << 20, block_tokens=256, row_bits=12)
+    stand = SequenceStore(8 << 20, block_tokens=256)
     for chain in range(40):
         stand.put(range(chain << 16, (chain << 16) + 12 * 256))
     blocks = SequenceBlocks(stand.store.table, stand.store.slots, stand.store.ring, 1, 1 << 20)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
+from typing import Any
 
 import numpy as np
 
+from tensord.daemon.claims.quotas import Quotas
+from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.core.parts import Parts, StoreMemory
 from tensord.daemon.recovery.recovery import Recovery
-from tensord.daemon.replacement import POLICIES, Facts
-from tensord.daemon.store.agents import AgentNumbers
-from tensord.daemon.store.commit import CommitLimits, Commits, Submitter
-from tensord.daemon.store.families import Families
-from tensord.daemon.store.grants import Grants, LentGrant
-from tensord.daemon.store.holes import Holes
-from tensord.daemon.store.slots import Slots
-from tensord.daemon.store.spans import Blocks, Spans
-from tensord.daemon.store.table import ENDED, WITHDRAWN, RowTable
-from tensord.daemon.store.tenants import Tenants
+from tensord.daemon.store.commit import Submitter
+from tensord.daemon.store.grants import LentGrant
+from tensord.daemon.store.table import ENDED, WITHDRAWN
 from tensord.shm.index.index import REUSE_USED_SHIFT, IndexReader, IndexWriter, reuse_ticks
 from tensord.shm.lanes.records import NO_KEY, RECORD
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
@@ -31,89 +28,59 @@ def reuse_word(uses: int, used_s: float) -> int:
     return uses | reuse_ticks(used_s) << REUSE_USED_SHIFT
 
 
-class NoBlocks:
-    """The index of cached sequences of a store that has none."""
-
-    def remove(self, row: int) -> None: ...
-
-
 def key_of(number: int, tag: bytes = TAG) -> bytes:
     """A key whose bits are as even as those of a digest."""
     return tag + hashlib.sha256(number.to_bytes(8, "little")).digest()[:24]
 
 
 class RowStore:
-    """All parts of daemon/store, connected. `scan` is one round of fence and scan; `put` is one put of a client."""
+    """All parts of a store, without the order in which its core has them act. `scan` is one round of fence and scan;
+    `put` is one put of a client, into a grant out of the holes."""
 
     def __init__(
         self,
         ring_bytes: int = 64 << 10,
         *,
-        row_bits: int = 10,
         buckets: int = 64,
         policy: str = "lru",
         epoch: int = 1,
         index_memory: bytearray | None = None,
         ring: bytearray | None = None,
-        max_entries: int | None = None,
-        max_tokens: int = 1 << 40,
-        blocks: Blocks | None = None,
-        block: Callable[[int, bytes, int, int, int, int], bool] | None = None,
+        **limits: Any,
     ) -> None:
         self.geometry = IndexGeometry(buckets)
+        self.index_memory = bytearray(self.geometry.index_bytes) if index_memory is None else index_memory
         if index_memory is None:
-            index_memory = bytearray(self.geometry.index_bytes)
-            IndexWriter.create(self.geometry, index_memory)
-        self.index_memory = index_memory
+            index = IndexWriter.create(self.geometry, self.index_memory)
+        else:
+            index = IndexWriter(index_memory, self.geometry)
         self.ring_memory = ring if ring is not None else bytearray(ring_bytes)
         self.ring = memoryview(self.ring_memory)
         self.ring_bytes = len(self.ring_memory)
-        unknown = count()
         self.epoch = epoch
-        self.table = RowTable(row_bits, epoch)
-        self.holes = Holes(self.table, self.ring_bytes)
-        self.slots = Slots(memoryview(index_memory), self.geometry)
-        self.tenants = Tenants()
-        self.agents = AgentNumbers()
-        self.families = Families(self.table)
-        tag = epoch.to_bytes(8, "big")
-        self.grants = Grants(
-            self.table, self.holes, self.slots, self.tenants,
-            lambda size: b"".join(key_of(next(unknown), tag) for _ in range(size // 32)),
-        )  # fmt: skip
-        self.policy = POLICIES[policy](Facts.of(self.table.column))
-        self.spans = Spans(
-            self.table, self.slots, self.grants, self.tenants, self.families, self.policy, blocks or NoBlocks()
+        self.max_entries = self.geometry.entries_max
+        names = ("ring_bytes", "max_bytes", "object_bytes_max", "pinned_bytes_max")
+        sizes: dict[str, Any] = dict.fromkeys(names, self.ring_bytes or 1)
+        self.parts = parts = Parts(
+            StoreMemory(index, memoryview(self.index_memory), self.geometry, self.ring, self.ring_bytes),
+            policy,
+            StoreLimits(**{**sizes, "max_entries": self.max_entries, **limits}),
+            Quotas({}, own_uid=0),
+            epoch,
+            seed=epoch,
         )
-        self.claims: set[bytes] = set()
+        self.table, self.holes, self.slots, self.tenants = parts.table, parts.holes, parts.slots, parts.tenants
+        self.agents, self.families, self.grants, self.policy = parts.agents, parts.families, parts.grants, parts.policy
+        self.spans, self.commits = parts.spans, parts.commits
+        self.submitters = parts.lending.submitters
         self.past: set[bytes] = set()
-        self.limits = CommitLimits(max_tokens)
-        self.max_entries = max_entries or self.geometry.entries_max
-        self.commits = Commits(
-            self.table,
-            self.holes,
-            self.slots,
-            self.grants,
-            self.policy,
-            self.tenants,
-            self.families,
-            self.agents,
-            self.ring,
-            self.limits,
-            self.claims,
-            self.past.__contains__,
-            self.spans.recall,
-            block,
-            self.spans.hidden,
-            self.spans.replaced,
-        )
-        self.submitters: dict[int, Submitter] = {}
+        """Keys that recovery takes for those of a past generation."""
         self.pinned: set[int] = set()
 
     def client(self, number: int = 1, uid: int = 0) -> Submitter:
         """The client with a number, which is new or known."""
         if number not in self.submitters:
-            self.submitters[number] = Submitter(number, self.tenants.owner(uid), uid)
+            self.parts.lending.joined(number, uid, in_place=True)
         return self.submitters[number]
 
     def lend(self, size: int, client: int = 1, uid: int = 0) -> LentGrant | None:
@@ -209,7 +176,6 @@ class RowStore:
     def restarted(self, **how: object) -> RowStore:
         """A new, empty store over the same memory: `recovery` fills it."""
         kept: dict[str, object] = {
-            "row_bits": self.table.row_bits,
             "buckets": self.geometry.bucket_count,
             "policy": self.policy.name,
             "epoch": self.epoch + 1,
@@ -235,10 +201,6 @@ class RowStore:
             self.past.__contains__,
         )
 
-    def ready(self) -> set[int]:
-        """Rows that nobody has, kept to be lent."""
-        return set()
-
     def check_invariants(self) -> None:
         """Of all parts, and between them."""
         self.table.check_invariants()
@@ -247,8 +209,8 @@ class RowStore:
         self.families.check_invariants()
         self.spans.check_invariants()
         self.policy.check_invariants()
-        table, ready = self.table, self.ready()
-        kept = [row for row in table.in_order() if table.states[row] != WITHDRAWN and row not in ready]
+        table = self.table
+        kept = [row for row in table.in_order() if table.states[row] != WITHDRAWN]
         rows = np.array(kept, np.int64)
         owned = np.zeros(max(len(self.tenants.uids), 1), np.int64)
         np.add.at(owned, self.table.column("owners")[rows], self.table.column("sizes")[rows].astype(np.int64))

@@ -1,0 +1,352 @@
+"""Who gets a place of the ring, when, and why not; and the room that is made for it, around pins and with moves."""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from tensord.daemon.core.host_memory import Pressed
+from tensord.daemon.room import lending
+from tensord.errors import TensordError
+from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, span_bytes
+
+from .stand import Stand, key
+
+SIZE = span_bytes(1000)
+
+
+def stand_of(ring_bytes: int = 64 << 10, **more: Any) -> Stand:
+    """A store with the client 1."""
+    stand = Stand(ring_bytes, **more)
+    stand.join(1, uid=0)
+    return stand
+
+
+def full(ring_bytes: int = 64 << 10, **more: Any) -> Stand:
+    """A store that is full of entries of 1000 bytes, put in the order of their numbers."""
+    stand = stand_of(ring_bytes, **more)
+    for number in range(ring_bytes // SIZE):
+        assert stand.put(number, 1000) == "stored"
+    return stand
+
+
+def ahead(stand: Stand, client: int, *payload_bytes: int) -> int:
+    """Asks for places that no put waits for."""
+    request = stand.next_request()
+    stand.send(client, messages.AskForGrants(request, [span_bytes(size) for size in payload_bytes], ahead=True))
+    return request
+
+
+def refusal(stand: Stand, client: int, request: int) -> messages.ErrorBody:
+    answer = stand.answered(client, request)
+    assert answer is not None and answer.error is not None and not answer.grants
+    return answer.error
+
+
+def lent_bytes(stand: Stand) -> int:
+    return int(stand.store.status()["lent_bytes"])
+
+
+def by_offset(stand: Stand) -> list[int]:
+    """The numbers of what is stored, in the order in which it lies in the ring."""
+    found = {number: stand.find(key(number)) for number in stand.stored()}
+    return sorted(found, key=lambda number: found[number].offset)  # type: ignore[union-attr]
+
+
+def nothing_moves(stand: Stand) -> None:
+    """As if all entries were blocks of sequences."""
+    stand.store.parts.blocks.check_invariants = lambda: None  # type: ignore[method-assign]
+    for row in stand.store.parts.table.by_key.values():
+        stand.store.parts.table.records[row] = 1
+
+
+# ---- who
+
+
+def test_the_first_place_waits_for_room_and_the_others_come_if_they_are_there() -> None:
+    stand = full(1 << 20)
+    request = stand.ask(1, 100_000, 1000)
+    assert stand.answered(1, request) is None, "a place that large has to be made"
+    stand.settle()
+    place = stand.places[1][0]
+    assert place.size == span_bytes(100_000)
+    assert stand.store.is_lent(1, place.grant, place.offset, place.size)
+    assert not stand.store.is_lent(1, place.grant, place.offset, place.size + 1)
+    assert not stand.store.is_lent(2, place.grant, place.offset, place.size)
+    stand.check()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(70_000, "object_bytes_max is 65536"), (65_400, "ring_bytes is 65536"), (50_000, "max_bytes is 40000")],
+)
+def test_a_place_that_an_empty_store_has_no_room_for_is_refused(size: int, text: str) -> None:
+    stand = stand_of(max_bytes=40_000)
+    error = refusal(stand, 1, stand.ask(1, size))
+    assert error.code == "ObjectTooLarge" and text in error.text
+
+
+def test_under_pressure_every_request_is_refused_also_those_that_wait() -> None:
+    stand = full()
+    waits = stand.ask(1, 30_000)
+    stand.do(Pressed(refuse=True, reason="12 bytes are free"))
+    for request in (waits, stand.ask(1, 1000)):
+        error = refusal(stand, 1, request)
+        assert error.code == "UnderPressure" and "12 bytes" in error.text
+    stand.press()
+    assert stand.put(900, 1000) == "stored"
+
+
+def test_a_client_has_a_share_ahead_of_need_and_another_for_puts_that_wait() -> None:
+    stand = stand_of(1 << 20)
+    stand.join(2, uid=0)
+    # 1/64 of the ring: 13 places; 1/32: 26; 1/8: 104.
+    for _ in range(40):
+        request = ahead(stand, 1, *[1000] * 10)
+        stand.settle()
+        assert stand.answered(1, request) is not None, "a request ahead of need is answered at once"
+    most = len(stand.bytes) // lending.ALL_SHARE
+    assert most - 10 * SIZE < lent_bytes(stand) <= most
+    for _ in range(200):
+        stand.ask(1, 1000)
+        stand.settle()
+    assert lent_bytes(stand) <= len(stand.bytes) // lending.BUSY_SHARE + SIZE
+    waiting = stand.store.status()["grants_waiting"]
+    assert waiting
+    # Another client still gets one place, and does not wait for the first one.
+    stand.ask(2, *[1000] * 10)
+    stand.settle()
+    assert len(stand.places[2]) == 1
+    # What the first one writes lets its own requests go on.
+    for number, place in enumerate(stand.places[1][:]):
+        stand.write(place, b"x" * 1000)
+        stand.submit(1, stand.record(1, place, key(number)))
+    stand.settle()
+    assert stand.store.status()["grants_waiting"] < waiting
+    stand.check()
+
+
+def test_clients_and_uids_take_turns() -> None:
+    stand, got = full(), list[int]()
+    for client, uid in ((2, 1), (3, 1), (4, 2)):
+        stand.join(client, uid=uid)
+    lent = stand._lent
+    stand._lent = lambda client, answer: (got.append(client), lent(client, answer))  # type: ignore[assignment,method-assign,func-returns-value]
+    for client in (2, 2, 3, 4):
+        stand.ask(client, 20_000)
+    for _ in range(20):
+        stand.settle()
+        for client in (2, 3, 4):
+            numbers = [place.grant for place in stand.places[client]]
+            stand.give_up(client, stand.places[client][:])
+            stand.send(client, messages.ReturnGrants(numbers))
+    assert got == [2, 4, 3, 2]
+
+
+def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -> None:
+    stand = full()
+    stand.join(2, uid=0)
+    stand.ask(2, 4800)
+    stand.settle()
+    stand.ask(2, 60_000)
+    [pin] = stand.leave(2)
+    stand.settle()
+    revoked = stand.store.parts.grants.revoked
+    assert not stand.store.status()["grants_waiting"] and pin.span_id in revoked
+    stand.check()
+    stand.release(pin)
+    stand.pass_time(5)
+    assert not revoked
+    stand.check()
+
+
+def test_uids_that_compete_have_equal_shares() -> None:
+    stand = full(256 << 10)
+    stand.join(2, uid=2)
+    for number in range(1000, 1400):
+        assert stand.put(number, 1000, client=2) == "stored"
+        assert stand.put(number + 1000, 1000) == "stored"
+    rows = stand.store.by_uid()
+    assert abs(rows[0]["span_bytes"] - rows[2]["span_bytes"]) < len(stand.bytes) // 10
+    # A uid over its share gets nothing while its own entries are in use.
+    for number in stand.stored():
+        if number >= 2000 or number < 1000:
+            stand.pin(number)
+    there = rows[2]["entries"]
+    for number in range(5000, 5100):
+        if stand.put(number, 1000) != "stored":
+            break
+        stand.pin(number)
+    [*_, last] = [answer for answer in stand.answers[1] if isinstance(answer, messages.GrantsLent)]
+    assert last.error is not None and last.error.code == "StoreFull" and "of uid 0" in last.error.text
+    assert stand.store.by_uid()[2]["entries"] == there
+    stand.check()
+
+
+def test_small_payloads_in_a_large_place_are_stored_though_the_store_has_all_its_entries() -> None:
+    stand = stand_of(1 << 20, max_entries=40)
+    for number in range(40):
+        assert stand.put(number, 100) == "stored"
+    stand.ask(1, 20_000)
+    stand.settle()
+    [place] = stand.places[1]
+    for number in range(100, 130):
+        stand.write(place, b"x" * 100)
+        assert stand.finish(1, place, key(number)) == "stored"
+    assert len(stand.stored()) <= 40 and stand.stored() >= set(range(110, 130))
+    stand.check()
+
+
+# ---- the room that is made
+
+
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_room_for_later_puts_takes_nothing_that_was_just_put(policy: str) -> None:
+    stand = full(policy=policy)
+    # All but one entry that a put asks to evict are held.
+    for number in range(1, len(stand.stored())):
+        stand.pin(number)
+    stored = 0
+    for number in range(1000, 1010):
+        stand.now += 1
+        put = stand.put(number, 1000) == "stored"
+        stored += put
+        ahead(stand, 1, *[1000] * 4)
+        stand.pass_time(10)
+        assert not put or stand.find(key(number)) is not None, f"{number} was put and went"
+    assert stored
+    stand.check()
+
+
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_entries_of_many_sizes_are_stored_without_end_and_read_as_they_were_put(policy: str) -> None:
+    stand, chance = stand_of(256 << 10, policy=policy), random.Random(1)
+    sizes = {}
+    for number in range(600):
+        stand.now += 0.01
+        sizes[number] = chance.choice([100, 500, 1000, 5000, 20_000])
+        assert stand.put(number, sizes[number]) == "stored"
+        if not number % 20:
+            stand.check()
+            for each in stand.stored():
+                found = stand.find(key(each))
+                assert found is not None and found.content == key(each)[8:9] * sizes[each]
+    assert stand.store.counters.moves, "survivors move"
+
+
+def test_a_place_that_no_hole_has_room_for_takes_one_scan_and_no_move_among_equally_cold_entries() -> None:
+    stand = full(1 << 20, policy="hazard")
+    scans = stand.store.counters.scans
+    for number in range(2000, 2030):
+        stand.now += 0.01
+        assert stand.put(number, 10_000) == "stored"
+    assert stand.store.counters.scans - scans <= 30 and not stand.store.counters.moves
+    stand.check()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_an_entry_that_ends_while_it_moves_leaves_nothing_behind(copied: bool) -> None:
+    stand = stand_of(16 << 10)
+    for number, size in enumerate([3000, 1000, 3000, 3000, 2000]):
+        assert stand.put(number, size) == "stored"
+    stand.send(1, messages.Evict(5, [key(0), key(2)]))
+    stand.settle()
+    request = stand.ask(1, 5000)
+    while not stand.moves:
+        assert stand.scans, "nothing moves"
+        stand.scan()
+    if copied:
+        stand.send(1, messages.Evict(6, [key(1)]))
+    while stand.moves:
+        stand.move(error=None if copied else TensordError("the copy failed"))
+    stand.settle()
+    answer = stand.answered(1, request)
+    assert answer is not None and answer.grants and not stand.store.counters.moves
+    stand.check()
+
+
+def test_pinned_entries_stay_and_a_place_that_cannot_be_made_costs_no_entry() -> None:
+    stand = full()
+    # Every fourth entry is in use: no gap is wider than three entries.
+    held = by_offset(stand)[::4]
+    for number in held:
+        stand.pin(number)
+    assert stand.put(900, 3 * SIZE - SPAN_HEADER_BYTES) == "stored", "it lies between two pins"
+    there = stand.stored()
+    assert stand.put(901, 8000) == "StoreFull"
+    assert stand.stored() == there >= set(held), "nothing was evicted in vain"
+    stand.check()
+    stand.views.clear()
+    assert stand.put(902, 8000) == "stored"
+
+
+def test_a_place_is_made_where_the_pins_leave_room_though_the_coldest_entries_lie_elsewhere() -> None:
+    stand = full(128 << 10)
+    held = by_offset(stand)[:80:2]
+    for number in held:
+        stand.pin(number)
+    nothing_moves(stand)
+    assert stand.put(900, 9000) == "stored"
+    assert stand.stored() >= set(held)
+
+
+def test_only_a_full_store_asks_whether_a_block_is_worth_its_room() -> None:
+    stand = stand_of()
+    stand.store.policy.admits = lambda *facts: False  # type: ignore[method-assign]
+    assert [stand.put(0, 1000), stand.put(1, 1000, parent=key(0))] == ["stored"] * 2, "there is room"
+    for number in range(100, 160):
+        assert stand.put(number, 1000) == "stored"
+    assert stand.put(2, 1000, parent=key(159)) == "StoreFull"
+    assert stand.put(3, 1000) == "stored", "an entry without a parent is always stored"
+    stand.send(1, messages.Clear(5))
+    stand.settle()
+    assert [stand.put(0, 1000), stand.put(1, 1000, parent=key(0))] == ["stored"] * 2, "there is room again"
+    stand.check()
+
+
+def test_a_request_ends_although_each_victim_turns_out_to_be_in_use() -> None:
+    stand = full(256 << 10)
+    scans, there = stand.store.counters.scans, len(stand.stored())
+    request = stand.ask(1, 5000)
+    for _ in range(10):
+        while stand.scans:
+            # Readers come between the choice and the scan.
+            table, spans = stand.store.parts.table, stand.store.parts.spans
+            stand.seen = frozenset(table.span_ids[row] for row in spans.hidden.values())
+            stand.scan()
+        stand.go_on()
+    assert refusal(stand, 1, request).code == "StoreFull"
+    assert stand.store.counters.scans - scans <= 4 and len(stand.stored()) > there - 10
+    stand.check()
+
+
+def test_pages_of_the_system_come_back_for_a_place_before_an_entry_goes() -> None:
+    stand = stand_of(64 * PAGE_BYTES)
+    payload = PAGE_BYTES - SPAN_HEADER_BYTES
+    for number in range(64):
+        assert stand.put(number, payload) == "stored"
+    nothing_moves(stand)
+    order = by_offset(stand)
+    stand.send(1, messages.Evict(5, [key(number) for number in (*order[20:36:2], *order[44:])]))
+    stand.settle()
+    stand.press(45 * PAGE_BYTES)
+    assert stand.store.parts.holes.largest_bytes < 5 * PAGE_BYTES <= stand.store.parts.holes.total_bytes
+    there = stand.stored()
+    stand.ask(1, 5 * PAGE_BYTES - SPAN_HEADER_BYTES)
+    stand.settle()
+    assert stand.places[1] and stand.stored() == there
+    stand.check()
+
+
+def test_keys_of_ever_new_namespaces_take_no_more_numbers_than_there_are_entries() -> None:
+    stand = stand_of()
+    for number in range(500):
+        assert stand.put(sha256(number.to_bytes(8, "little")).digest()[:28] + bytes(4), 1000) == "stored"
+    tenants = stand.store.parts.tenants
+    assert 20 < tenants.total_entries == sum(tenants.entries)
+    assert len(tenants.tags) == len(tenants.number_of) < 4 * tenants.total_entries
+    stand.check()
