@@ -133,7 +133,7 @@ class Workflow:
         self.end()
 
     def _registration(self, number: int) -> messages.RegisterWorkflow:
-        return messages.RegisterWorkflow(number, self.name, self._graph.to_messages())
+        return messages.RegisterWorkflow(number, self.name, list(self._graph))
 
     def _register(self) -> None:
         connected = self._link.attached

@@ -3,7 +3,7 @@
 Owns: the names and fields of the messages about connections and the store. `governance` has the governor's messages,
 `queries` those of the status socket; both can be imported from here too. Does not own the ranges of fields (`schema`),
 the framing (`frames`), the base classes that name the handler of a message (`declared`), nor the order in which
-messages may be sent (`states`, `connection`).
+messages may be sent (`connection`).
 
 On the wire a message is a MessagePack map. Its `type` is the name of the class. Unknown fields are ignored, so that a
 field can be added without a new protocol version. An unknown `type` is an error of its own, which can be answered.

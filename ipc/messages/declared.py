@@ -2,8 +2,8 @@
 
 A message is one class. Its base names the socket on which it may come and the part of the daemon that handles it. Its
 class attributes name the message that answers it, the messages that may follow the answer, and whether the client has
-to be attached. `states` derives every table from that. `handlers` builds the table by which a part of the daemon finds
-the function for a message, and fails if a message has no function.
+to be attached. `wire/connection` derives the order of messages from that. `handlers` builds the table by which a part
+of the daemon finds the function for a message, and fails if a message has no function.
 
 Owns: the base classes, the answers that many requests share (Done, Counted, Error), and the functions that read
 declarations. Does not own the messages themselves (`messages`, `governance`, `queries`).

@@ -16,7 +16,7 @@ from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest, Ques
 from .modes import Mode, Tier
 from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
 from .steps import STEPS_MAX
-from .steps import Step as Step
+from .steps import AgentStep as AgentStep
 
 GAUGES_MAX: Final = 1024
 GAUGE_CHARS_MAX: Final = 64
@@ -300,7 +300,7 @@ class RegisterWorkflow(GovernorRequest, Question, frozen=True):
 
     answered_by = Done
     workflow: WorkflowName
-    steps: Annotated[list[Step], Meta(min_length=1, max_length=STEPS_MAX)]
+    steps: Annotated[list[AgentStep], Meta(min_length=1, max_length=STEPS_MAX)]
 
 
 class AdvanceWorkflow(GovernorRequest, Question, frozen=True):

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from ...errors import BadGraph, shown
 from .schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX, Count, Name
@@ -29,28 +29,17 @@ from .schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX, Count, Name
 STEPS_MAX: Final = 1024
 DEPENDENCIES_MAX: Final = 64
 
-_STEP_NAMES: Final = {
+_FIELDS_ON_THE_WIRE: Final = {
     "agent_id": "agent",
     "step_index": "step",
     "depends_on": "after",
     "estimated_tokens": "tokens",
     "is_optional": "optional",
 }
+"""Short, because a message may have STEPS_MAX steps."""
 
 
-class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
-    """One step of a workflow; `AgentStep` explains the fields. The field names on the wire are short, because a
-    message may have STEPS_MAX steps."""
-
-    agent_id: Annotated[str, Meta(min_length=1, max_length=AGENT_NAME_CHARS_MAX)]
-    step_index: Count
-    depends_on: Annotated[list[Name], Meta(max_length=DEPENDENCIES_MAX)] = field(default_factory=list)
-    estimated_tokens: Count = 0
-    is_optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AgentStep:
+class AgentStep(Struct, frozen=True, omit_defaults=True, rename=_FIELDS_ON_THE_WIRE):
     """One step of a workflow: the agent `agent_id` runs at `step_index`, after the agents in `depends_on`.
 
     `estimated_tokens`: the number of tokens that the agent will hold at this step; 0 if not known. `is_optional`: the
@@ -64,10 +53,10 @@ class AgentStep:
         1
     """
 
-    agent_id: str
-    depends_on: tuple[str, ...] = ()
-    step_index: int = 0
-    estimated_tokens: int = 0
+    agent_id: Annotated[str, Meta(min_length=1, max_length=AGENT_NAME_CHARS_MAX)]
+    depends_on: Annotated[tuple[Name, ...], Meta(max_length=DEPENDENCIES_MAX)] = ()
+    step_index: Count = 0
+    estimated_tokens: Count = 0
     is_optional: bool = False
 
     def __post_init__(self) -> None:
@@ -77,7 +66,7 @@ class AgentStep:
         if len(self.depends_on) > DEPENDENCIES_MAX:
             raise BadGraph(f"depends_on of {len(self.depends_on)} agents; at most {DEPENDENCIES_MAX} may be named")
         _check_agents("depends_on", self.depends_on)
-        object.__setattr__(self, "depends_on", tuple(self.depends_on))
+        force_setattr(self, "depends_on", tuple(self.depends_on))
         _check_number("step_index", self.step_index)
         _check_number("estimated_tokens", self.estimated_tokens)
         if not isinstance(self.is_optional, bool):
@@ -100,33 +89,21 @@ class AgentStepGraph:
         self._steps: dict[tuple[str, int], AgentStep] = {}
         self._indices: dict[str, list[int]] = {}  # in order of the agents' first addition
         self._sorted: list[AgentStep] | None = None
-        for step in _listed(steps, "AgentSteps"):
+        if not isinstance(steps, Iterable):
+            raise BadGraph(f"steps is {shown(steps)}: give AgentSteps")
+        for step in steps:
             self.add_step(step)
 
     @classmethod
-    def from_steps(cls, steps: Iterable[Step]) -> AgentStepGraph:
-        """The graph of a message's steps, checked as a whole.
+    def checked(cls, steps: Iterable[AgentStep]) -> AgentStepGraph:
+        """The graph of these steps, checked as a whole.
 
         Raises BadGraph.
         """
-        steps = _listed(steps, "the steps of a message")
-        for each in steps:
-            if not isinstance(each, Step):
-                raise BadGraph(f"a step is {shown(each)}: give the steps of a message")
-        graph = cls(
-            AgentStep(each.agent_id, tuple(each.depends_on), each.step_index, each.estimated_tokens, each.is_optional)
-            for each in steps
-        )
+        graph = cls(steps)
         graph.validate_dag()
         graph._in_order()  # sort now: a later query may need the order of many graphs at once
         return graph
-
-    def to_messages(self) -> list[Step]:
-        """The steps in the form of a message, in the order in which they were added."""
-        return [
-            Step(each.agent_id, each.step_index, list(each.depends_on), each.estimated_tokens, each.is_optional)
-            for each in self._steps.values()
-        ]
 
     def __iter__(self) -> Iterator[AgentStep]:
         return iter(self._steps.values())
@@ -273,13 +250,6 @@ def _check_agents(field: str, given: Sequence[object]) -> None:
             pass
     for agent in given:
         _check_agent(field, agent)
-
-
-def _listed(steps: Iterable[Any], wants: str) -> list[Any]:
-    try:
-        return list(steps)
-    except TypeError:
-        raise BadGraph(f"steps is {shown(steps)}: give {wants}") from None
 
 
 def _check_agent(field: str, given: object) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Final, Self, TypeVar
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
-from ..messages.control import Attach, Error, Hello
+from ..messages.control import Error
 from ..messages.schema import Message
 from .connect import connect
 from .connection import Connection, Delivery
@@ -78,9 +78,8 @@ class BlockingChannel:
 
         On a new connection, also raises the error with which the daemon has refused it.
 
-        After TimedOut either nothing was sent, or the channel is closed (if part of a message was sent, or if the
-        message was Hello or Attach). A signal handler that has interrupted a send of its own thread gets TimedOut.
-        After an exception of a signal handler the channel is closed.
+        After TimedOut either nothing was sent, or the channel is closed. A signal handler that has interrupted a send
+        of its own thread gets TimedOut. After an exception of a signal handler the channel is closed.
         """
         here = object()
         deadline = time.monotonic() + timeout_s
@@ -124,15 +123,14 @@ class BlockingChannel:
             sent = self._write(data, fds, deadline)
         except DaemonUnavailable:
             # These requests get no answer. They must not count as open until the end of the connection is noticed.
-            if not isinstance(messages[0], Hello | Attach):
-                with self._state:
-                    self.connection.revert_send(*messages)
+            with self._state:
+                self.connection.revert_send(*messages)
             if (refusal := self._refusal()) is not None:
                 raise refusal from None
             raise
         if sent == len(data):
             return
-        if sent or isinstance(messages[0], Hello | Attach):
+        if sent:
             self.shut()
         else:
             with self._state:

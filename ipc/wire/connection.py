@@ -1,7 +1,14 @@
 """The protocol of one connection, without I/O: which messages are allowed now, and which descriptors belong to them.
 
-Owns: the open requests, and the descriptors that arrived before the message that declares them. Does not own the tables
-of states (`states`), the socket (`channel`, `blocking`), nor the effect of a request.
+                control socket
+
+    FRESH ──Hello, Welcome──> GREETED ──Attach, Attached──> ATTACHED
+
+The status socket has no order. A connection ends in CLOSED: the peer is gone, or broke the protocol, or Hello was
+refused. The daemon judges what comes when; a client counts its open requests, and believes the daemon.
+
+Owns: the open requests, and the descriptors that arrived before the message that declares them. Does not own the socket
+(`channel`, `blocking`), nor the effect of a request.
 
 Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
 from `close`. After a failure the connection is CLOSED and accepts nothing. A message whose descriptors this process
@@ -13,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 from ...errors import (
@@ -22,32 +30,22 @@ from ...errors import (
     MessageTooLarge,
     ProcessLimit,
     ProtocolError,
-    UsageError,
     VersionMismatch,
 )
 from ..messages import control as m
-from ..messages.declared import id_of
+from ..messages.declared import Kinds, Request, answers, declared, id_of
 from ..messages.schema import PROTOCOL_VERSION, ClientLimits, Message
+from ..places import CONTROL_NAME, STATUS_NAME
 from .frames import CONTROL_BYTES_MAX, DOCUMENT_BYTES_MAX, FrameReader, UnknownMessage, decode, pack, unpack
-from .states import (
-    ANSWERED_BY,
-    CONTROL_ALLOWED,
-    CONTROL_ANSWERS,
-    CONTROL_REQUESTS,
-    MOVES,
-    MOVES_WHEN_REFUSED,
-    OTHER_SOCKET,
-    PUSHES,
-    REMEDIES,
-    STATUS_ALLOWED,
-    STATUS_ANSWERS,
-    STATUS_REQUESTS,
-    ConnectionState,
-    Kind,
-)
 
 FDS_MAX: Final = 8
 """The most descriptors that may wait for the message that declares them, and the most in one sendmsg call."""
+
+CONTROL_REQUESTS: Final = Kinds(declared(m.ControlRequest))
+CONTROL_ANSWERS: Final = Kinds(answers(declared(m.ControlRequest)))
+STATUS_REQUESTS: Final = Kinds(declared(m.StatusRequest))
+STATUS_ANSWERS: Final = Kinds(answers(declared(m.StatusRequest)))
+"""The messages of each socket by their name on the wire: requests to the daemon, answers and pushes to the client."""
 
 Cut = ProtocolError | ProcessLimit | None
 """The error of a read that lost descriptors: ProcessLimit if this process could not open them."""
@@ -55,6 +53,15 @@ _LOST: Final = -1
 """In the place of the descriptors of one call that this process could not open."""
 Delivery = tuple[Any, tuple[int, ...]]
 """A message and its descriptors. The receiver of the message owns the descriptors."""
+
+
+class ConnectionState(StrEnum):
+    """How far a connection has come. One of the status socket is FRESH until it is CLOSED, and so is a client's."""
+
+    FRESH = "fresh"
+    GREETED = "greeted"
+    ATTACHED = "attached"
+    CLOSED = "closed"
 
 
 @dataclass(slots=True)
@@ -74,21 +81,17 @@ class Connection:
         self.state = ConnectionState.FRESH
         self.serving = serving
         self.limits = limits
-        self._allowed = CONTROL_ALLOWED if control else STATUS_ALLOWED
-        if serving:
-            self._known = CONTROL_REQUESTS if control else STATUS_REQUESTS
-        else:
-            self._known = CONTROL_ANSWERS if control else STATUS_ANSWERS
         if control:
+            self._known = CONTROL_REQUESTS if serving else CONTROL_ANSWERS
             received, sent = limits.message_bytes_max if serving else CONTROL_BYTES_MAX, CONTROL_BYTES_MAX
         else:
+            self._known = STATUS_REQUESTS if serving else STATUS_ANSWERS
             received, sent = CONTROL_BYTES_MAX, DOCUMENT_BYTES_MAX
             if not serving:
                 received, sent = sent, received
         self._reader = FrameReader(received)
         self._send_bytes_max = sent
-        self._open: dict[int, Kind] = {}  # unanswered requests by id
-        self._watched = False  # a Watch came, so that Events are allowed
+        self._open: dict[int, type[Message]] = {}  # unanswered requests by id
         self._fds: deque[int] = deque()
         self._limit: ProcessLimit | None = None  # why descriptors were lost
 
@@ -129,28 +132,21 @@ class Connection:
         if isinstance(cut, ProcessLimit):
             self._fds.append(_LOST)
             self._limit, cut = cut, None
-        if self.state is not ConnectionState.CLOSED:
-            self._read(data, cut, arrival)
-        if self.state is ConnectionState.CLOSED:
+        if not self.closed:
+            try:
+                for frame in self._reader.feed(data):
+                    self._take(frame, arrival)
+                self._refuse_undeclared()
+                if cut is not None:
+                    raise cut
+            except ProtocolError as failure:
+                arrival.failure = failure
+                self.state = ConnectionState.CLOSED
+                if self.serving:
+                    arrival.replies += pack(m.Error.of(failure))
+        if self.closed:
             arrival.discarded += self.close()
         return arrival
-
-    def _read(self, data: bytes, cut: ProtocolError | None, arrival: Arrival) -> None:
-        try:
-            for frame in self._reader.feed(data):
-                self._take(frame, arrival)
-            self._refuse_undeclared()
-            if cut is not None:
-                raise cut
-        except ProtocolError as failure:
-            self._fail(failure, arrival)
-
-    def _fail(self, failure: ProtocolError, arrival: Arrival) -> None:
-        """Ends the connection for an error of the peer. A server sends the peer the error."""
-        arrival.failure = failure
-        arrival.discarded += self.close()
-        if self.serving:
-            arrival.replies += pack(m.Error.of(failure))
 
     def close(self) -> list[int]:
         """Ends the connection. Returns the descriptors that no message has taken; the caller closes them."""
@@ -160,7 +156,7 @@ class Connection:
         return left
 
     def _take(self, frame: bytes, arrival: Arrival) -> None:
-        if self.state in (ConnectionState.FRESH, ConnectionState.GREETING):
+        if self.state is ConnectionState.FRESH:
             self._check_version(unpack(frame))
         try:
             message = decode(frame, self._known)
@@ -168,33 +164,31 @@ class Connection:
             fds = self._fds_for("a message of unknown type", unknown.fds)
             arrival.discarded += [fd for fd in fds if fd != _LOST]
             if self.serving:
-                elsewhere = OTHER_SOCKET.get(unknown.name)
-                arrival.replies += pack(m.Error.of(BadMessage(elsewhere) if elsewhere else unknown, unknown.id))
+                elsewhere = _of_other_socket(unknown.name)
+                arrival.replies += pack(m.Error.of(elsewhere or unknown, unknown.id))
             return
-        kind = type(message)
-        fds = self._fds_for(kind.__name__, getattr(message, "fds", 0))
+        fds = self._fds_for(type(message).__name__, getattr(message, "fds", 0))
         if _LOST in fds:
             arrival.discarded += fds[:-1]
             self._replace(message, arrival)
-            return
-        try:
-            if not self.serving:
-                self._answer(message)
-            elif (refusal := self._refusal(message)) is not None:
-                arrival.discarded += fds
-                number = id_of(message)
-                if number is not None:  # an Error without an id would end the connection
-                    arrival.replies += pack(m.Error.of(refusal, number))
-                return
-            else:
-                self._request(message)
-        except ProtocolError:
+        elif not self.serving:
+            self._answered(message)
+            if isinstance(message, m.Welcome):
+                self.limits = message.limits
+                self._send_bytes_max = message.limits.message_bytes_max
+            arrival.messages.append((message, fds))
+        elif (refusal := self._over_keys(message)) is not None:
             arrival.discarded += fds
-            raise
-        if isinstance(message, m.Welcome):
-            self.limits = message.limits
-            self._send_bytes_max = message.limits.message_bytes_max
-        arrival.messages.append((message, fds))
+            number = id_of(message)
+            if number is not None:  # an Error without an id would end the connection
+                arrival.replies += pack(m.Error.of(refusal, number))
+        else:
+            try:
+                self._requested(message)
+            except ProtocolError:
+                arrival.discarded += fds
+                raise
+            arrival.messages.append((message, fds))
 
     def _check_version(self, found: object) -> None:
         """Raises VersionMismatch. Called before the fields are decoded: another version may have other fields."""
@@ -227,7 +221,7 @@ class Connection:
             arrival.replies += pack(m.Error.of(LimitReached(f"the daemon refuses it: {self._limit}"), message.id))
             return
         error = m.Error.of(self._limit or ProcessLimit(), message.id)
-        self._answer(error)
+        self._answered(error)
         arrival.messages.append((error, ()))
 
     def _refuse_undeclared(self) -> None:
@@ -242,60 +236,52 @@ class Connection:
     def send(self, *messages: Message, fds: int = 0) -> bytes:
         """The bytes of `messages`. The caller sends them in one call, with `fds` descriptors.
 
-        Only the first message may bring descriptors.
+        Only the first message may bring descriptors. The socket may take only the first of two messages; the
+        descriptors travel with the first byte of the call, and would wait for a message that has not begun to arrive.
 
         Raises:
-            UsageError: a message is not allowed in this state, or the descriptors are not the declared ones.
-            LimitReached, MessageTooLarge: a message is over a limit.
+            LimitReached, MessageTooLarge: a message is over a limit. None of them counts as sent then.
             DaemonUnavailable: the connection is closed.
         """
-        if self.state is ConnectionState.CLOSED:
-            raise DaemonUnavailable(f"the connection is closed: {REMEDIES[self.state]}")
-        declared = 0
-        packed: list[bytes] = []
-        for message in messages:
-            data = pack(message)
+        if self.closed:
+            raise DaemonUnavailable("the connection is closed: connect anew")
+        declared_fds = [getattr(message, "fds", 0) for message in messages]
+        assert fds == declared_fds[0] == sum(declared_fds) <= FDS_MAX, f"{fds} descriptors given for {messages}"
+        packed = [pack(message) for message in messages]
+        for message, data in zip(messages, packed, strict=True):
             if len(data) > self._send_bytes_max:
                 raise MessageTooLarge(
                     f"{type(message).__name__} of {len(data)} bytes; message_bytes_max is "
                     f"{self._send_bytes_max}: send smaller messages"
                 )
-            brings = getattr(message, "fds", 0)
-            if brings and packed:
-                # The socket may take only the first of two messages. The descriptors travel with the first byte of
-                # the call, and would wait at the receiver for a message that has not begun to arrive.
-                raise UsageError(f"{type(message).__name__} brings descriptors: send it first in its call")
-            packed.append(data)
-            declared += brings
-        if declared != fds or fds > FDS_MAX:
-            raise UsageError(f"{fds} descriptors given, {declared} declared; {FDS_MAX} may go in one call")
-        allowed = 0
-        try:
+        if self.serving:
             for message in messages:
-                if self.serving:
-                    self._answer(message)
-                elif (refusal := self._refusal(message)) is not None:
-                    raise refusal
-                else:
-                    self._request(message)
-                allowed += 1
-        except (ProtocolError, LimitReached) as error:
-            self.revert_send(*messages[:allowed])
-            if isinstance(error, LimitReached):
-                raise
-            raise UsageError(str(error)) from None
+                self._answered(message)
+        else:
+            self._count(messages)
         return packed[0] if len(packed) == 1 else b"".join(packed)
 
+    def _count(self, messages: Sequence[Message]) -> None:
+        """Counts a client's requests as open."""
+        asked: dict[int, type[Message]] = {}
+        for message in messages:
+            if (refusal := self._over_keys(message)) is not None:
+                raise refusal
+            if _is_answered(message):
+                asked[getattr(message, "id")] = type(message)  # noqa: B009
+        if asked and len(self._open) + len(asked) > self.limits.requests_in_flight_max:
+            raise LimitReached(self._in_flight(type(messages[-1])))
+        self._open |= asked
+
     def revert_send(self, *messages: Message) -> None:
-        """Reverts a `send` whose bytes were never written: its requests are no longer open. Not for Hello and Attach,
-        which change the state."""
-        for message in reversed(messages):
-            if type(message) in ANSWERED_BY:
+        """Reverts a `send` whose bytes were never written: its requests are no longer open."""
+        for message in messages:
+            if _is_answered(message):
                 self._open.pop(getattr(message, "id"), None)  # noqa: B009
 
-    # ---- both directions
+    # ---- requests and their answers
 
-    def _refusal(self, message: Message) -> LimitReached | None:
+    def _over_keys(self, message: Message) -> LimitReached | None:
         most = self.limits.keys_per_request_max
         keys = getattr(message, "keys", ())
         if len(keys) <= most:
@@ -304,49 +290,68 @@ class Connection:
             f"{type(message).__name__} of {len(keys)} keys; keys_per_request_max is {most}: ask in several requests"
         )
 
-    def _request(self, message: Any) -> None:
+    def _in_flight(self, kind: type[Message]) -> str:
+        most = self.limits.requests_in_flight_max
+        return f"{kind.__name__} over requests_in_flight_max, which is {most}: wait for an answer first"
+
+    def _requested(self, message: Any) -> None:
+        """A request has come to the daemon."""
         kind = type(message)
-        if kind not in self._allowed[self.state]:
-            raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}")
-        if kind not in ANSWERED_BY:
+        if issubclass(kind, m.ControlRequest) and (remedy := self._remedy(kind)):
+            raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {remedy}")
+        if not _is_answered(message):
             return
         number = message.id
         if number in self._open:
             raise ProtocolError(f"{kind.__name__} with id {number}, which is still open: choose another id")
-        self._check_in_flight(kind)
+        if len(self._open) >= self.limits.requests_in_flight_max:
+            raise ProtocolError(self._in_flight(kind))
         self._open[number] = kind
-        self._watched |= kind is m.Watch
-        self.state = MOVES.get((self.state, kind), self.state)
 
-    def _check_in_flight(self, kind: Kind) -> None:
-        most = self.limits.requests_in_flight_max
-        if len(self._open) < most:
-            return
-        text = f"{kind.__name__} over requests_in_flight_max, which is {most}: wait for an answer first"
-        raise ProtocolError(text) if self.serving else LimitReached(text)
+    def _remedy(self, kind: type[m.ControlRequest]) -> str:
+        """What a client has to do before such a request; empty if it may come now."""
+        asked = self._open.values()
+        if self.state is ConnectionState.FRESH:
+            greets = kind is m.Hello and m.Hello not in asked
+            return "" if greets else "send Hello first, and wait for Welcome"
+        if kind is m.Hello or (kind is m.Attach and (self.state is ConnectionState.ATTACHED or m.Attach in asked)):
+            return "Hello and Attach are sent once; connect anew to attach again"
+        if kind.needs_lane and kind is not m.Attach and self.state is not ConnectionState.ATTACHED:
+            return "send Attach first, and wait for Attached"
+        return ""
 
-    def _answer(self, message: Any) -> None:
-        kind = type(message)
-        if kind in PUSHES:
-            if kind is m.Event and not self._watched:
-                raise ProtocolError("Event to a connection that sent no Watch")
+    def _answered(self, message: Any) -> None:
+        """An answer or a push has come to the client, or leaves the daemon."""
+        number = id_of(message)
+        if number is None or (isinstance(message, m.Claimed) and message.answer == "wait"):
             return
-        number = message.id
-        request = self._open.get(number)
-        if kind is m.Error:
-            if request is not None:
-                del self._open[number]
-                self.state = MOVES_WHEN_REFUSED.get(request, self.state)
-            return
-        if request is None:
-            raise ProtocolError(f"{kind.__name__} answers request {number}, which is not open")
-        if kind is not ANSWERED_BY[request]:
-            raise ProtocolError(f"{kind.__name__} does not answer {request.__name__} ({number})")
-        if kind is m.Claimed and message.answer == "wait":
-            return
-        del self._open[number]
-        self.state = MOVES.get((self.state, kind), self.state)
+        request = self._open.pop(number, None)
+        if isinstance(message, m.Error):
+            if request is m.Hello:
+                self.state = ConnectionState.CLOSED
+        elif request is m.Hello:
+            self.state = ConnectionState.GREETED
+        elif request is m.Attach:
+            self.state = ConnectionState.ATTACHED
 
     def check_invariants(self) -> None:
-        assert self.state is not ConnectionState.CLOSED or not self._fds
+        assert not self.closed or not self._fds
         assert len(self._fds) <= FDS_MAX
+
+
+def _is_answered(message: Message) -> bool:
+    return isinstance(message, Request) and message.answered_by is not None
+
+
+def _of_other_socket(name: str) -> BadMessage | None:
+    """The error for a message that belongs to the daemon's other socket."""
+    for known, here, there, path in (
+        (CONTROL_REQUESTS, "the status socket, which is read-only and", "control", CONTROL_NAME),
+        (STATUS_REQUESTS, "the control socket, which", "status", STATUS_NAME),
+    ):
+        if name in known:
+            return BadMessage(
+                f"this is {here} does not accept {name}: connect to the {there} socket, {path} unless it was "
+                "configured otherwise"
+            )
+    return None

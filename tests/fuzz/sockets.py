@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION
-from tensord.ipc.wire import states
+from tensord.ipc.wire import connection
 from tensord.ipc.wire.frames import pack
 from tensord.shm.ring.inbox import create_inbox
 
@@ -20,9 +20,9 @@ INPUTS: Final = 120
 WAIT: Final[tuple[bytes, list[int]]] = (b"", [])
 CHECK_EVERY: Final = 20
 # Limit is left out. After a valid one the daemon rightly refuses the witness client's puts.
-_CONTROL: Final = [kind for kind in states.CONTROL_REQUESTS.values() if kind is not messages.Limit]
-_STATUS: Final = list(states.STATUS_REQUESTS.values())
-_ANY: Final = [*_CONTROL, *_STATUS, *states.CONTROL_ANSWERS.values(), *states.STATUS_ANSWERS.values()]
+_CONTROL: Final = [kind for kind in connection.CONTROL_REQUESTS.values() if kind is not messages.Limit]
+_STATUS: Final = list(connection.STATUS_REQUESTS.values())
+_ANY: Final = [*_CONTROL, *_STATUS, *connection.CONTROL_ANSWERS.values(), *connection.STATUS_ANSWERS.values()]
 
 
 def control(chance: random.Random, besieged: Besieged) -> None:

@@ -15,9 +15,8 @@ from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.messages.schema import Message
 from tensord.ipc.wire.blocking import BlockingChannel
-from tensord.ipc.wire.connection import Connection
+from tensord.ipc.wire.connection import CONTROL_REQUESTS, Connection
 from tensord.ipc.wire.frames import FrameReader, decode, pack
-from tensord.ipc.wire.states import CONTROL_REQUESTS
 
 Sockets = tuple[socket.socket, socket.socket]
 

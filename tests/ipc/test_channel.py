@@ -121,45 +121,6 @@ def test_no_descriptor_is_lost_in_a_burst(run: Run, sockets: Sockets) -> None:
     assert opened == count
 
 
-def test_descriptors_reach_clients_that_read_late(run: Run, sockets: Sockets) -> None:
-    """What waits for a slow client keeps its descriptors, though the daemon closes its own."""
-    ours, theirs = sockets
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
-    server, client = Connection.control_server(LIMITS), Connection.control_client()
-
-    async def serve() -> None:
-        channel = AsyncChannel(ours, server)
-        server.receive_data(client.send(HELLO))
-        client.receive_data(server.send(WELCOME))
-        server.receive_data(client.send(m.Attach(2)))
-        await asyncio.sleep(0)
-        filler = m.Error(None, "TensordError", "x" * 1500)
-        for _ in range(40):
-            channel.send(filler)
-        assert channel.unsent_bytes > 0
-        given = [numbered(n) for n in (7, 8, 9)]
-        channel.send(ATTACHED, fds=given)
-        channel.send(filler)
-        close_all(given)
-
-        def receive() -> None:
-            blocking = BlockingChannel(theirs, client)
-            for _ in range(40):
-                assert blocking.receive(60)[0] == filler
-            message, fds = blocking.receive(60)
-            assert message == ATTACHED
-            assert [number_of(fd) for fd in fds] == [7, 8, 9]
-            close_all(fds)
-            assert blocking.receive(60)[0] == filler
-            blocking.close()
-
-        await in_thread(receive)
-        assert channel.unsent_bytes == 0
-        channel.close()
-
-    run(serve())
-
-
 @pytest.mark.parametrize("full", [False, True], ids=["cut at once", "cut when flushed"])
 def test_a_cut_call_sends_its_descriptors_once(run: Run, sockets: Sockets, full: bool) -> None:
     ours, theirs = sockets

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tensord.errors import BadMessage, MessageTooLarge, ProtocolError
 from tensord.ipc.messages import control as m
+from tensord.ipc.messages.modes import Mode, Tier
+from tensord.ipc.messages.schema import KEYS_MAX, Message
 from tensord.ipc.wire.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
@@ -113,3 +115,17 @@ def test_unfinished_messages_cost_no_more_than_twice_the_limit() -> None:
     finally:
         tracemalloc.stop()
     assert held < len(readers) * 2 * CONTROL_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "largest",
+    [
+        m.Order((1 << 63) - 1, "d" * 64, "offload", [b"k" * 32] * KEYS_MAX, "r" * 128),
+        m.AcknowledgeOrder((1 << 63) - 1, "d" * 64, 1, [b"k" * 32] * KEYS_MAX, [], [], 1 << 48),
+        m.UseEntries("d" * 64, [b"k" * 32] * KEYS_MAX),
+        m.Modes(1, [m.TierState(f"{n:04}:65:00.0", Tier.DEVICE, Mode.EMERGENCY, 1 << 48, 1 << 48) for n in range(256)]),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_the_largest_messages_fit_into_a_frame(largest: Message) -> None:
+    assert list(FrameReader(CONTROL_BYTES_MAX).feed(pack(largest))) == [pack(largest)]

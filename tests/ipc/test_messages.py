@@ -17,8 +17,10 @@ from tensord import errors
 from tensord.errors import BadMessage
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import ErrorBody, Message
+from tensord.ipc.wire.connection import CONTROL_ANSWERS, CONTROL_REQUESTS, STATUS_ANSWERS, STATUS_REQUESTS
 from tensord.ipc.wire.frames import UnknownMessage, decode, pack
-from tensord.ipc.wire.states import CONTROL_ANSWERS, CONTROL_REQUESTS, STATUS_ANSWERS, STATUS_REQUESTS
+
+from .examples import example, fields_of
 
 TABLES = [CONTROL_REQUESTS, CONTROL_ANSWERS, STATUS_REQUESTS, STATUS_ANSWERS]
 PAIRS = [(kind, known) for known in TABLES for kind in known.values()]
@@ -47,8 +49,9 @@ def strategy(info: mi.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(info.values)
         case mi.EnumType():
             return st.sampled_from(list(info.cls))
-        case mi.ListType():
-            return st.lists(strategy(info.item_type), min_size=info.min_length or 0, max_size=5)
+        case mi.ListType() | mi.VarTupleType():
+            lists = st.lists(strategy(info.item_type), min_size=info.min_length or 0, max_size=5)
+            return lists.map(tuple) if isinstance(info, mi.VarTupleType) else lists
         case mi.TupleType():
             return st.tuples(*map(strategy, info.item_types))
         case mi.DictType():
@@ -59,42 +62,6 @@ def strategy(info: mi.Type) -> st.SearchStrategy[Any]:
         case mi.StructType():
             return st.builds(info.cls, **{f.name: strategy(f.type) for f in info.fields})
     raise AssertionError(f"no strategy for {info}")
-
-
-def fields_of(kind: type[Any]) -> tuple[mi.Field, ...]:
-    info = mi.type_info(kind)
-    assert isinstance(info, mi.StructType)
-    return info.fields
-
-
-def example(info: mi.Type) -> object:
-    """The smallest thing a field may hold, as it looks unpacked."""
-    match info:
-        case mi.IntType():
-            return info.ge
-        case mi.FloatType():
-            return 1.5
-        case mi.BytesType():
-            return b"k" * (info.min_length or 0)
-        case mi.StrType():
-            return "name"
-        case mi.BoolType():
-            return True
-        case mi.LiteralType():
-            return info.values[0]
-        case mi.EnumType():
-            return next(iter(info.cls)).value
-        case mi.NoneType():
-            return None
-        case mi.ListType():
-            return [example(info.item_type)]
-        case mi.TupleType():
-            return [*map(example, info.item_types)]
-        case mi.UnionType():
-            return example(info.types[0])
-        case mi.StructType():
-            return {f.encode_name: example(f.type) for f in info.fields}
-    return {}
 
 
 def violations(info: mi.Type) -> list[object]:
@@ -123,7 +90,7 @@ def violations(info: mi.Type) -> list[object]:
             return ["other", "", None, 0]
         case mi.EnumType():
             return ["other", "", "RELAXED", None, 0]
-        case mi.ListType():
+        case mi.ListType() | mi.VarTupleType():
             assert info.max_length is not None
             inner = [[bad] for bad in violations(info.item_type)]
             short: list[object] = [[]] if info.min_length else []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tensord.errors import BadGraph
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.steps import DEPENDENCIES_MAX, STEPS_MAX, AgentStep, AgentStepGraph
+from tensord.ipc.wire.connection import CONTROL_REQUESTS
 from tensord.ipc.wire.frames import decode, pack
-from tensord.ipc.wire.states import CONTROL_REQUESTS
 
 
 def chain(*agents: str) -> AgentStepGraph:
@@ -103,7 +103,7 @@ def test_an_invalid_graph_is_refused_and_its_agents_are_named(steps: list[AgentS
         graph.validate_dag()
     assert list(graph) == steps
     with pytest.raises(BadGraph, match=said):
-        AgentStepGraph.from_steps(graph.to_messages())
+        AgentStepGraph.checked(graph)
 
 
 @given(
@@ -194,7 +194,7 @@ def test_a_graph_has_as_many_steps_as_a_message_may() -> None:
 
 @given(some_steps.filter(bool))
 def test_a_graph_crosses_the_socket_unchanged(steps: list[AgentStep]) -> None:
-    sent = m.RegisterWorkflow(1, "w", AgentStepGraph(steps).to_messages())
+    sent = m.RegisterWorkflow(1, "w", steps)
     found = decode(pack(sent), CONTROL_REQUESTS)
     assert found == sent
-    assert list(AgentStepGraph.from_steps(found.steps)) == steps
+    assert list(AgentStepGraph(found.steps)) == steps

@@ -557,7 +557,9 @@ class World:
             lambda: messages.ReleaseEntries(request, GPU, [at(number)]),
             lambda: messages.ReserveDevice(request, GPU, 50 << 20, 5.0, held=chance.random() < 0.2),
             lambda: messages.Subscribe(request),
-            lambda: messages.RegisterWorkflow(request, "w", [messages.Step("agent 0", 0), messages.Step("agent 1", 1)]),
+            lambda: messages.RegisterWorkflow(
+                request, "w", [messages.AgentStep("agent 0"), messages.AgentStep("agent 1", step_index=1)]
+            ),
             lambda: messages.AdvanceWorkflow(request, "w", chance.randrange(2)),
             lambda: messages.EndWorkflow(request, "w"),
         ]

@@ -58,7 +58,7 @@ class Workflows:
     def __len__(self) -> int:
         return len(self._workflows)
 
-    def register(self, client: int, name: str, steps: Sequence[messages.Step]) -> int:
+    def register(self, client: int, name: str, steps: Sequence[messages.AgentStep]) -> int:
         """Registers a workflow, or replaces the steps of this client's workflow, which stays at its present step.
 
         Returns:
@@ -81,7 +81,7 @@ class Workflows:
                 f"{len(steps)} steps, and all workflows' would be {self._steps + more}; "
                 f"{self._workflow_steps_max} may be (a fixed limit): end a workflow first"
             )
-        graph = AgentStepGraph.from_steps(steps)
+        graph = AgentStepGraph.checked(steps)
         if known is not None:
             self._leave(name, known)
         step = 0 if known is None else known.step

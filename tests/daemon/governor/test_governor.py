@@ -9,7 +9,7 @@ import pytest
 from tensord.daemon.governor.forms.events import OWNERS_EVERY_S, Sampled, SourceState
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.control import Step
+from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
 from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
@@ -39,7 +39,7 @@ def test_a_workflow_that_is_registered_is_entered_and_one_that_ended_is_left(mak
     stand.sample(0.75)
     stand.sample(0.75, HOST_GAUGE)
     stand.open(1)
-    stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
     assert (stand.mode(), stand.mode(HOST_GAUGE)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
     stand.ask(1, messages.EndWorkflow, "w")
     assert stand.mode() is Mode.NORMAL
@@ -50,8 +50,8 @@ def test_the_workflow_mode_is_left_with_the_last_workflows_client(make: Make) ->
     stand = make()
     stand.sample(0.75)
     stand.open(1, 2)
-    stand.ask(1, messages.RegisterWorkflow, "a", [Step("a", 0)])
-    stand.ask(2, messages.RegisterWorkflow, "b", [Step("b", 0)])
+    stand.ask(1, messages.RegisterWorkflow, "a", [AgentStep("a")])
+    stand.ask(2, messages.RegisterWorkflow, "b", [AgentStep("b")])
     stand.leave(1)
     assert stand.mode() is Mode.WORKFLOW_AWARE
     stand.leave(2)
@@ -71,7 +71,7 @@ def test_a_step_graph_changes_nothing_for_the_cards_of_others(make: Make) -> Non
             stand.register(1, number, 10 * MIB, agent="a")
             stand.register(2, number, 10 * MIB, device=OTHER, agent=agent, tokens=0)
         if with_graph:
-            stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+            stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
         stand.sample(0.5)
         stand.sample(0.75, OTHER)
         stand.sample(0.75)
@@ -89,7 +89,7 @@ def test_a_graph_of_a_client_without_a_card_counts_where_its_agents_have_entries
     stand.open(2, device=OTHER)
     stand.sample(0.75)
     stand.sample(0.75, OTHER)
-    stand.ask(3, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    stand.ask(3, messages.RegisterWorkflow, "w", [AgentStep("a")])
     assert (stand.mode(), stand.mode(OTHER)) == (Mode.NORMAL, Mode.NORMAL)
     stand.register(1, 1, agent="a")
     stand.sample(0.75)
@@ -100,7 +100,7 @@ def test_a_graph_of_a_client_without_a_card_counts_where_its_agents_have_entries
 
 
 def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:
-    steps = [Step("first", 0), Step("second", 1), Step("third", 2)]
+    steps = [AgentStep("first"), AgentStep("second", step_index=1), AgentStep("third", step_index=2)]
 
     def victim(step: int) -> bytes:
         stand = make()
@@ -200,7 +200,7 @@ def test_the_host_is_no_device(make: Make) -> None:
         ("UnknownOrder", messages.ReleaseReservation, (7,)),
         ("BadStep", messages.AdvanceWorkflow, ("w", 1)),
         ("BadStep", messages.EndWorkflow, ("w",)),
-        ("BadGraph", messages.RegisterWorkflow, ("w", [Step("a", 1, ["b"])])),
+        ("BadGraph", messages.RegisterWorkflow, ("w", [AgentStep("a", ("b",), 1)])),
     ],
 )
 def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(

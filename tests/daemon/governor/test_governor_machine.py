@@ -13,7 +13,7 @@ from tensord.daemon.governor.forms.effects import AskNeighbour
 from tensord.daemon.governor.forms.events import GovernorTick, NeighbourAnswered
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.control import Step
+from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import Mode
 
 from .judged import (
@@ -261,7 +261,9 @@ class AnyOrder(Judged):
     def workflow(self, data: st.DataObject, name: str, agents: list[str], step: int, then: str) -> None:
         client = self.client_of(data)
         if then == "register":
-            self.ask(client, messages.RegisterWorkflow, name, [Step(a, n) for n, a in enumerate(agents)])
+            self.ask(
+                client, messages.RegisterWorkflow, name, [AgentStep(a, step_index=n) for n, a in enumerate(agents)]
+            )
         elif then == "advance":
             self.ask(client, messages.AdvanceWorkflow, name, step)
         else:

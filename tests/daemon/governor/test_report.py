@@ -61,7 +61,7 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
     stand.sample(0.93)
     stand.sample(0.5, HOST_GAUGE, psi_some_s=0.25)
     stand.ask(1, messages.ReserveDevice, GPU, 3 * MIB, 10.0)
-    stand.ask(2, messages.RegisterWorkflow, "w", [messages.Step("a", 0), messages.Step("b", 1, ["a"])])
+    stand.ask(2, messages.RegisterWorkflow, "w", [messages.AgentStep("a"), messages.AgentStep("b", ("a",), 1)])
     stand.ask(2, messages.AdvanceWorkflow, "w", 1)
     stand.holds(8 * MIB, 9 * MIB)
     for _ in range(10):

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from tensord.daemon.core.events import AGENTS_MAX
 from tensord.daemon.governor.demand.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN, Workflows
 from tensord.errors import BadGraph, BadStep, LimitReached, TensordError
-from tensord.ipc.messages.control import Step
+from tensord.ipc.messages.control import AgentStep
 
-PLAN = [Step("planner", 0), Step("coder", 1, ["planner"]), Step("tester", 4, ["coder"]), Step("coder", 6, ["tester"])]
+PLAN = [
+    AgentStep("planner"),
+    AgentStep("coder", ("planner",), 1),
+    AgentStep("tester", ("coder",), 4),
+    AgentStep("coder", ("tester",), 6),
+]
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow(make: 
     assert told(workflows) == (set(), {"planner", "coder", "tester"})
     workflows.advance(1, "w", 2)
     assert told(workflows) == ({"planner"}, {"coder"})
-    workflows.register(2, "next", [Step("planner", 3), Step("other", 0)])
+    workflows.register(2, "next", [AgentStep("planner", step_index=3), AgentStep("other")])
     assert told(workflows) == (set(), {"planner", "other"})
     workflows.advance(1, "w", 7)
     assert told(workflows) == ({"coder", "tester"}, set())
@@ -58,25 +63,25 @@ def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow(make: 
 def test_many_agents_are_told_in_parts(make: Callable[..., Workflows]) -> None:
     workflows = make(workflows_max=5)
     for number in range(3):
-        workflows.register(1, f"w{number}", [Step(f"{number}-{step}", step) for step in range(1000)])
+        workflows.register(1, f"w{number}", [AgentStep(f"{number}-{step}", step_index=step) for step in range(1000)])
     assert len(told(workflows)[1]) == 3000
 
 
 def test_a_step_that_is_very_far_is_still_nearer_than_none(make: Callable[..., Workflows]) -> None:
     workflows = make()
-    workflows.register(1, "w", [Step("late", (1 << 63) - 1)])
+    workflows.register(1, "w", [AgentStep("late", step_index=(1 << 63) - 1)])
     assert workflows.distance("late") < UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("steps", "named"),
     [
-        ([Step("a", 1, ["b"]), Step("b", 1, ["a"])], "cycle"),
-        ([Step("a", 1, ["nobody"])], "nobody"),
+        ([AgentStep("a", ("b",), 1), AgentStep("b", ("a",), 1)], "cycle"),
+        ([AgentStep("a", ("nobody",), 1)], "nobody"),
     ],
 )
 def test_a_graph_that_cannot_be_run_is_refused_and_nothing_changes(
-    make: Callable[..., Workflows], steps: list[Step], named: str
+    make: Callable[..., Workflows], steps: list[AgentStep], named: str
 ) -> None:
     workflows = make()
     workflows.register(1, "w", PLAN)
@@ -114,7 +119,10 @@ def test_all_workflows_together_have_no_more_steps_than_workflow_steps_max(make:
     workflows.register(1, "a", PLAN)
     workflows.register(2, "b", PLAN)
     before = workflows.status()
-    for client, name, steps in ((2, "c", PLAN[:2]), (1, "a", [*PLAN, Step("x", 0), Step("y", 0)])):
+    for client, name, steps in (
+        (2, "c", PLAN[:2]),
+        (1, "a", [*PLAN, AgentStep("x"), AgentStep("y")]),
+    ):
         with pytest.raises(LimitReached, match=r"10; 9 may be \(a fixed limit"):
             workflows.register(client, name, steps)
     assert workflows.status() == before
@@ -125,9 +133,9 @@ def test_all_workflows_together_have_no_more_steps_than_workflow_steps_max(make:
 
 def test_agents_that_ended_are_remembered_up_to_a_limit(make: Callable[..., Workflows]) -> None:
     workflows = make()
-    workflows.register(1, "stays", [Step("stays", 0)])
+    workflows.register(1, "stays", [AgentStep("stays")])
     for number in range(0, ENDED_AGENTS_MAX + 2000, 1000):
-        workflows.register(1, "w", [Step(f"agent {number + n}", n) for n in range(1000)])
+        workflows.register(1, "w", [AgentStep(f"agent {number + n}", step_index=n) for n in range(1000)])
         workflows.end(1, "w")
     assert workflows.distance("agent 0") == UNKNOWN
     assert workflows.distance(f"agent {ENDED_AGENTS_MAX}") == FINISHED
@@ -136,8 +144,8 @@ def test_agents_that_ended_are_remembered_up_to_a_limit(make: Callable[..., Work
 def test_agents_up_next_are_those_within_the_lookahead_nearest_first(make: Callable[..., Workflows]) -> None:
     workflows = make()
     assert list(workflows.up_next(1)) == []
-    workflows.register(1, "w", [*PLAN, Step("reviewer", 2)])
-    workflows.register(2, "other", [Step("other", 1), Step("reviewer", 1)])
+    workflows.register(1, "w", [*PLAN, AgentStep("reviewer", step_index=2)])
+    workflows.register(2, "other", [AgentStep("other", step_index=1), AgentStep("reviewer", step_index=1)])
     assert list(workflows.up_next(0)) == []
     assert set(workflows.up_next(1)) == {"coder", "other", "reviewer"}
     workflows.advance(1, "w", 2)
@@ -148,7 +156,7 @@ def test_agents_up_next_are_those_within_the_lookahead_nearest_first(make: Calla
 
 AGENTS = ["a", "b", "c", "d"]
 GRAPHS = st.lists(st.tuples(st.sampled_from(AGENTS), st.integers(0, 6)), min_size=1, max_size=6, unique=True).map(
-    lambda pairs: [Step(agent, index) for agent, index in pairs]
+    lambda pairs: [AgentStep(agent, step_index=index) for agent, index in pairs]
 )
 ACTIONS = st.one_of(
     st.tuples(st.just("register"), st.integers(1, 2), st.sampled_from("xyz"), GRAPHS),

@@ -96,7 +96,7 @@ def test_entries_in_use_stay_and_the_refusal_says_so(make: Make) -> None:
 
 def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) -> None:
     card = Card(make, others=300)
-    card.stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("a", 0)])
+    card.stand.ask(1, messages.RegisterWorkflow, "w", [messages.AgentStep("a")])
     card.stand.register(1, 4, 100 * MIB, tokens=0, agent="a")
     card.reserve(3, 500)
     card.carry_out()
@@ -144,7 +144,12 @@ def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) ->
     stand.sample(0.5)
     (order,) = stand.orders(1)
     stand.carry_out(1, order)
-    stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("b", 0), messages.Step("a", 1)])
+    stand.ask(
+        1,
+        messages.RegisterWorkflow,
+        "w",
+        [messages.AgentStep("b"), messages.AgentStep("a", step_index=1)],
+    )
     stand.sample(0.6)
     assert stand.orders(1, "promote")
     refused(stand.ask(2, messages.ReserveDevice, GPU, 150 * MIB, 10.0, promotes=True), "DeviceFull")
