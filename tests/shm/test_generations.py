@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.errors import LayoutMismatch, LimitReached
+from tensord.errors import LayoutMismatch
 from tensord.shm.index.generations import GenerationReader, GenerationWriter
 from tensord.shm.index.keys import GENERATION_MAX, generation_of, make_key
 from tensord.shm.ring.layout import IndexGeometry
@@ -95,14 +95,6 @@ def test_an_entry_is_seen_whole_or_not_at_all(memory: mmap.mmap) -> None:
     assert (reader.current(b"bbbbaaaa"), reader.current(b"aaaabbbb")) == (1, 3)
 
 
-def test_a_table_entry_with_a_tag_alone_does_not_count(memory: mmap.mmap) -> None:
-    memory[GEOMETRY.generations_at + 16 : GEOMETRY.generations_at + 20] = b"aaaa"
-    writer = GenerationWriter(memory, GEOMETRY)
-    assert len(writer) == 0
-    writer.raise_to(b"bbbbaaaa", 1)
-    assert GenerationReader(memory, GEOMETRY).current(b"bbbbaaaa") == 1
-
-
 def test_a_table_entry_counts_for_the_uid_that_invalidated_first(memory: mmap.mmap) -> None:
     writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
     writer.raise_to(b"aaaabbbb", 1, 4_294_967_295)
@@ -113,16 +105,6 @@ def test_a_table_entry_counts_for_the_uid_that_invalidated_first(memory: mmap.mm
         assert (table.current(b"aaaabbbb"), table.current(b"bbbbaaaa")) == (GENERATION_MAX, 1)
         assert b"aaaabbbb" in table and b"never so" not in table
     assert (reader.current(b"aaaabbbb"), reader.current(b"bbbbaaaa")) == (GENERATION_MAX, 1)
-
-
-def test_a_generation_only_rises(memory: mmap.mmap) -> None:
-    writer = GenerationWriter(memory, GEOMETRY)
-    writer.raise_to(b"aaaabbbb", GENERATION_MAX)
-    with pytest.raises(AssertionError):
-        writer.raise_to(b"aaaabbbb", GENERATION_MAX)
-    with pytest.raises(LimitReached, match=f"last generation, {GENERATION_MAX}"):
-        writer.raise_to(b"aaaabbbb", GENERATION_MAX + 1)
-    assert writer.current(b"aaaabbbb") == GENERATION_MAX
 
 
 @given(st.integers(0, GENERATION_MAX), st.integers(0, GENERATION_MAX))

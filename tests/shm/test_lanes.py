@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensord.errors import LayoutMismatch
 from tensord.shm.lanes.lane import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane
 from tensord.shm.lanes.reader import LaneReader
-from tensord.shm.ring.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
+from tensord.shm.ring.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS
 
 from ..memory_bench import attached, lane_file, lent, memory_file
 
@@ -189,19 +189,6 @@ TestLaneAgainstSets = LaneAgainstSets.TestCase
 TestLaneAgainstSets.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def test_a_truncated_lane_is_a_short_read() -> None:
-    lane, reader = attached()
-    lane.pin(5)
-    scratch = np.empty(LANE_WORDS, np.uint64)
-    fd = reader._fd
-    os.ftruncate(fd, PAGE_BYTES)
-    assert reader.pins(scratch).tolist() == []
-    os.ftruncate(fd, 100)
-    assert reader.pins(scratch).tolist() == []
-    assert reader.drain() is None
-    reader.close()
-
-
 def test_a_lane_that_is_found_again_counts_from_then_on() -> None:
     fd = lane_file(7)
     lane = Lane(fd)
@@ -240,36 +227,6 @@ def test_heads_stored_in_the_wrong_order_lose_nothing_for_long() -> None:
     drained = reader.drain()
     assert drained is not None
     assert drained.span_ids.tolist() == [4]
-    reader.close()
-
-
-def test_threads_that_pin_and_release_at_once_share_no_word() -> None:
-    lane, reader = attached()
-    errors: list[str] = []
-
-    def work(number: int) -> None:
-        for turn in range(2000):
-            span = number << 32 | turn + 1
-            word = lane.pin(span)
-            root = np.zeros(1, np.uint8)
-            lane.tie(word, root)
-            lane.log(span)
-            if lane.words[word] != span:
-                errors.append(f"word {word} was given to two")
-            del root
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert lane.in_use == 0
-    # A thread that was interrupted may have stored its head last. The next record counts all before it.
-    lane.log(1)
-    drained = reader.drain()
-    assert drained is not None
-    assert len(drained.span_ids) + drained.lost == 6001
     reader.close()
 
 

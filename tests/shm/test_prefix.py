@@ -17,12 +17,8 @@ from tensord.shm.payloads.prefix import (
     Media,
     Modality,
     PrefixRecord,
-    agreed,
     block_key,
-    fold,
-    kept,
     ordered,
-    uncut,
 )
 
 KEY = bytes(range(32))
@@ -158,66 +154,3 @@ def test_a_cached_item_may_end_behind_its_sequence() -> None:
     assert ordered([item(18, 9)], 20, may_be_cut=True) == (item(18, 9),)
     with pytest.raises(BadPrefix, match="start=20"):
         ordered([item(20, 9)], 20, may_be_cut=True)
-
-
-# ---- folding
-
-
-def test_folding_leaves_tokens_as_they_are_where_no_item_is() -> None:
-    tokens = np.arange(30, dtype=np.uint32)
-    assert fold(tokens, []) is tokens
-    folded = fold(tokens, [item(10, 5), item(28, 9)])
-    changed = np.flatnonzero(folded != tokens)
-    assert list(changed) == [10, 11, 12, 13, 14, 28, 29]
-    assert list(tokens) == list(range(30))
-
-
-@pytest.mark.parametrize("other", [item(3, 20, content=1), item(3, 20, "audio"), item(3, 19), item(4, 20)])
-def test_folded_tokens_differ_wherever_items_do(other: Media) -> None:
-    tokens = np.zeros(40, np.uint32)
-    one, two = fold(tokens, [item(3, 20)]), fold(tokens, [other])
-    first, last = max(3, other.start), min(23, other.end)
-    assert (one[first:last] != two[first:last]).all()
-
-
-def test_folded_tokens_agree_where_tokens_and_items_do() -> None:
-    short, long = np.arange(20, dtype=np.uint32), np.arange(50, dtype=np.uint32)
-    media = [item(3, 10), item(5, 9, "video"), item(18, 30)]
-    assert (fold(short, media) == fold(long, media)[:20]).all()
-
-
-# ---- how far
-
-
-@pytest.mark.parametrize(
-    ("theirs", "up_to", "position"),
-    [
-        ([], 40, 5),
-        ([], 4, 4),
-        ([item(5, 3)], 40, 10),
-        ([item(5, 3)], 9, 9),
-        ([item(5, 3), item(10, 3)], 40, 40),
-        ([item(5, 3), item(10, 3), item(20, 1)], 40, 20),
-        ([item(5, 3), item(7, 3, "audio"), item(10, 3)], 40, 7),
-        ([item(5, 4), item(10, 3)], 40, 5),
-        ([item(5, 3, content=1), item(10, 3)], 40, 5),
-        ([item(4, 3), item(10, 3)], 40, 4),
-    ],
-)
-def test_media_agree_up_to_the_first_item_that_only_one_has(theirs: list[Media], up_to: int, position: int) -> None:
-    ours = [item(5, 3), item(10, 3)]
-    assert agreed(ours, theirs, up_to) == agreed(theirs, ours, up_to) == position
-
-
-def test_no_position_is_left_within_an_item() -> None:
-    media = [item(1, 2), item(5, 2, "audio"), item(6, 3), item(20, 1)]
-    expected = {0: 0, 1: 1, 2: 1, 3: 3, 4: 4, 5: 5, 6: 5, 7: 5, 8: 5, 9: 9, 20: 20, 21: 21}
-    assert {position: uncut(position, media) for position in expected} == expected
-
-
-def test_the_items_to_encode_are_counted_from_the_match() -> None:
-    media = [item(1, 2), item(5, 2, "audio"), item(6, 3), item(20, 1)]
-    assert kept(0, media) == {"image": 3, "audio": 1, "video": 0}
-    assert kept(3, media) == {"image": 2, "audio": 1, "video": 0}
-    assert kept(7, media) == {"image": 2, "audio": 0, "video": 0}
-    assert kept(21, media) == {"image": 0, "audio": 0, "video": 0}

@@ -128,18 +128,6 @@ def test_a_tree_as_deep_as_the_limit_comes_back() -> None:
     assert_same(recipe(header).view(root), tree)
 
 
-def test_numpy_scalars_come_back_as_arrays_without_dimensions() -> None:
-    header, root = payload_of([np.float32(1.5), np.bool_(True), np.str_("ab"), np.datetime64("2020")])
-    found = recipe(header).view(root)
-    assert [(leaf.shape, leaf.dtype.str) for leaf in found] == [
-        ((), "<f4"),
-        ((), "|b1"),
-        ((), "<U2"),
-        ((), "<M8[Y]"),
-    ]
-    assert found[0] == 1.5
-
-
 def test_leaves_are_views_of_the_payload_at_multiples_of_64() -> None:
     header, root = payload_of({"a": np.ones(3), "b": [np.ones((2, 2), np.int8), np.ones(1)]})
     made = recipe(header)

@@ -287,21 +287,6 @@ def test_a_spec_of_a_torch_dtype_that_no_leaf_can_have_is_refused() -> None:
         pack_spec(Spec((1,), torch.qint8))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tensors_on_a_gpu_are_fetched() -> None:
-    tensor = torch.arange(12, dtype=torch.bfloat16, device="cuda").view(3, 4).t()
-    made, root = stored([tensor])
-    assert_same_tensor(made.value(root)[0], tensor.cpu())
-
-
-def test_a_long_list_of_numbers_stays_a_list_beside_tensors() -> None:
-    made, root = stored({"ids": [*range(100)], "scores": (0.5,) * 100, "hidden": torch.ones(3), "mask": np.ones(2)})
-    for found, kinds in ((made.value(root), (torch.Tensor, np.ndarray)), (made.torch(root), (torch.Tensor,) * 2)):
-        assert found["ids"] == [*range(100)]
-        assert found["scores"] == (0.5,) * 100
-        assert (type(found["hidden"]), type(found["mask"])) == kinds
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
