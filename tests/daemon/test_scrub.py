@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tensord.daemon.memory.scrub import Scrub, Scrubbed
+from tensord.daemon.memory.scrub import BUSY_SHARE, Scrub, Scrubbed
 
 
 class Memory:
@@ -55,3 +56,37 @@ def test_it_looks_at_recovered_entries_and_then_at_those_without_a_checksum(
     recovered: bool, added: list[int], looked_at: list[int]
 ) -> None:
     asyncio.run(_looks_at(recovered, added, looked_at))
+
+
+LOOK_S = 0.002
+
+
+async def _looks_while_puts_come() -> tuple[int, float]:
+    memory: Any = Memory(*[(True, False)] * 100)
+    memory.recovered = False
+    looks = 0
+
+    def summed(slot: Any) -> tuple[bool, int]:
+        nonlocal looks
+        looks += 1
+        time.sleep(LOOK_S)
+        return True, slot.number
+
+    async def tell(message: Scrubbed) -> None:
+        pass
+
+    memory.summed = summed
+    scrub = Scrub(memory, tell)
+    begun = time.monotonic()
+    running = asyncio.create_task(scrub.run())
+    for number in range(100):
+        scrub.add([number])
+        await asyncio.sleep(LOOK_S)
+    running.cancel()
+    return looks, time.monotonic() - begun
+
+
+def test_while_puts_come_it_takes_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.daemon.memory.scrub.QUIET_S", 1000.0)
+    looks, took_s = asyncio.run(_looks_while_puts_come())
+    assert 0 < looks <= took_s / (BUSY_SHARE * LOOK_S) + 2
