@@ -33,7 +33,7 @@ def segments(chance: random.Random) -> None:
         world.start_the_daemon()
         assert world.daemon is not None
         # Damage to an entry that has none cannot be found.
-        world.daemon.take_checksums()
+        world.daemon.scrubber.take_checksums()
         kept += [os.dup(each.lane_fd) for each in world.processes if each.lane_fd >= 0 and chance.random() < 0.5]
         while world.processes:
             world.processes.pop().die()

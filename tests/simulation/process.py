@@ -69,7 +69,9 @@ class Held:
     def check(self, world: World) -> None:
         """Asserts that the payload is unchanged and that its span still belongs to its key."""
         if self.span_id is not None and world.daemon is not None:
-            assert world.daemon.holds(self.span_id, at(self.number)), f"key {self.number}: span reused under a reader"
+            assert world.daemon.entries.holds(self.span_id, at(self.number)), (
+                f"key {self.number}: span reused under a reader"
+            )
         assert version_of(self.number, self.tree) == self.version, f"key {self.number}: a leased payload has changed"
 
 
@@ -113,7 +115,6 @@ class Process:
         self.claims: dict[int, int] = {}
         self.asked: dict[int, int] = {}
         self.outcomes: list[tuple[Put, int, int]] = []
-        self.device: set[int] = set()
         self.orders: list[messages.Order] = []
 
     def learn(self) -> None:
@@ -188,7 +189,8 @@ class Process:
 
     def _take_memory(self, shared: Sequence[int], lane_fd: int) -> View:
         ring_fd, index_fd = shared
-        lane = small_lane(lane_fd, self.world.lane_words)
+        lane = Lane(lane_fd)
+        del lane.free[: -self.world.lane_words]
         view = self.view
         if view is not None and view.lane.lane_id == lane.lane_id and view.is_over(index_fd):
             os.close(lane_fd)
@@ -209,7 +211,6 @@ class Process:
             self.wire = self.connection = None
             self.claims.clear()
             self.asked.clear()
-            self.device.clear()
             self.orders.clear()
             self.puts.ended()
 
@@ -331,10 +332,6 @@ class Process:
             self.let_go()
         return version
 
-    def held_as_copy(self, lease: Lease | None) -> bool:
-        """Whether a lease is a copy, as a full lane gives."""
-        return lease is not None and lease.handle() is None
-
     def let_go(self) -> None:
         """Releases one held payload."""
         if self.held:
@@ -398,10 +395,3 @@ class Process:
         """Asserts that every held payload is unchanged."""
         for held in self.held:
             held.check(self.world)
-
-
-def small_lane(fd: int, words: int) -> Lane:
-    """The lane behind `fd`, reduced to `words` pin words."""
-    lane = Lane(fd)
-    del lane.free[:-words]
-    return lane

@@ -16,43 +16,24 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
-from types import SimpleNamespace
-from typing import Any, Final
-from unittest import mock
+from typing import Final
 
-import numpy as np
-
-from tensord.client.reading.lease import Lease
-from tensord.client.reading.view import View
-from tensord.client.writing import arena, outcomes, put, puts
-from tensord.client.writing.wire import Wire
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.governor.forms.events import FormerDaemonFound
-from tensord.daemon.memory import copier
-from tensord.daemon.room import lending
-from tensord.errors import Corrupt, TensordError
 from tensord.ipc.messages import control as messages
 from tensord.shm.lanes import fence
-from tensord.shm.payloads.packing import Packed, Whole
 from tensord.shm.ring import segments
 
-from .daemon import GPU, Daemon
+from .calls import Calls
+from .daemon import Daemon
 from .model import Model
-from .payloads import ALL, SEQUENCES, TAGS, asked, at, before, blocks, is_block, number_of, tag_of
+from .patches import patches
+from .payloads import TAGS, at
 from .process import Process
 from .remote import SimulatedStore
 from .settings import drawn, redrawn
+from .work import Work
 
-PIECE_BYTES: Final = 512
-"""Bytes that a client copies at once."""
-TURN_BYTES: Final = 1024
-"""Bytes that the copier copies in one turn; 4 MiB in daemon/memory/copier.py."""
-SMALL_BYTES: Final = 1024
-"""Payloads up to this size are copied at once, and summed by their client; 128 KiB in daemon/memory/copier.py and
-client/writing/put.py."""
-SHARE: Final = 8
-"""The part of the ring that one request may ask for, and that one client may have unused; 256 in client/writing/puts.py
-and daemon/room/lending.py."""
 PROCESSES_MAX: Final = 4
 CHECK_EVERY: Final = 10
 TEMPER: Final = (0.2, 0.5, 1.0, 1.0, 1.0, 2.0)
@@ -84,38 +65,28 @@ class World:
         self.daemon: Daemon | None = None
         self.remote = SimulatedStore(self.chance)
         self.fetches = 0
-        self.hits = self.kills = self.forks = self.matches = self.reattached = 0
-        self._clients = self._made = self._versions = 0
+        self.kills = self.forks = self.reattached = 0
+        self._clients = self._made = 0
         self._depth = 0
-        self._patches = self._patched()
+        self._patches = patches(self)
         for patch in self._patches:
             patch.start()
-        foreground: dict[Callable[[], None], float] = {
-            self.put: 60,
-            self.read: 30,
-            self.let_go: 12,
-            self.match: 8,
-            self.ask: 8,
-            self.claim: 8,
-            self.use_device: 6,
-            self.wait: 6,
-            self.learn: 4,
-            self.join: 4,
-        }
+        self.calls = Calls(self)
+        foreground = {**self.calls.weights(), self.join: 4}
         background: dict[Callable[[], None], float] = {
             self.hear: 60,
             self.receive: 40,
-            self.rest: 2,
+            self.calls.rest: 2,
             self.of_daemon(Daemon.turn): 40,
             self.of_daemon(Daemon.doze): 10,
-            self.of_daemon(Daemon.copy): 40,
-            self.of_daemon(Daemon.move): 30,
-            self.of_daemon(Daemon.ask_remote): 20,
+            self.of_work(Work.copy): 40,
+            self.of_work(Work.move): 30,
+            self.of_work(Work.ask_remote): 20,
             self.remote_changes: 0.5,
-            self.of_daemon(Daemon.work): 30,
-            self.of_daemon(Daemon.move_pages): 14,
+            self.of_work(Work.work): 30,
+            self.of_work(Work.move_pages): 14,
             self.of_daemon(Daemon.keep_time): 8,
-            self.of_daemon(Daemon.scrub): 4,
+            self.of_daemon(lambda daemon: daemon.scrubber.scrub()): 4,
             self.of_daemon(Daemon.press): 1,
             self.of_daemon(Daemon.sample): 4,
             self.pass_time: 12,
@@ -153,48 +124,6 @@ class World:
                 self._act(self._background)
             self._depth -= 1
 
-    def _patched(self) -> list[Any]:
-        """Patches that play actions while a client waits and between the pieces of its copies, and sizes for small
-        rings."""
-        chance, clock = self.chance, SimpleNamespace(monotonic=lambda: self.now)
-
-        def wait_for_bell(wire: Wire, seen: int, timeout_s: float) -> None:
-            for _ in range(chance.choice([1, 4, 16, 60])):
-                self.meanwhile()
-                if wire.bells != seen:
-                    return
-            self.now += min(timeout_s, chance.choice([0.01, 0.1, 1.0]))
-
-        def slowly(write: Callable[[Any, memoryview, int], None]) -> Callable[[Any, memoryview, int], None]:
-            def written(payload: Any, memory: memoryview, start: int) -> None:
-                whole = memoryview(bytearray(payload.payload_bytes))
-                write(payload, whole, 0)
-                for low in range(0, len(whole), PIECE_BYTES):
-                    piece = whole[low : low + PIECE_BYTES]
-                    memory[start + low : start + low + len(piece)] = piece
-                    for _ in range(chance.choice([0, 1, 1, 4])):
-                        self.meanwhile()
-
-            return written
-
-        return [
-            *(mock.patch.object(module, "time", clock) for module in (arena, outcomes, puts)),
-            # Time passes while a client waits, and not while it looks.
-            mock.patch.object(outcomes, "LOOK_S", 0.0),
-            mock.patch.object(Wire, "wait_for_bell", wait_for_bell),
-            mock.patch.object(Packed, "write", slowly(Packed.write)),
-            mock.patch.object(Whole, "write", slowly(Whole.write)),
-            # What other threads do is done in place.
-            mock.patch.object(puts, "aside", lambda work: work()),
-            mock.patch.object(puts, "later", lambda work: work()),
-            mock.patch.object(copier, "TURN_BYTES", TURN_BYTES),
-            mock.patch.object(copier, "SMALL_BYTES", SMALL_BYTES),
-            mock.patch.object(put, "CHECKED_BYTES_MAX", SMALL_BYTES),
-            mock.patch.object(puts, "SHARE", SHARE),
-            mock.patch.object(lending, "CLIENT_SHARE", SHARE),
-            mock.patch.object(lending, "ALL_SHARE", 2),
-        ]
-
     def _act(self, actions: Actions) -> None:
         [action] = self.chance.choices(actions[0], cum_weights=actions[1])
         action()
@@ -218,6 +147,10 @@ class World:
 
         return action
 
+    def of_work(self, act: Callable[[Work], None]) -> Callable[[], None]:
+        """An action that calls `act` with what the daemon has under way, if there is one."""
+        return self.of_daemon(lambda daemon: act(daemon.work))
+
     def some(self, *, connected: bool = False, seeing: bool = False) -> Process | None:
         """A random process, on request one with a connection or with a view; None if there is none."""
         there = [
@@ -226,11 +159,6 @@ class World:
             if (process.wire is not None or not connected) and (process.view is not None or not seeing)
         ]
         return self.chance.choice(there) if there else None
-
-    def number(self, process: Process, names: int = ALL) -> int:
-        """Draws a key at the generation of its namespace that the process knows."""
-        number = self.chance.randrange(names)
-        return number + ALL * process.eras[tag_of(number)]
 
     # ---- the daemon
 
@@ -244,7 +172,7 @@ class World:
         self.daemon.govern(FormerDaemonFound())
         self.daemon.sample()
         # A smaller ring hides some entries until a scan decides about them.
-        before, left = self.model.expect(), self.daemon.visible() | self.daemon.hidden()
+        before, left = self.model.expect(), self.daemon.entries.visible() | self.daemon.entries.hidden()
         assert left == before, f"the restart lost keys {before - left} and brought back {left - before}"
         self.daemon.look_at_generations()
 
@@ -256,9 +184,9 @@ class World:
         """
         self.damaged = True
         self.daemon = Daemon(self, self.settings)
-        left = self.daemon.visible()
+        left = self.daemon.entries.visible()
         self.model.there = {number: version for number, version in self.model.there.items() if number in left}
-        self.model.ends_at |= self.daemon.ends_at()
+        self.model.ends_at |= self.daemon.entries.ends_at()
         self.model.eras = {tag: self.daemon.memory.index.generations.current(tag) for tag in self.model.eras}
         # A damaged sequence word may publish a removed entry again that still waited for its scan. Its bytes are
         # intact.
@@ -275,8 +203,8 @@ class World:
         self.say("daemon is killed" if killed else "daemon stops")
         self.kills += 1
         (daemon.kill if killed else daemon.stop)()
-        self.model.restarted(daemon.visible())
-        self.waiting = daemon.waiting()
+        self.model.restarted(daemon.entries.visible())
+        self.waiting = daemon.entries.waiting()
         self.daemon = None
         del daemon
         gc.collect()
@@ -364,223 +292,15 @@ class World:
             self.say("closed", process=process.number)
             process.close()
 
-    def put(self) -> None:
-        process = self.some(connected=True)
-        if process is None:
-            return
-        if self.chance.random() < 0.15:
-            numbers = {self.number(process) for _ in range(4)}
-            self._put_many(process, sorted(n for n in numbers if not is_block(n) and before(n) is None))
-            return
-        path = [self.number(process)]
-        if process.view is not None and self.chance.random() < 0.8:
-            # In most cases begin at the first missing entry, as a client does that stores a sequence.
-            while (parent := before(path[0])) is not None and not process.view.contains(at(parent)):
-                path.insert(0, parent)
-        claim = None
-        if process.claims and self.chance.random() < 0.7:
-            claim, number = self.chance.choice([*process.claims.items()])
-            del process.claims[claim]
-            path = [number]
-        # Some put all that is missing, without waiting.
-        for number in path if self.chance.random() < 0.3 else path[:1]:
-            self._put(process, number, claim)
-
-    def _put(self, process: Process, number: int, claim: int | None) -> None:
-        self._versions += 1
-        version = self._versions if not is_block(number) else 0
-        ttl_s = self.chance.choice([None, None, 10.0])
-        way = self.chance.choice(["put", "put", "put", "produced"])
-        self.say("put", process=process.number, key=number, version=version, way=way)
-        process.put(number, version, claim=claim, ttl_s=ttl_s, way=way)
-
-    def _put_many(self, process: Process, numbers: list[int]) -> None:
-        versions = {number: self._versions + at for at, number in enumerate(numbers, 1)}
-        self._versions += len(numbers)
-        self.say("put_many", process=process.number, versions=versions)
-        process.put_many(versions)
-
-    def learn(self) -> None:
-        """A process reads the generations, as after a restart with the same arguments."""
-        process = self.some(seeing=True)
-        if process is not None:
-            process.learn()
-
-    def wait(self) -> None:
-        """A process waits for one of its puts."""
-        process = self.some(connected=True)
-        if process is not None:
-            process.wait(self.chance.choice([0.0, 0.1, 3.0]))
-
-    def rest(self) -> None:
-        process = self.some()
-        if process is not None and not process.closed:
-            process.rest()
-
-    def read(self) -> None:
-        """Reads entries by one of the calls, with or without a connection, and holds the payloads found."""
-        process = self.some(seeing=True)
-        if process is None or process.view is None:
-            return
-        view = process.view
-        known = [*self.model.there] or [0]
-        numbers = [self.chance.choice([self.chance.choice(known), self.number(process)]) for _ in range(4)]
-        if self.chance.random() < 0.3:
-            process.wait_for_own(numbers[0])
-            if process.view is not view:
-                return
-        way = self.chance.choice(["get", "hold", "verified", "get_many"])
-        leases: list[Lease | None]
-        if way == "get_many":
-            leases = list(view.get_many(np.frombuffer(b"".join(map(at, numbers)), np.uint8).reshape(-1, 32)))
-        else:
-            leases = [self._found(view, way, number) for number in numbers]
-        for number, lease in zip(numbers, leases, strict=True):
-            contained = view.contains(at(number))
-            there = lease is not None or (self.damaged and contained)
-            # The ring may have grown since it was mapped. A full lane then copies entries that lie outside the view.
-            copied = there and not contained and not view.is_whole and process.held_as_copy(lease)
-            assert contained == there or copied, f"key {number}: {way} and contains disagree"
-            if lease is not None:
-                self.hits += 1
-                found = process.keep(number, lease)
-                assert found == self.model.there[number], f"key {number}: version {found} is stale"
-
-    def _found(self, view: View, way: str, number: int) -> Lease | None:
-        try:
-            found: Lease | None = getattr(view, way)(at(number))
-        except Corrupt:
-            assert self.damaged, f"key {number} is corrupt"
-            return None
-        return found
-
-    def let_go(self) -> None:
-        process = self.some()
-        if process is not None:
-            process.let_go()
-
-    def match(self) -> None:
-        """Asserts that a prefix match returns the blocks that a reader finds."""
-        process = self.some(connected=True, seeing=True)
-        daemon = self.daemon
-        if process is None or process.wire is None or process.view is None or daemon is None:
-            return
-        if process.wire.number not in daemon.wires:
-            return
-        words, era = self.chance.choice(SEQUENCES), process.eras[TAGS[2]]
-        query, tokens = asked(words, era)
-        message = messages.MatchPrefix(process.next_id(), TAGS[2], 0, query.record_bytes)
-        matched = daemon.match(process.wire.number, message, query, tokens)
-        if matched is None:
-            return
-        wanted = [at(number) for number in blocks(words, era)]
-        there = [key for key in wanted if process.view.contains(key)]
-        assert matched.blocks == wanted[: len(matched.blocks)]
-        assert len(matched.blocks) <= len(there)
-        # A block with a damaged record stays an entry, but no match finds the block.
-        assert matched.blocks == there or self.damaged or daemon.parts.blocks.rebuilding
-        self.matches += bool(there)
-
-    def claim(self) -> None:
-        """Requests a claim, renews it, abandons it, or forgets it."""
-        process = self.some(connected=True)
-        if process is None:
-            return
-        number = self.number(process, 5)
-        held = [*process.claims]
-        what = self.chance.choice(["claim", "claim", "renew", "abandon", "forget"])
-        if what == "claim":
-            if self.remote.objects and self.chance.random() < 0.5:
-                number = number_of(self.chance.choice(sorted(self.remote.objects)))
-            request = process.next_id()
-            process.asked[request] = number
-            self._send(process, messages.RequestClaim(request, at(number), self.chance.choice([0.0, 30.0])))
-        elif held and what == "renew":
-            self._send(process, messages.Renew(held))
-        elif held and what == "abandon":
-            token = self.chance.choice(held)
-            process.claims.pop(token)
-            error = messages.ErrorBody("ObjectTooLarge", "too large") if self.chance.random() < 0.3 else None
-            self._send(process, messages.Abandon(token, error))
-        elif held:
-            process.claims.pop(held[0])
-
-    def ask(self) -> None:
-        process = self.some(connected=True)
-        if process is None:
-            return
-        chance, request = self.chance, process.next_id()
-        key = at(self.number(process))
-        ring_bytes = self.daemon.ring_bytes if self.daemon is not None else 1 << 15
-        tag = chance.choice(TAGS)
-        make: list[Callable[[], Any]] = [
-            lambda: messages.Evict(request, [key]),
-            lambda: messages.Touch(request, [key]),
-            lambda: messages.Pin(request, key, 5.0),
-            lambda: messages.Unpin(request, key),
-            lambda: messages.Limit(request, chance.choice([ring_bytes, ring_bytes, ring_bytes // 2])),
-            lambda: messages.AgentTurn(
-                request, "agent 1", chance.choice(["began", "tool_call", "turn_ended", "finished"])
-            ),
-            lambda: messages.Clear(request, None if chance.random() < 0.1 else tag),
-            lambda: messages.Invalidate(request, tag, process.eras[tag]),
-            lambda: messages.EvictPrefixes(request, TAGS[2]),
-            lambda: messages.FetchRun(request, self._run(), chance.choice([0.0, 30.0])),
-        ]
-        [which] = chance.choices(make, [4, 4, 3, 3, 3, 3, 0.5, 0.7, 0.5, 3])
-        self._send(process, which())
-
-    def _run(self) -> list[bytes]:
-        """Keys to fetch: often of a chain, since an entry's number is near its parent's."""
-        first = number_of(self.chance.choice(sorted(self.remote.objects))) if self.remote.objects else 0
-        return [at(number) for number in range(first, first + self.chance.randint(1, 6))]
-
-    def use_device(self) -> None:
-        """Uses entries in a process' VRAM: registers, uses and releases them, and answers orders or ignores them."""
-        process = self.some(connected=True)
-        if process is None:
-            return
-        chance, request = self.chance, process.next_id()
-        number = self.number(process)
-        if process.orders and chance.random() < 0.7:
-            order = process.orders.pop(0)
-            if order.kind != "promote":
-                kind = chance.choice(["kept", "dropped", "offloaded"])
-                said: dict[str, Any] = {kind: order.keys, "freed_bytes": 1 << 20}
-                self._send(process, messages.AcknowledgeOrder(request, GPU, order.order, **said))
-            return
-        make: list[Callable[[], Any]] = [
-            lambda: messages.OpenDevice(request, GPU),
-            lambda: messages.RegisterEntry(request, GPU, at(number), 100 << 20, number % ALL, "agent 1"),
-            lambda: messages.RegisterEntry(request, GPU, at(number), 100 << 20, number % ALL, "agent 0"),
-            lambda: messages.UseEntries(GPU, [at(number)]),
-            lambda: messages.ReleaseEntries(request, GPU, [at(number)]),
-            lambda: messages.ReserveDevice(request, GPU, 50 << 20, 5.0, held=chance.random() < 0.2),
-            lambda: messages.Subscribe(request),
-            lambda: messages.RegisterWorkflow(
-                request, "w", [messages.AgentStep("agent 0"), messages.AgentStep("agent 1", step_index=1)]
-            ),
-            lambda: messages.AdvanceWorkflow(request, "w", chance.randrange(2)),
-            lambda: messages.EndWorkflow(request, "w"),
-        ]
-        self._send(process, chance.choice(make)())
-
-    def _send(self, process: Process, message: Any) -> None:
-        self.say("asks", process=process.number, message=message)
-        try:
-            process.send(message)
-        except TensordError:
-            pass
-
     def counts(self) -> Counter[str]:
         """The number of events of each kind."""
         counted = Counter({f"ended as {reason}": count for reason, count in self.model.ended.items()})
         counted.update(
-            hits=self.hits,
+            hits=self.calls.hits,
             published=self.model.published,
             restarts=self.kills,
             forks=self.forks,
-            matches=self.matches,
+            matches=self.calls.matches,
             attachments=self.reattached,
             fetches=self.fetches,
         )
@@ -598,7 +318,11 @@ class World:
                     assert process.view.current(tag) == era, f"a client reads generation {process.view.current(tag)}"
         if self.daemon is not None:
             self.daemon.check()
-            self.model.check(self.daemon.visible(), self.daemon.hidden(), self.daemon.sound())
+            self.model.check(
+                self.daemon.entries.visible(),
+                self.daemon.entries.hidden(),
+                self.daemon.entries.sound(damaged=self.damaged),
+            )
 
     def finish(self) -> None:
         """Ends all processes and waits for the work in progress. Asserts that nothing leaks."""
@@ -630,19 +354,13 @@ class World:
     def _settle(self, daemon: Daemon) -> None:
         quiet = 0
         for _ in range(400):
-            quiet = quiet + 1 if not daemon.busy else 0
+            quiet = quiet + 1 if not daemon.work.busy else 0
             if quiet > 12:
                 return
             for wire in [*daemon.wires.values()]:
                 while wire.number in daemon.wires and (wire.up or not wire.client_open):
                     daemon.hear(wire)
-            daemon.finish_copies()
-            while daemon.requests:
-                daemon.ask_remote()
-            while daemon.pages:
-                daemon.move_pages(short=False)
-            while daemon.jobs:
-                daemon.work()
+            daemon.work.finish()
             self.now += 2.0
             daemon.tick()
             daemon.keep_time()
