@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +10,15 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.claims.quotas import Quotas
-from tensord.daemon.core.effects import Again, Allocate, Announce, Drain, Effect, Move, Punch, Scan, Send
+from tensord.daemon.core.effects import Again, Announce, Effect, Send
 from tensord.daemon.core.events import (
     Accessed,
-    Allocated,
     ClientJoined,
     ClientLeft,
-    Drained,
     Event,
-    Moved,
     PrefixAsked,
-    Punched,
     Received,
     RingGrown,
-    Scanned,
     Tick,
     WritesInPlace,
 )
@@ -32,16 +26,16 @@ from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.errors import NotEnoughMemory, TensordError
+from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages
-from tensord.shm.index.index import IndexReader, IndexWriter
+from tensord.shm.index.index import IndexWriter
 from tensord.shm.index.keys import make_key
 from tensord.shm.lanes.records import NO_KEY, RECORD
 from tensord.shm.payloads.prefix import PrefixRecord, Tokens
-from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, span_bytes
+from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, span_bytes
 
 from .blocks import BLOCK, TAG, TREE_BYTES, Block, block, name, query, text
-from .remote_side import RemoteSide
+from .memory_side import MemorySide, View
 
 UNIX_AT_ZERO_S = 1_000_000.0
 SPAN = 256  # ring bytes of a payload of 64, its header included
@@ -56,15 +50,6 @@ def key(number: int, tag: bytes = b"namespac", generation: int = 0) -> bytes:
 
 
 @dataclass(eq=False)
-class View:
-    """A pin in a lane, and the bytes that it must go on seeing."""
-
-    span_id: int
-    offset: int
-    content: bytes
-
-
-@dataclass(eq=False)
 class Place:
     """A place that a client was lent, as far as it is not used. `view`: the client's pin, with what it has written at
     the beginning."""
@@ -75,7 +60,7 @@ class Place:
     view: View
 
 
-class Stand(RemoteSide):
+class Stand(MemorySide):
     """One daemon's store, and everything that it has to do with. Effects are carried out when the test says so."""
 
     def __init__(
@@ -88,26 +73,11 @@ class Stand(RemoteSide):
         namespaces_max: int = 64,
         **limits: Any,
     ) -> None:
-        super().__init__()
-        defaults: dict[str, Any] = {
-            "ring_bytes": ring_bytes,
-            "max_bytes": ring_bytes,
-            "max_entries": 1000,
-            "object_bytes_max": ring_bytes,
-            "pinned_bytes_max": ring_bytes,
-        }
-        self.limits = StoreLimits(**(defaults | limits))
-        self.geometry = IndexGeometry.for_entries(self.limits.max_entries, namespaces_max)
-        self.index_bytes = bytearray(self.geometry.index_bytes)
-        self.bytes = bytearray(ring_bytes)
+        defaults = dict.fromkeys(("ring_bytes", "max_bytes", "object_bytes_max", "pinned_bytes_max"), ring_bytes)
+        self.limits = StoreLimits(**{"max_entries": 1000, **defaults, **limits})
+        super().__init__(ring_bytes, IndexGeometry.for_entries(self.limits.max_entries, namespaces_max))
         self.policy = policy
-        self.now = 0.0
         self.requests = 10_000
-        self.views: list[View] = []
-        self.gone: set[int] = set()
-        """The pages that the system has."""
-        self.short = False
-        """Whether no memory is to be had."""
         self.ready_bytes = ring_bytes if grown_bytes is None else grown_bytes
         self._begin(IndexWriter.create(self.geometry, self.index_bytes), epoch)
         if self.ready_bytes < ring_bytes:
@@ -122,18 +92,8 @@ class Stand(RemoteSide):
         )
         quotas = Quotas({}, own_uid=0)
         self.store = Store(memory, self.policy, self.limits, epoch, UNIX_AT_ZERO_S, seed=epoch, quotas=quotas)
-        self.forget_remote()
-        self.moves: deque[Move] = deque()
-        self.punches: deque[Punch] = deque()
-        self.allocations: deque[Allocate] = deque()
+        self.forget_work()
         self.holds: HostHolds | None = None
-        self.scans = 0
-        self.drains = 0
-        self.holds_drains = False
-        """Whether a Drain is carried out by the test, with `drain`, and not at once."""
-        self.recorded: list[int] = []
-        """What lanes recorded and nobody has told the store."""
-        self.seen: frozenset[int] | None = None
         self.answers: dict[int, list[Any]] = {}
         self.refused: dict[int, dict[int, messages.PutRefused]] = {}
         """By client and number of the record."""
@@ -170,22 +130,6 @@ class Stand(RemoteSide):
                         self.refused[client][message.number] = message
                     elif isinstance(message, messages.GrantsLent):
                         self._lent(client, message)
-                case Move():
-                    self.moves.append(effect)
-                case Drain():
-                    self.drains += 1
-                    if not self.holds_drains:
-                        self.drain()
-                case Scan():
-                    assert self.scans == 0, "two scans in flight"
-                    self.scans += 1
-                case Punch():
-                    assert effect.size_bytes > 0
-                    self.punches.append(effect)
-                case Allocate():
-                    assert effect.size_bytes > 0
-                    assert not self.punches, "memory is taken before what is to go has gone"
-                    self.allocations.append(effect)
                 case HostHolds():
                     self.holds = effect
                 case Announce(body):
@@ -193,7 +137,7 @@ class Stand(RemoteSide):
                 case Again(client, message, counted):
                     self.do(Received(client, message, counted))
                 case _:
-                    self.take_remote(effect)
+                    self.take_memory(effect)
 
     def join(self, *clients: int, uid: int | None = None) -> None:
         """Clients that write into the ring, each of a uid of its own if none is given."""
@@ -212,73 +156,6 @@ class Stand(RemoteSide):
 
     def send(self, client: int, message: Any) -> None:
         self.do(Received(client, message))
-
-    def move(self, at: int = 0, error: TensordError | None = None) -> None:
-        """Carries the at-th Move out, or has it fail halfway."""
-        effect = self.moves[at]
-        del self.moves[at]
-        size = effect.size_bytes if error is None else effect.size_bytes // 2
-        low, to = effect.from_offset, effect.to_offset
-        for offset in (low, to):
-            self.touch(offset, effect.size_bytes)
-        self.bytes[to : to + size] = self.bytes[low : low + size]
-        if error is None:
-            self.bytes[to : to + SPAN_HEADER_BYTES] = self.header(low).moved_to(effect.number).pack()
-        self.do(Moved(effect.number, error))
-
-    def header(self, offset: int) -> SpanHeader:
-        return SpanHeader.unpack(memoryview(self.bytes)[offset : offset + SPAN_HEADER_BYTES])
-
-    def read_lanes(self) -> None:
-        """The first half of a scan: what is pinned now is all that it will have seen."""
-        self.seen = frozenset(view.span_id for view in self.views)
-
-    def drain(self) -> None:
-        """Carries a Drain out: reports the recorded reads."""
-        if self.recorded:
-            recorded, self.recorded = self.recorded, []
-            self.do(Accessed(recorded))
-        self.do(Drained())
-
-    def scan(self) -> None:
-        """Carries the scan out, or its second half."""
-        if self.seen is None:
-            self.read_lanes()
-        assert self.seen is not None
-        pinned, self.seen = self.seen, None
-        self.scans -= 1
-        self.do(Scanned(pinned))
-
-    def punch(self, at: int = 0) -> None:
-        """Carries a Punch out: whatever stood there is lost."""
-        effect = self.punches[at]
-        del self.punches[at]
-        self.bytes[effect.offset : effect.offset + effect.size_bytes] = b"\xdd" * effect.size_bytes
-        pages = self.pages(effect.offset, effect.size_bytes)
-        assert not pages & self.gone, "punched twice"
-        self.gone |= pages
-        self.do(Punched(effect.offset))
-
-    def allocate(self, *, short: bool = False) -> None:
-        """Carries an Allocate out, or says that no memory is to be had."""
-        effect = self.allocations.popleft()
-        pages = self.pages(effect.offset, effect.size_bytes)
-        assert pages <= self.gone, "asked for what is there"
-        if short or self.short:
-            self.do(Allocated(effect.offset, NotEnoughMemory("no memory is to be had")))
-            return
-        self.gone -= pages
-        self.do(Allocated(effect.offset))
-
-    def pages(self, offset: int, size_bytes: int) -> set[int]:
-        """The numbers of the pages in a range that has nothing but whole ones."""
-        assert offset % PAGE_BYTES == size_bytes % PAGE_BYTES == 0, (offset, size_bytes)
-        return set(range(offset // PAGE_BYTES, (offset + size_bytes) // PAGE_BYTES))
-
-    def touch(self, offset: int, size_bytes: int) -> None:
-        """Somebody reads or writes there."""
-        touched = set(range(offset // PAGE_BYTES, (offset + size_bytes - 1) // PAGE_BYTES + 1))
-        assert not touched & self.gone, f"page {min(touched & self.gone)} is the system's"
 
     def settle(self) -> None:
         """Carries out whatever is under way, until nothing is."""
@@ -460,8 +337,8 @@ class Stand(RemoteSide):
     def matched(self, *words: int) -> int:
         """How many blocks of these words are cached. Not a use of any."""
         tokens: Tokens = np.append(text(words), np.uint32(999_999))
-        found = self.store.parts.blocks.index.match(TAG, query(tokens), tokens)
         parts = self.store.parts
+        found = parts.blocks.index.match(TAG, query(tokens), tokens)
         keys = [parts.slots.key(parts.table.slots[row]) for row in found.blocks]
         assert keys == [name(words[: end + 1]) for end in range(len(keys))]
         assert all(self.find(key) is not None for key in keys), "matched, and not to be found"
@@ -472,19 +349,6 @@ class Stand(RemoteSide):
         return self.answers[client][-1]
 
     # ---- what readers do
-
-    def find(self, key: bytes) -> View | None:
-        """What a reader sees, as the index has it."""
-        hit = IndexReader(self.index_bytes, self.geometry).find(key)  # type: ignore[arg-type]
-        if hit is None:
-            return None
-        _, _, span_id, place, payload_bytes = hit
-        offset = place & ((1 << 48) - 64)
-        self.touch(offset, SPAN_HEADER_BYTES + payload_bytes)
-        header = self.header(offset)
-        assert (header.key, header.span_id, header.payload_bytes) == (key, span_id, payload_bytes)
-        start = offset + SPAN_HEADER_BYTES
-        return View(span_id, start, bytes(self.bytes[start : start + payload_bytes]))
 
     def pin(self, number: int | bytes) -> View:
         """A lease on key `number`, or on a whole key."""
@@ -505,12 +369,6 @@ class Stand(RemoteSide):
         """The numbers of all keys that a reader finds."""
         return {_NUMBERS[slot.key] for slot in self.index.slots() if slot.published and slot.key in _NUMBERS}
 
-    def children(self, number: int) -> int:
-        """How many children the entry of a stored number has."""
-        entry = self.store.entry(key(number))
-        assert entry is not None
-        return int(entry["children"])
-
     @property
     def used_bytes(self) -> int:
         """The ring's bytes that are not free."""
@@ -530,10 +388,7 @@ class Stand(RemoteSide):
         assert status["used_bytes"] == self.used_bytes
         for slot in self.index.slots():
             if slot.published:
-                pages = range(
-                    slot.offset // PAGE_BYTES, (slot.offset + span_bytes(slot.payload_bytes) - 1) // PAGE_BYTES
-                )
-                assert self.gone.isdisjoint(pages), "a span is where nothing is"
+                self.touch(slot.offset, span_bytes(slot.payload_bytes))
 
 
 Make = Callable[..., Stand]

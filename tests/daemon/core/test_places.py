@@ -316,8 +316,7 @@ def test_a_request_ends_although_each_victim_turns_out_to_be_in_use() -> None:
         while stand.scans:
             # Readers come between the choice and the scan.
             table, spans = stand.store.parts.table, stand.store.parts.spans
-            stand.seen = frozenset(table.span_ids[row] for row in spans.hidden.values())
-            stand.scan()
+            stand.scan(table.span_ids[row] for row in spans.hidden.values())
         stand.go_on()
     assert refusal(stand, 1, request).code == "StoreFull"
     assert stand.store.counters.scans - scans <= 4 and len(stand.stored()) > there - 10
