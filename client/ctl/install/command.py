@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -35,13 +36,12 @@ def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
 
     Writes the units, the configuration file and, for the host, the files that make the user tensord and the folder of
     the sockets; checks them; and prints how to start the service. The units run the `tensord` beside this tensorctl. A
-    file that was changed here is kept. A second run brings the files up to date, and changes nothing else.
+    second run brings the units up to date. A configuration file that is there is kept.
 
-    --uninstall leaves the stored entries, the user tensord and files that were changed here.
+    --uninstall leaves the stored entries, the user tensord and a configuration file that was changed.
     """
     if user and root != _ROOT:
         raise click.UsageError("--root is for the host's service: give --root or --user")
-    # The record names each file by its whole path, for a removal from another working directory.
     root = Path(os.path.abspath(root))
     home = _home() if user else None
     places = files.user_places(home, os.environ) if home is not None else files.system_places(root)
@@ -50,7 +50,7 @@ def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
     if not dry_run:
         _refuse(refusals.of_user(os.environ) if user else refusals.of_system(root))
     if uninstall:
-        steps = _removal(places, live=live)
+        steps = _removal(places, files.texts(places, files.start_word(program, home)), live=live)
     else:
         _refuse(refusals.of_program(program) or (None if user or not live else refusals.of_service_user(program)))
         steps = _installation(places, program, home, live=live)
@@ -73,8 +73,7 @@ def _home() -> Path:
 
 def _installation(places: UnitPlaces, program: Path, home: Path | None, *, live: bool) -> list[PlannedStep]:
     """`home`: the user's home folder; None for the host's service."""
-    word = files.start_word(program, home)
-    steps = plan.installation(files.texts(places, word), places.record)
+    steps = plan.installation(files.texts(places, files.start_word(program, home)), places.config)
     if not live:
         return steps
     if places.system:
@@ -90,21 +89,17 @@ def _installation(places: UnitPlaces, program: Path, home: Path | None, *, live:
     ]
 
 
-def _removal(places: UnitPlaces, *, live: bool) -> list[PlannedStep]:
-    known = plan.recorded(places.record)
-    if not known:
+def _removal(places: UnitPlaces, texts: Mapping[Path, str], *, live: bool) -> list[PlannedStep]:
+    # The sockets first: a connection would start the service again.
+    units = sorted((path.name for path in texts if path.parent == places.units), key=lambda name: name == SERVICE)
+    if not any((places.units / name).exists() for name in units):
         raise click.ClickException(
-            f"{places.record} is not there: `tensorctl install` has installed nothing "
+            f"{places.units / SERVICE} is not there: `tensorctl install` has installed nothing "
             + ("for the host; --user for a service of one user" if places.system else "for this user")
         )
-    steps = plan.removal(places.record, places.own_folders)
+    steps = plan.removal(texts, places.config)
     if not live:
         return steps
-    units = sorted(
-        path.name for path in known if path.parent == places.units and path.suffix != plan.NEW and path.exists()
-    )
-    # The sockets first: a connection would start the service again.
-    units.sort(key=lambda name: name == SERVICE)
     return [
         run(*places.systemctl("disable", "--now", *units)),
         *steps,

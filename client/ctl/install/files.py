@@ -19,19 +19,12 @@ _STARTS: Final = {True: "/opt/tensord/bin/tensord", False: "%h/.local/bin/tensor
 
 
 class UnitPlaces(NamedTuple):
-    """Where the files of one service belong. `record`: what was installed, for the next install and for --uninstall.
-    `beside`: other files of the package, by their names in it."""
+    """Where the files of one service belong. `beside`: other files of the package, by their names in it."""
 
     system: bool
     units: Path
     config: Path
-    record: Path
     beside: Mapping[str, Path]
-
-    @property
-    def own_folders(self) -> tuple[Path, Path]:
-        """The folders that hold nothing but tensord's files."""
-        return self.config.parent, self.record.parent
 
     def systemctl(self, *words: str) -> tuple[str, ...]:
         """A command of the service manager."""
@@ -41,16 +34,13 @@ class UnitPlaces(NamedTuple):
 def system_places(root: Path = Path("/")) -> UnitPlaces:
     """Those of the host's service, below `root`."""
     beside = {f"{kind}.d/tensord.conf": root / f"etc/{kind}.d/tensord.conf" for kind in ("sysusers", "tmpfiles")}
-    config, record = root / "etc/tensord/tensord.toml", root / "var/lib/tensord/installed.json"
-    return UnitPlaces(True, root / "etc/systemd/system", config, record, beside)
+    return UnitPlaces(True, root / "etc/systemd/system", root / "etc/tensord/tensord.toml", beside)
 
 
 def user_places(home: Path, environ: Mapping[str, str]) -> UnitPlaces:
     """Those of one user's service."""
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    state = Path(environ.get("XDG_STATE_HOME") or home / ".local/state")
-    record = state / "tensord/installed.json"
-    return UnitPlaces(False, config / "systemd/user", config / "tensord/tensord.toml", record, {})
+    return UnitPlaces(False, config / "systemd/user", config / "tensord/tensord.toml", {})
 
 
 def texts(places: UnitPlaces, program: str, folder: Path = SHIPPED) -> dict[Path, str]:

@@ -39,7 +39,7 @@ def test_everything_that_the_service_needs_is_laid_in_place(alone: Ctl, tmp_path
         "etc/tmpfiles.d/tensord.conf": "tmpfiles.d/tensord.conf",
         **{f"etc/systemd/system/{unit.name}": unit.name for unit in files.SHIPPED.glob("tensord*.*[!l]")},
     }
-    assert found.keys() == {*expected, "var/lib/tensord/installed.json"}
+    assert found.keys() == expected.keys()
     for path, name in expected.items():
         text = (files.SHIPPED / name).read_text()
         text = text.replace("/opt/tensord/bin/tensord\n", f"{PROGRAM}\n")
@@ -86,12 +86,11 @@ def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_enviro
     assert f"ExecStart={PROGRAM}\n" in texts[tmp_path / ".config/systemd/user/tensord.service"]
     reload = f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n"
     assert reload in texts[tmp_path / ".config/systemd/user/tensord.service"]
-    moved = files.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s"})
-    assert (moved.units, moved.record) == (Path("/c/systemd/user"), Path("/s/tensord/installed.json"))
+    assert files.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c"}).units == Path("/c/systemd/user")
 
 
 def test_an_empty_home_counts_as_not_set(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+    for name in ("HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, "")
     home = pwd.getpwuid(os.getuid()).pw_dir
     assert f"{home}/.config/systemd/user/tensord.service" in alone("install", "--user", "--dry-run").out
@@ -153,7 +152,7 @@ def test_a_program_that_the_service_could_not_read_is_refused(
 def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(alone: Ctl, tmp_path: Path) -> None:
     places = files.system_places(tmp_path)
     alone("install", "--root", str(tmp_path))
-    first, *rest = command._removal(places, live=True)
+    first, *rest = command._removal(places, files.texts(places, "/t"), live=True)
     stopped = first.says.removeprefix("run systemctl disable --now ").split()
     assert stopped[-1] == "tensord.service"
     assert set(stopped) == {path.name for path in places.units.iterdir()}
