@@ -94,12 +94,6 @@ class Daemon:
         """The daemon's knowledge of a key, stored or not."""
         return self.ask(lambda number: messages.WhyQuery(number, key))
 
-    def gone(self, digits: str) -> list[str]:
-        """Some keys of removed entries that begin with these hexadecimal digits, the newest first."""
-        key = bytes.fromhex(digits.ljust(2 * KEY_BYTES, "0"))
-        keys: list[str] = self.ask(lambda number: messages.GoneQuery(number, key, len(digits)))["keys"]
-        return keys
-
     def entries(self, namespace: bytes | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
         """All entries, page by page. Entries that are stored or removed meanwhile may be missing or included."""
         after: bytes | None = None

@@ -79,18 +79,15 @@ namespace_tag = click.option(
 )
 
 
-def keys_meant(daemon: Daemon, prefixes: Sequence[str], *, removed: bool = False) -> list[bytes]:
-    """The key for each prefix. A whole key stands for itself, stored or not. `removed`: a removed entry may be meant if
-    no stored one is.
+def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
+    """The key for each prefix. A whole key stands for itself, stored or not.
 
     Raises:
-        BadKey: no key begins with a prefix, or several do.
+        BadKey: no stored key begins with a prefix, or several do.
     """
     cut = [prefix for prefix in prefixes if len(prefix) < 2 * KEY_BYTES]
     found = _matching(daemon, cut) if cut else {}
-    if removed:
-        found |= {prefix: daemon.gone(prefix) for prefix, keys in found.items() if not keys}
-    return [bytes.fromhex(_only(prefix, found.get(prefix, [prefix]), removed=removed)) for prefix in prefixes]
+    return [bytes.fromhex(_only(prefix, found.get(prefix, [prefix]))) for prefix in prefixes]
 
 
 def _matching(daemon: Daemon, prefixes: Sequence[str]) -> dict[str, list[str]]:
@@ -106,12 +103,7 @@ def _matching(daemon: Daemon, prefixes: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _only(prefix: str, keys: Sequence[str], *, removed: bool) -> str:
-    if not keys and removed:
-        raise BadKey(
-            f"no stored key begins with {prefix}, and no recorded key of a removed entry; `tensorctl ls` lists the "
-            "stored keys, and a key that was removed before the daemon started is found only by all its digits"
-        )
+def _only(prefix: str, keys: Sequence[str]) -> str:
     if not keys:
         raise BadKey(f"no stored key begins with {prefix}; `tensorctl ls` lists them")
     if len(keys) > 1:

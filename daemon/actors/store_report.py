@@ -1,4 +1,4 @@
-"""The store actor's answers to queries of the status socket: status, entries, why, gone, clients,
+"""The store actor's answers to queries of the status socket: status, entries, why, clients,
 health, configuration, times of requests.
 
 Owns: the table of queries, and the number of ready bytes of the ring that status and health show. Does not own the
@@ -82,7 +82,6 @@ class StoreReport:
             messages.StatusQuery: self._status,
             messages.EntriesQuery: self._entries,
             messages.WhyQuery: self._why,
-            messages.GoneQuery: self._gone,
             messages.AdviseQuery: lambda _: self._store.hit_curve(),
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
@@ -114,8 +113,7 @@ class StoreReport:
 
     def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
         """As `Store.why`, with the lanes that pin the entry now: `lanes` of them (None: too many lanes to read them),
-        of which the first HELD_BY_MAX are listed in `held_by`. `up_s`: the daemon's age. `recovered`: it took over a
-        former daemon's ring."""
+        of which the first HELD_BY_MAX are listed in `held_by`. `up_s`: the daemon's age."""
         self._store.unix_at_zero_s = self._unix_at_zero()
         span_id = self._store.span_id(query.key)
         lanes = None if span_id is None else lanes_pinning(self._memory.lanes, span_id)
@@ -123,7 +121,7 @@ class StoreReport:
         if answer["standing"] is not None:
             answer["standing"]["lanes"] = None if lanes is None else len(lanes)
             answer["standing"]["held_by"] = [self._holder(lane) for lane in (lanes or ())[:HELD_BY_MAX]]
-        return {**answer, "up_s": self._clock() - self._began, "recovered": self._memory.recovered}
+        return {**answer, "up_s": self._clock() - self._began}
 
     def _holder(self, lane: HeldLane) -> dict[str, Any]:
         joined = self._clients.get(lane.client) if lane.client is not None else None
@@ -133,9 +131,6 @@ class StoreReport:
             "pid": joined.pid if joined else None,
             "lane": lane.reader.lane_id,
         }
-
-    def _gone(self, query: messages.GoneQuery) -> dict[str, Any]:
-        return {"keys": [key.hex() for key in self._store.gone(query.key, query.digits, query.count)]}
 
     def _status(self, query: messages.StatusQuery) -> dict[str, Any]:
         superblock = self._memory.superblock

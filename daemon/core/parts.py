@@ -201,7 +201,7 @@ class Parts:
         self.entries = DescribedEntries(
             table, self.details, tenants, self.agents, self.lifetimes.pins.holds, self.blocks.record
         )
-        self.explanations = Explanations(table, spans, self.policy, self.entries, self.removal_history, self.counters)
+        self.explanations = Explanations(table, spans, self.policy, self.entries, self.removal_history)
         self.report = StatusReport(
             epoch,
             table,

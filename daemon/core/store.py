@@ -306,11 +306,6 @@ class Store:
         self._described()
         return self.parts.explanations.why(key, now, leased)
 
-    def gone(self, key: bytes, digits: int, most: int) -> list[bytes]:
-        """Up to `most` keys of removed entries with the same first hexadecimal digits as the key, the latest removal
-        first."""
-        return self.parts.removal_history.beginning(key, digits, most)
-
     def hit_curve(self) -> dict[str, Any]:
         """Estimated hit ratios of rings of other sizes, and the name of the policy."""
         return self.parts.report.hit_curve()

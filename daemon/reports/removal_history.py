@@ -24,8 +24,6 @@ LATEST: Final = 1024
 """The number of latest records that the medians cover."""
 MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "pressure", "emergency"})
 """The reasons of removals for which the policy chose the entry."""
-LOOKS_MAX: Final = 256
-"""Records that one query for a key's beginning examines."""
 _COLUMNS: Final = {"at": "f8", "age_s": "f8", "idle_s": "f8", "uses": "u8", "worth": "f8", "reason": "u1"}
 _WORDS: Final = KEY_BYTES // 8
 
@@ -82,11 +80,6 @@ class RemovalHistory:
         """How many records there are."""
         return min(self._total, self._most)
 
-    @property
-    def most(self) -> int:
-        """The maximum number of records."""
-        return self._most
-
     def add(self, gone: Removed) -> None:
         """Adds the records of a batch, the last of which is the latest."""
         codes = np.zeros(len(gone.reasons), np.uint8)
@@ -109,14 +102,14 @@ class RemovalHistory:
 
     def find(self, key: bytes) -> RemovalRecord | None:
         """The latest record of a key."""
-        places = self._beginning(key, 2 * KEY_BYTES)
-        return self._record(int(places[-1])) if len(places) else None
-
-    def beginning(self, key: bytes, digits: int, most: int) -> list[bytes]:
-        """Up to `most` different keys with the same first hexadecimal digits as `key`, the latest removal first. Fewer
-        if many of the latest records have the same keys."""
-        places = self._beginning(key, digits)[: -LOOKS_MAX - 1 : -1]
-        return list(dict.fromkeys(map(self._key, places.tolist())))[:most]
+        words = np.frombuffer(key, np.uint64)
+        # The second word first: all keys of a namespace have the same first word.
+        places = np.flatnonzero(self._keys[1, : len(self)] == words[1])
+        places = places[(self._keys[:, places] == words[:, None]).all(axis=0)]
+        if not len(places):
+            return None
+        oldest = self._total % self._most if len(self) == self._most else 0
+        return self._record(int(places[np.searchsorted(places, oldest) - 1]))
 
     def made_room(self) -> dict[str, Any]:
         """Of the latest LATEST removals, those for which the policy chose the entry: their count, their ages and their
@@ -134,22 +127,6 @@ class RemovalHistory:
                 told[name] = {"median": half, "tenth": tenth}
         return told
 
-    def _beginning(self, key: bytes, digits: int) -> npt.NDArray[np.intp]:
-        """The indices of records whose keys begin with the first `digits` digits of `key`, the latest last."""
-        mask = np.frombuffer(bytes.fromhex("f" * digits + "0" * (2 * KEY_BYTES - digits)), np.uint64)
-        wanted = np.frombuffer(key, np.uint64) & mask
-        # Compare the second word first if `digits` reach into it: all keys of a namespace have the same first word.
-        first, *others = sorted(np.flatnonzero(mask).tolist(), key=lambda word: word != 1)
-        places = np.flatnonzero((self._keys[first, : len(self)] & mask[first]) == wanted[first])
-        for word in others:
-            places = places[(self._keys[word, places] & mask[word]) == wanted[word]]
-        oldest = self._total % self._most if len(self) == self._most else 0
-        older = np.searchsorted(places, oldest)
-        return np.concatenate((places[older:], places[:older]))
-
-    def _key(self, place: int) -> bytes:
-        return self._keys[:, place].tobytes()
-
     def _record(self, place: int) -> RemovalRecord:
         values = {name: column[place].item() for name, column in self._columns.items()}
-        return RemovalRecord(self._key(place), self._reasons[values.pop("reason")], **values)
+        return RemovalRecord(self._keys[:, place].tobytes(), self._reasons[values.pop("reason")], **values)

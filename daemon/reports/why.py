@@ -1,7 +1,7 @@
 """Explains why an entry stays in the ring or left it: all that is known of one key.
 
 Owns the answer's form. Does not own entries, records or the policy's memory. Invariants: nothing is changed. COMPARED
-entries are compared with the asked one, and ORDER_MAX of the coldest are examined.
+entries are compared with the asked one.
 """
 
 from __future__ import annotations
@@ -11,20 +11,14 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import asdict
 
-from ...errors import StoreFull
 from ..replacement import Explained, Replacement
 from ..store.spans import Spans
 from ..store.table import LIVE, RowTable
-from .counters import StoreCounters
 from .entries import DescribedEntries
 from .removal_history import RemovalHistory, RemovalRecord
 
 COMPARED: Final = 128
 """Entries that one entry is compared with. The share of colder ones is then mostly right to 4 points."""
-ORDER_MAX: Final = 32
-"""Entries at the cold end that are examined."""
-BEFORE_MAX: Final = 4
-"""Keys listed of the entries that would be evicted before the asked one."""
 _DIGEST: Final = slice(16, 24)
 """The part of a key that is its digest (`RowTable.digests`)."""
 
@@ -41,14 +35,12 @@ class Explanations:
         policy: Replacement,
         entries: DescribedEntries,
         history: RemovalHistory,
-        counters: StoreCounters,
     ) -> None:
         self._table = table
         self._spans = spans
         self._policy = policy
         self._entries = entries
         self._history = history
-        self._counters = counters
         self._states: Array = np.frombuffer(table.states, np.uint8)
 
     def why(self, key: bytes, now: float, leased: bool | None = None) -> dict[str, Any]:
@@ -57,10 +49,9 @@ class Explanations:
 
         `state`: "stored"; "leaving" while a scan checks whether a reader pins it; "gone"; or "unknown". `reason`: why a
         leaving entry is evicted, empty in the other states. `entry` and `standing` describe a stored entry. `gone`
-        describes the key's latest removal, if it is among the last `records`, of which `records_max` are kept.
-        `remembered`: what the policy remembers of the key without storing it. The last four are None if there is
-        nothing to report. `refused_puts`: puts refused for lack of room; the policy may remember their keys, though
-        none was stored.
+        describes the key's latest removal, if it is among the last `records`. `remembered`: what the policy remembers
+        of the key without storing it, which may be that its put was refused. The last four are None if there is
+        nothing to report.
         """
         row, leaving = self._table.by_key.get(key), self._spans.hidden.get(key)
         last = self._history.find(key)
@@ -78,24 +69,19 @@ class Explanations:
             "gone": None if last is None else self._gone(last, now),
             "remembered": None if memory is None else _remembered(memory),
             "records": len(self._history),
-            "records_max": self._history.most,
-            "refused_puts": self._counters.refusals[StoreFull.__name__],
         }
 
     def _standing(self, row: int, now: float, leased: bool | None) -> dict[str, Any]:
         """The rank of a stored entry in the order of eviction.
 
         `compared`: the number of other entries not in use that it was compared with; `colder`: how many of these would
-        be evicted before it. `place`: 1 for the entry that would be evicted next, None if it is held or not among the
-        first ORDER_MAX; `before`: some keys that would be evicted before it, the first ones first. `held`: "pin" for a
-        pin by message, "lease" for a pin of a lane, or None. The pins of lanes on other entries are those of the last
-        scan.
+        be evicted before it. `held`: "pin" for a pin by message, "lease" for a pin of a lane, or None. The pins of
+        lanes on other entries are those of the last scan.
         """
         created, used, _ = self._entries.times(row, now)
         explained = self._policy.explain(row)
         others = [other for other in self._sample(row) if other != row and not self._held(other)]
         mine, *theirs = self._policy.standings([row, *others])
-        before, place = self._goes_before(row)
         if leased is None:
             leased = self._table.span_ids[row] in self._spans.last_pinned
         held = "pin" if self._entries.pinned(row) else "lease" if leased else None
@@ -106,8 +92,6 @@ class Explanations:
             "idle_s": max(0.0, now - used),
             "compared": len(others),
             "colder": sum(other < mine for other in theirs),
-            "place": None if held else place,
-            "before": before,
             "children": self._table.children[row],
             "held": held,
         }
@@ -120,19 +104,6 @@ class Explanations:
             live = live[(first + np.arange(COMPARED) * len(live) // COMPARED) % len(live)]
         found: list[int] = live.tolist()
         return found
-
-    def _goes_before(self, row: int) -> tuple[list[str], int | None]:
-        """Some keys that would be evicted before the entry, and the entry's place in that order."""
-        place = 1
-        keys: list[str] = []
-        for other in self._policy.coldest(ORDER_MAX):
-            if other == row:
-                return keys, place
-            if not self._held(other):
-                place += 1
-                if len(keys) < BEFORE_MAX:
-                    keys.append(self._entries.key(other).hex())
-        return keys, None
 
     def _held(self, row: int) -> bool:
         return self._spans.is_held(row) or self._table.span_ids[row] in self._spans.last_pinned

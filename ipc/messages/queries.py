@@ -52,18 +52,6 @@ class WhyQuery(StatusRequest, frozen=True):
     key: Key
 
 
-class GoneQuery(StatusRequest, frozen=True):
-    """Asks for up to `count` keys of removed entries, the latest first.
-
-    Only keys that begin with the first `digits` hexadecimal digits of `key` are returned.
-    """
-
-    answered_by = Document
-    key: Key
-    digits: Annotated[int, Meta(ge=1, le=64)]
-    count: Annotated[int, Meta(ge=1, le=64)] = 8
-
-
 class AdviseQuery(StatusRequest, frozen=True):
     """Asks for the hit ratios that a ring of another size would give."""
 

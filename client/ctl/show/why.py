@@ -96,16 +96,6 @@ def _standing(standing: dict[str, Any], policy: str) -> Rows:
     if standing["children"]:
         children = counted(standing["children"], "child", "children")
         rows.append(("children", f"{children}: a block is evicted after all of its children"))
-    if standing["held"]:
-        return rows
-    place, before = standing["place"], standing["before"]
-    if place == 1:
-        rows.append(("place", "it is evicted next"))
-    elif before:
-        ahead = "not among the next to be evicted"
-        if place is not None:
-            ahead = f"{counted(place - 1, 'entry is', 'entries are')} evicted before it"
-        rows += [("place", ahead), *(("" if at else "first", key) for at, key in enumerate(before))]
     return rows
 
 
@@ -117,23 +107,12 @@ def _holder(row: dict[str, Any]) -> str:
 
 def _absent(answer: dict[str, Any]) -> str:
     """What is known of an entry that is not stored."""
-    full = answer["records"] >= answer["records_max"]
-    started = f"the daemon started {age(answer['up_s'])} ago"
     if answer["state"] == "leaving":
         return f"leaving, unless a reader holds it: {_REASONS.get(answer['reason'], answer['reason'])}"
     if answer["state"] == "gone":
-        if answer["gone"]:
-            return "not stored any more"
-        if full:
-            return "not stored: evicted or refused, and the record of this is no longer kept"
-        if not answer["recovered"]:
-            return "not stored: its put was refused for lack of room"
-        return f"not stored: evicted before {started}" + (", or refused after that" if answer["refused_puts"] else "")
-    if full:
-        known = counted(answer["records"], "removed entry", "removed entries")
-        return f"not known: not stored, and not among the last {known}"
-    before = "there is no record of this key from before" if answer["recovered"] else "its ring was empty then"
-    return f"not known: not stored since {started}; {before}"
+        return "not stored any more" if answer["gone"] else "not stored: removed earlier, or its put was refused"
+    known = counted(answer["records"], "removed entry", "removed entries")
+    return f"not known: not stored, and not among the last {known} since the daemon started {age(answer['up_s'])} ago"
 
 
 def _worth(worth: float, policy: str) -> str:
@@ -171,13 +150,13 @@ def _like(answer: dict[str, Any]) -> Rows:
 def why(ctx: click.Context, daemon: Daemon, key: str, as_json: bool) -> None:
     """What an entry is, and why it is kept, or why it was removed.
 
-    For a stored entry: its size, its worth to the policy, its class, the share of colder entries, and the entries that
-    are evicted before it. For a removed entry: when and why it was removed, and its state then. KEY is hexadecimal. A
-    prefix is enough if no other stored key begins with it, or else no other key of a removed entry.
+    For a stored entry: its size, its worth to the policy, its class, and the share of colder entries. For a removed
+    entry: when and why it was removed, and its state then. KEY is hexadecimal. A prefix of a
+    stored key is enough if no other stored key begins with it.
 
     Exit code 1 if the key is unknown: neither stored nor remembered.
     """
-    (meant,) = keys_meant(daemon, [key], removed=True)
+    (meant,) = keys_meant(daemon, [key])
     answer = daemon.why(meant)
     show(answer, as_json, why_text)
     ctx.exit(1 if answer["state"] == "unknown" else 0)

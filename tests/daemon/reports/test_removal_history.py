@@ -36,25 +36,9 @@ def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
         assert history.find(key) == (latest[-1] if latest else None)
 
 
-@pytest.mark.parametrize("digits", [1, 2, 3, 15, 16, 17, 19, 32, 63, 64])
-def test_keys_are_found_by_as_many_of_their_digits_as_are_given(digits: int) -> None:
-    chance, history = random.Random(digits), RemovalHistory(50)
-    # Keys of one namespace, of which many have more in common than that.
-    keys = [b"namespac" + bytes(chance.choice((0x12, 0x1F, 0x21)) for _ in range(24)) for _ in range(60)]
-    for number, key in enumerate(keys):
-        add(history, gone(key, number))
-    remembered = keys[-50:]
-    begins = keys[-1].hex()[:digits]
-    expected = list(dict.fromkeys(key for key in reversed(remembered) if key.hex().startswith(begins)))
-    assert history.beginning(keys[-1], digits, 1000) == expected
-    assert history.beginning(keys[-1], digits, 3) == expected[:3]
-    assert history.beginning(b"\xff" * 32, digits, 3) == []
-
-
 def test_nothing_is_found_before_any_removal() -> None:
     history = RemovalHistory(10)
     assert history.find(bytes(32)) is None
-    assert history.beginning(bytes(32), 2, 3) == []
     assert history.made_room() == {"entries": 0, "age_s": None, "idle_s": None}
 
 

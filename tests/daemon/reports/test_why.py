@@ -18,7 +18,7 @@ def why(stand: LifetimesStand, number: int, **leased: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_why_lists_the_entries_that_would_be_evicted_before_a_stored_one(policy: str) -> None:
+def test_why_ranks_a_stored_entry_among_the_others(policy: str) -> None:
     stand = LifetimesStand(8 * SPAN, policy=policy)
     for number in range(8):
         stand.now += 1
@@ -29,13 +29,12 @@ def test_why_lists_the_entries_that_would_be_evicted_before_a_stored_one(policy:
     assert (told["state"], told["policy"], told["gone"]) == ("stored", policy, None)
     assert told["entry"]["key"] == key_of(3).hex()
     standing = told["standing"]
-    assert (standing["place"], standing["before"]) == (4, [key_of(number).hex() for number in range(3)])
     assert (standing["age_s"], standing["idle_s"]) == (16.0, 16.0)
     assert (standing["colder"], standing["compared"]) == (3, 7)
     used = why(stand, 5)["standing"]
     assert (used["age_s"], used["idle_s"]) == (14.0, 0.0)
     assert used["worth"] > standing["worth"]
-    assert (why(stand, 0)["standing"]["before"], why(stand, 0)["standing"]["place"]) == ([], 1)
+    assert why(stand, 0)["standing"]["colder"] == 0
     assert why(stand, 7)["standing"]["in_window"]
 
 
@@ -50,7 +49,7 @@ def test_the_entry_that_why_names_as_next_victim_is_evicted_next_and_asking_chan
             else:
                 stand.put(number % 30)
     asked, other = stands
-    (next_one,) = (number for number in asked.stored() if why(asked, number)["standing"]["place"] == 1)
+    (next_one,) = (number for number in asked.stored() if not why(asked, number)["standing"]["colder"])
     for stand in stands:
         stand.put(1000)
     assert why(asked, next_one)["state"] == "gone"
@@ -69,10 +68,9 @@ def test_among_many_entries_the_share_of_colder_ones_is_estimated_from_a_sample(
         standing = why(stand, number)["standing"]
         assert COMPARED - 1 <= standing["compared"] <= COMPARED
         assert abs(standing["colder"] / standing["compared"] - number / 1000) < 0.15
-        assert standing["place"] == (1 if number == 0 else None)
 
 
-def test_an_entry_in_use_has_no_place_in_the_order_and_is_compared_with_none() -> None:
+def test_an_entry_in_use_is_compared_with_none() -> None:
     stand = LifetimesStand(4 * SPAN)
     for number in range(4):
         stand.put(number)
@@ -81,20 +79,17 @@ def test_an_entry_in_use_has_no_place_in_the_order_and_is_compared_with_none() -
     stand.put(4)
     told = {number: why(stand, number) for number in (0, 1, 3, 4)}
     assert [each["standing"]["held"] for each in told.values()] == ["lease", "pin", None, None]
-    assert told[4]["standing"]["before"] == [key_of(3).hex()]
     assert told[4]["standing"]["compared"] == 1
     assert why(stand, 2)["state"] == "gone"
     held = [why(stand, 3, leased=leased)["standing"] for leased in (True, False)]
-    assert [(each["held"], each["place"]) for each in held] == [("lease", None), (None, 1)]
+    assert [each["held"] for each in held] == ["lease", None]
 
 
-def test_why_counts_children_and_names_descendants_evicted_first() -> None:
+def test_why_counts_children() -> None:
     stand = LifetimesStand()
     for number, parent in ((1, None), (2, 1), (3, 2)):
         stand.put(number, parent=parent)
-    root = why(stand, 1)["standing"]
-    assert root["children"] == 1
-    assert root["before"] == [key_of(3).hex(), key_of(2).hex()]
+    assert why(stand, 1)["standing"]["children"] == 1
 
 
 @pytest.mark.parametrize(
@@ -161,5 +156,5 @@ def test_a_victim_under_scan_is_shown_as_leaving() -> None:
 def test_a_key_that_was_never_put_is_unknown() -> None:
     stand = LifetimesStand()
     told = why(stand, 1)
-    assert (told["state"], told["records"], told["records_max"]) == ("unknown", 0, stand.history.most)
+    assert (told["state"], told["records"]) == ("unknown", 0)
     assert told["entry"] is told["standing"] is told["gone"] is told["remembered"] is None
