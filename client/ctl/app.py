@@ -33,7 +33,7 @@ from .parameters import DURATION, FILE
 from .show.advise import advise
 from .show.configuration import config
 from .show.entries import ls
-from .show.latency import latency, slowlog
+from .show.latency import latency
 from .show.live import clients, watch
 from .show.status import health, status
 from .show.why import why
@@ -95,7 +95,6 @@ for _command in (
     advise,
     clients,
     latency,
-    slowlog,
     watch,
     record,
     limit,

@@ -86,8 +86,7 @@ class StoreReport:
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
             messages.ConfigQuery: self._settings,
-            messages.LatencyQuery: lambda _: times.histograms(),
-            messages.SlowQuery: lambda _: {"slow_s": times.slow_s, "requests": times.slow()},
+            messages.LatencyQuery: lambda _: times.as_dict(),
             messages.Watch: lambda _: {},
         }
         self._queries = handlers(messages.StatusRequest, queries)

@@ -185,4 +185,4 @@ class LogSection:
     """auto: JSON to the journal, key=value elsewhere; json: JSON on any stream, but for what Python and libraries
     print."""
     slow_s: float = setting(DURATION, 0.01, 0.0, HOUR_S, reload=True)
-    """A request that takes longer from its arrival to its answer is kept for `tensorctl slowlog`."""
+    """A request that takes longer from its arrival to its answer is kept for `tensorctl latency`."""

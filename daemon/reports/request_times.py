@@ -58,11 +58,12 @@ class RequestTimes:
         """Counts by how much the event loop ran a timer too late."""
         self._lag.count(late_s)
 
-    def slow(self) -> list[dict[str, Any]]:
-        """The slow requests, the latest first."""
-        return list(reversed(self._slow))
-
-    def histograms(self) -> dict[str, Any]:
-        """`kinds`: a histogram in seconds for each kind; `event_loop_lag`: that of the loop."""
-        kinds = {kind: histogram.as_dict() for kind, histogram in sorted(self._by_kind.items())}
-        return {"kinds": kinds, "event_loop_lag": self._lag.as_dict()}
+    def as_dict(self) -> dict[str, Any]:
+        """`kinds`: a histogram in seconds for each kind; `event_loop_lag`: that of the loop; `slow`: the requests that
+        took longer than `slow_s`, the latest first."""
+        return {
+            "kinds": {kind: histogram.as_dict() for kind, histogram in sorted(self._by_kind.items())},
+            "event_loop_lag": self._lag.as_dict(),
+            "slow_s": self.slow_s,
+            "slow": list(reversed(self._slow)),
+        }

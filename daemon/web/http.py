@@ -1,12 +1,12 @@
 """A small HTTP server: read-only answers to GET and HEAD on listening sockets.
 
 Owns: the connections, and the part of HTTP that a scraper or a browser needs (h11 parses and formats it). Does not own
-the answers (metrics.py, page.py) nor the sockets.
+the answers (metrics_server.py, page_server.py) nor the sockets.
 
 Invariants:
 - The number of simultaneous connections on each socket, the size of a request and the duration of a connection are
-  limited. Further connections wait in the kernel's queue until one has ended. One that makes the server wait ends for
-  them: so connections without a request keep no health check out.
+  limited. At the limit the oldest connection that has not sent its request ends for the next one: so connections
+  without a request keep no health check out.
 - Each connection serves one request: a connection kept open by one peer would block other peers.
 - No error here ends the daemon.
 """
@@ -16,11 +16,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
-from operator import itemgetter
 from typing import Final
 
 import h11
@@ -32,13 +29,9 @@ from ..process.logs import logger
 
 CONNECTIONS_MAX: Final = 64
 CONNECTION_S_MAX: Final = 10.0
-GRACE_S: Final = 0.25
-"""How long a connection may make the server wait for a request, or for a part of an answer to be taken, while others
-wait for its place."""
 REQUEST_BYTES_MAX: Final = 16 << 10
 _METHODS: Final = (b"GET", b"HEAD")
 _READ_BYTES: Final = 16 << 10
-_WRITE_BYTES: Final = 64 << 10
 # The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
 _LINGER_BYTES_MAX: Final = 256 << 10
 _ACCEPT_PAUSE_S: Final = 0.1
@@ -53,56 +46,6 @@ class HttpAnswer:
     body: bytes
     content_type: str = _PLAIN
     headers: Sequence[tuple[str, str]] = ()
-
-
-class _Peer:
-    """A connection. `waits_since`: since when the server has waited for it; None while its answer is made."""
-
-    def __init__(self, accepted: socket.socket, now: float) -> None:
-        self.socket = accepted
-        self.waits_since: float | None = now
-        self.task: asyncio.Task[None] | None = None
-
-
-class _Peers:
-    """The connections of one listening socket, at most `most`."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: set[_Peer] = set()
-        self._changed = asyncio.Event()
-
-    async def room(self) -> None:
-        """Returns once there is room for one more."""
-        loop = asyncio.get_running_loop()
-        while len(self._open) >= self._most:
-            waiting = [(peer.waits_since, peer) for peer in self._open if peer.waits_since is not None]
-            since, peer = min(waiting, key=itemgetter(0), default=(None, None))
-            left_s = None if since is None else since + GRACE_S - loop.time()
-            if left_s is not None and left_s <= 0:
-                assert peer is not None and peer.task is not None
-                peer.task.cancel()
-                left_s = None
-            self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._changed.wait()
-
-    def add(self, peer: _Peer, task: asyncio.Task[None]) -> None:
-        peer.task = task
-        self._open.add(peer)
-        task.add_done_callback(partial(self._ended, peer))
-
-    def answered(self, peer: _Peer) -> None:
-        """The server waits for the peer again."""
-        peer.waits_since = asyncio.get_running_loop().time()
-        self._changed.set()
-
-    def _ended(self, peer: _Peer, _: asyncio.Task[None]) -> None:
-        """However it ended. A callback, since a task cancelled before it starts runs no code."""
-        peer.socket.close()
-        self._open.discard(peer)
-        self._changed.set()
 
 
 Route = Callable[[h11.Request], Awaitable[HttpAnswer]]
@@ -155,13 +98,17 @@ class HttpServer:
 
     async def _accept(self, listening: Listening) -> None:
         loop = asyncio.get_running_loop()
-        peers = _Peers(self._connections_max)
+        peers: dict[socket.socket, asyncio.Task[None]] = {}
+        silent: dict[socket.socket, None] = {}  # those without a request yet, the oldest first
         async with asyncio.TaskGroup() as connections:
             while True:
                 await listening.readable()
-                await peers.room()
-                # From here to `add` nothing is awaited: a cancellation there would lose the connection unclosed, as one
-                # of `loop.sock_accept` does.
+                while len(peers) >= self._connections_max:
+                    if silent:
+                        peers[next(iter(silent))].cancel()
+                    await asyncio.wait(peers.values(), return_when=asyncio.FIRST_COMPLETED)
+                # From here to the task nothing is awaited: a cancellation there would lose the connection unclosed, as
+                # one of `loop.sock_accept` does.
                 try:
                     accepted = listening.socket.accept()[0]
                 except BlockingIOError:
@@ -173,13 +120,21 @@ class HttpServer:
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
                 accepted.setblocking(False)
-                peer = _Peer(accepted, loop.time())
-                peers.add(peer, connections.create_task(self._serve(peer, peers)))
 
-    async def _serve(self, peer: _Peer, peers: _Peers) -> None:
+                def ended(_: asyncio.Task[None], peer: socket.socket = accepted) -> None:
+                    """However it ended: a task that is cancelled before it starts runs no code."""
+                    peer.close()
+                    del peers[peer]
+                    silent.pop(peer, None)
+
+                silent[accepted] = None
+                peers[accepted] = connections.create_task(self._serve(accepted, silent))
+                peers[accepted].add_done_callback(ended)
+
+    async def _serve(self, peer: socket.socket, silent: dict[socket.socket, None]) -> None:
         try:
             async with asyncio.timeout(self._connection_s_max):
-                await self._converse(peer, peers)
+                await self._converse(peer, silent)
         except TimeoutError:
             self._log.info("connection took too long; closed", connection_s_max=self._connection_s_max)
         except OSError as error:
@@ -187,17 +142,17 @@ class HttpServer:
         except Exception:
             self._log.exception("a connection failed; closed")
 
-    async def _converse(self, peer: _Peer, peers: _Peers) -> None:
+    async def _converse(self, peer: socket.socket, silent: dict[socket.socket, None]) -> None:
         loop = asyncio.get_running_loop()
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
         method, whole = b"", True
         try:
             while (event := http.next_event()) is h11.NEED_DATA:
-                http.receive_data(await loop.sock_recv(peer.socket, _READ_BYTES))
+                http.receive_data(await loop.sock_recv(peer, _READ_BYTES))
             if not isinstance(event, h11.Request):
                 return
+            del silent[peer]
             method = event.method
-            peer.waits_since = None
             answer = await self._answer(event)
             whole = isinstance(http.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
@@ -213,27 +168,14 @@ class HttpServer:
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
             headers.append(("Allow", ", ".join(name.decode() for name in _METHODS)))
         response = h11.Response(status_code=answer.status, reason=answer.status.phrase, headers=headers)
-        parts = [http.send(response)]
-        if method != b"HEAD":
-            parts.append(http.send(h11.Data(answer.body)))
-        parts.append(http.send(h11.EndOfMessage()))
-        said = b"".join(part for part in parts if part)
-        for start in range(0, len(said), _WRITE_BYTES):
-            peers.answered(peer)
-            await loop.sock_sendall(peer.socket, said[start : start + _WRITE_BYTES])
+        said = http.send(response) or b""
+        await loop.sock_sendall(peer, said if method == b"HEAD" else said + answer.body)
         if not whole:
-            await self._linger(peer.socket)
-
-    async def _linger(self, peer: socket.socket) -> None:
-        """Reads the rest of the request before the socket is closed.
-
-        If a socket is closed with unread bytes, the kernel resets the connection and the peer may lose the answer.
-        """
-        loop = asyncio.get_running_loop()
-        peer.shutdown(socket.SHUT_WR)
-        left = _LINGER_BYTES_MAX
-        while left > 0 and (read := await loop.sock_recv(peer, _READ_BYTES)):
-            left -= len(read)
+            # If it is closed with unread bytes, the kernel resets the connection and the peer may lose the answer.
+            peer.shutdown(socket.SHUT_WR)
+            left = _LINGER_BYTES_MAX
+            while left > 0 and (read := await loop.sock_recv(peer, _READ_BYTES)):
+                left -= len(read)
 
     async def _answer(self, request: h11.Request) -> HttpAnswer:
         refused = self._guard(request)

@@ -1,10 +1,10 @@
 """The page actor: serves the page for browsers, and its figures, over HTTP on the given sockets.
 
 Owns: the two paths, the headers that keep other sites out, and how often the daemon is asked. Does not own HTTP and its
-limits (http.py), the figures (daemon/web/page.py), nor their display (daemon/page.html).
+limits (http.py), the figures, nor their display (daemon/page.html).
 
 Invariants:
-- The figures are asked for at most every FRESH_S, and the entries every ENTRIES_FRESH_S, however many browsers read.
+- The figures are asked for at most every FRESH_S, however many browsers read. They have no key.
 - A request whose Host is not this host's own is refused, so that a name of another site that resolves to the loopback
   address reads nothing (DNS rebinding).
 """
@@ -16,7 +16,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -25,14 +25,13 @@ import h11
 import msgspec
 
 from ...ipc.messages import control as messages
-from ...ipc.messages.schema import ENTRIES_MAX
 from ..connections.listening import Listening
 from ..connections.status import Documents
-from . import page
 from .http import HttpAnswer, HttpServer, refusal
 
 FRESH_S: Final = 0.5
-ENTRIES_FRESH_S: Final = 5.0
+CLIENTS_MAX: Final = 20
+"""The most clients that are listed: the busiest."""
 CONNECTIONS_MAX: Final = 32
 """The most connections. A browser opens up to six, some of them in advance."""
 PAGE: Final = Path(__file__).parents[1] / "page.html"
@@ -47,25 +46,13 @@ class PageServer:
     Args:
         listening: non-blocking sockets, Unix or TCP. The caller still owns and closes them. Empty: nothing is served.
         documents: answers the queries.
-        clock: gives seconds.
-        unix_s: gives the Unix time in seconds.
     """
 
-    def __init__(
-        self,
-        listening: Sequence[Listening],
-        documents: Documents,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        unix_s: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, listening: Sequence[Listening], documents: Documents) -> None:
         self._documents = documents
-        self._clock = clock
-        self._unix_s = unix_s
         self._asking = asyncio.Lock()
         self._told = b""
-        self._told_at = self._entries_at = float("-inf")
-        self._entries: list[dict[str, Any]] = []
+        self._told_at = float("-inf")
         self._page = PAGE.read_bytes() if listening else b""
         self._server = HttpServer(
             "page",
@@ -86,25 +73,20 @@ class PageServer:
 
     async def _tell(self, request: h11.Request) -> HttpAnswer:
         async with self._asking:
-            if self._clock() >= self._told_at + FRESH_S:
+            if time.monotonic() >= self._told_at + FRESH_S:
                 self._told = msgspec.json.encode(await self._figures())
-                self._told_at = self._clock()
+                self._told_at = time.monotonic()
         return HttpAnswer(HTTPStatus.OK, self._told, "application/json")
 
     async def _figures(self) -> dict[str, Any]:
-        ask = self._documents.answer
-        if self._clock() >= self._entries_at + ENTRIES_FRESH_S:
-            self._entries = (await ask(messages.EntriesQuery(0, None, ENTRIES_MAX)))["entries"]
-            self._entries_at = self._clock()
-        return page.figures(
-            await ask(messages.StatusQuery(0)),
-            await self._documents.health(),
-            (await ask(messages.ClientsQuery(0)))["clients"],
-            self._entries,
-            await ask(messages.SlowQuery(0)),
-            await ask(messages.AdviseQuery(0)),
-            self._unix_s(),
-        )
+        """The status, what an operator must look at, and the busiest clients."""
+        clients = (await self._documents.answer(messages.ClientsQuery(0)))["clients"]
+        return {
+            "unix_s": time.time(),
+            "status": await self._documents.answer(messages.StatusQuery(0)),
+            "problems": (await self._documents.health())["problems"],
+            "clients": sorted(clients, key=lambda row: -(row["pins"] + row["hits"]))[:CLIENTS_MAX],
+        }
 
 
 def _foreign(request: h11.Request) -> HttpAnswer | None:

@@ -77,13 +77,8 @@ class ConfigQuery(StatusRequest, frozen=True):
 
 
 class LatencyQuery(StatusRequest, frozen=True):
-    """Asks for histograms of the time from a request's arrival to its answer, by kind, and of the event loop's lag."""
-
-    answered_by = Document
-
-
-class SlowQuery(StatusRequest, frozen=True):
-    """Asks for the last requests that took longer than the setting log.slow_s, the latest first."""
+    """Asks for histograms of the time from a request's arrival to its answer, by kind, and of the event loop's lag; and
+    for the last requests that took longer than the setting log.slow_s, the latest first."""
 
     answered_by = Document
 

@@ -81,14 +81,10 @@ def test_the_page_has_the_figures_of_the_daemon(serving: Daemon) -> None:
     serving.until(lambda now: now["governor"]["gauges"], "the first sample")
     told = figures(port_of(serving))
     status = serving.status()
-    assert (told["instance"], told["pid"], told["epoch"]) == (serving.instance, serving.pid, status["epoch"])
-    assert told["store"]["entries"] == told["entries"]["stored"] == 3
-    assert told["store"]["used_bytes"] == status["store"]["used_bytes"]
-    assert (told["store"]["hits"], told["store"]["misses"]) == (1, 1)
-    assert [gauge["gauge"] for gauge in told["gauges"]["rows"]] == ["host"]
-    assert [(row["name"], row["hits"]) for row in told["clients"]["rows"]] == [("engine", 1)]
-    assert told["entries"]["rows"][0]["key"] == keys[0].hex()[:28]
-    assert {row["namespace"] for row in told["namespaces"]["rows"]} == {key[:8].hex() for key in keys}
+    assert told["status"].keys() == status.keys()
+    assert (told["status"]["pid"], told["status"]["store"]["entries"]) == (serving.pid, 3)
+    assert told["problems"] == []
+    assert [(row["name"], row["hits"]) for row in told["clients"]] == [("engine", 1)]
 
 
 @pytest.mark.parametrize("path", ["/", "/page.json"])
@@ -129,12 +125,11 @@ def test_every_answer_forbids_what_the_page_does_not_need(serving: Daemon, path:
     assert response.getheader("Access-Control-Allow-Origin") is None
 
 
-def test_a_reader_learns_no_whole_key(serving: Daemon) -> None:
+def test_a_reader_learns_no_key(serving: Daemon) -> None:
     key = bytes(range(100, 132))
     serving.client().put(key, np.zeros(100, np.uint8), wait=True)
     response, text = asked(port_of(serving))
-    assert response.status == 200 and key.hex()[:28] in text
-    assert key.hex()[:32] not in text
+    assert response.status == 200 and key.hex()[:16] not in text
 
 
 def test_connections_that_say_nothing_keep_no_reader_and_no_client_out(serving: Daemon) -> None:
@@ -143,9 +138,9 @@ def test_connections_that_say_nothing_keep_no_reader_and_no_client_out(serving: 
         for number in range(CONNECTIONS_MAX - 1):
             sock = silent.enter_context(connect(port))
             sock.sendall(b"GET /page.json HTTP/1.1\r\nHo"[: number % 27])
-        assert figures(port)["pid"] == serving.pid
+        assert figures(port)["status"]["pid"] == serving.pid
         for _ in range(2 * CONNECTIONS_MAX):
             silent.enter_context(connect(port))
         client.put(b"k" * 32, np.zeros(100, np.uint8), wait=True)
         assert serving.store("entries") == 1
-    until(lambda: figures(port)["store"]["entries"] == 1, "newer figures")
+    until(lambda: figures(port)["status"]["store"]["entries"] == 1, "newer figures")

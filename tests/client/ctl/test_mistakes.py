@@ -35,7 +35,6 @@ MISTAKES = [
     ["advise", "more"],
     ["clients", "-x"],
     ["latency", "--over", "soon"],
-    ["slowlog", "--count", "0"],
     ["watch", "--count", "-1"],
     ["record", "file", "--count", "0"],
     ["limit", "much"],
@@ -74,7 +73,6 @@ NEEDS_A_DAEMON = [
     ["config", "get"],
     ["reload"],
     ["latency"],
-    ["slowlog"],
 ]
 
 

@@ -16,7 +16,7 @@ KEY = b"k" * 32
 
 
 def counts(times: RequestTimes) -> dict[str, int]:
-    return {kind: sum(found["counts"]) for kind, found in times.histograms()["kinds"].items()}
+    return {kind: sum(found["counts"]) for kind, found in times.as_dict()["kinds"].items()}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_request_ends_with_its_answer_and_not_with_a_push(times: RequestTimes)
     assert counts(times) == {}
     timer.answered(messages.GrantsLent(4, []))
     assert counts(times) == {"AskForGrants": 1}
-    (slow,) = times.slow()
+    (slow,) = times.as_dict()["slow"]
     assert (slow["kind"], slow["client"], slow["name"]) == ("AskForGrants", 7, "x")
 
 
@@ -60,7 +60,7 @@ def test_the_lag_of_the_event_loop_is_measured_until_it_ends(
 
     async def measured() -> None:
         task = asyncio.create_task(measure_lag(times))
-        while sum(times.histograms()["event_loop_lag"]["counts"]) < 2:
+        while sum(times.as_dict()["event_loop_lag"]["counts"]) < 2:
             await asyncio.sleep(0)
         task.cancel()
 

@@ -14,7 +14,7 @@ def test_each_request_is_counted_under_its_kind() -> None:
     for seconds in (0.00001, 0.0003, 0.0003, 99.0):
         took(times, "RequestClaim", seconds)
     took(times, "Touch", 0.1)
-    kinds = times.histograms()["kinds"]
+    kinds = times.as_dict()["kinds"]
     assert {kind: sum(found["counts"]) for kind, found in kinds.items()} == {"RequestClaim": 4, "Touch": 1}
     claims = kinds["RequestClaim"]
     assert claims["counts"][0] == 1, "a bound belongs to its bucket"
@@ -26,11 +26,11 @@ def test_each_request_is_counted_under_its_kind() -> None:
 def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
     times = RequestTimes(0.5, 3)
     took(times, "RequestClaim", 0.5)
-    assert times.slow() == []
+    assert times.as_dict()["slow"] == []
     for client in range(1, 6):
         took(times, "RequestClaim", 0.6, client)
-    assert [row["client"] for row in times.slow()] == [5, 4, 3]
-    assert times.slow()[0] == {
+    assert [row["client"] for row in times.as_dict()["slow"]] == [5, 4, 3]
+    assert times.as_dict()["slow"][0] == {
         "kind": "RequestClaim",
         "took_s": 0.6,
         "payload_bytes": 5,
@@ -40,13 +40,13 @@ def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
     }
     times.slow_s = 0.7
     took(times, "RequestClaim", 0.6, 6)
-    assert times.slow()[0]["client"] == 5
+    assert times.as_dict()["slow"][0]["client"] == 5
 
 
 def test_the_lag_of_the_event_loop_is_counted_beside_the_requests() -> None:
     times = RequestTimes(0.5, 3)
     times.lagged(0.02)
     times.lagged(-0.001)
-    lag = times.histograms()["event_loop_lag"]
+    lag = times.as_dict()["event_loop_lag"]
     assert (sum(lag["counts"]), lag["counts"][0]) == (2, 1)
-    assert times.histograms()["kinds"] == {}
+    assert times.as_dict()["kinds"] == {}

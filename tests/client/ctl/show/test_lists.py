@@ -1,4 +1,4 @@
-"""`ls`, `clients`, `watch`, `latency`, `slowlog` and `advise`: what a real daemon has, and documents written down."""
+"""`ls`, `clients`, `watch`, `latency` and `advise`: what a real daemon has, and documents written down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import tensord
 from tensord.client.ctl.output import WIDTH
 from tensord.client.ctl.show.advise import advice_text
-from tensord.client.ctl.show.latency import percentile_s, since
+from tensord.client.ctl.show.latency import percentile_s
 from tensord.ipc.messages.control import Event
 
 from ....daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -164,7 +164,6 @@ def test_each_kind_of_request_is_counted_once_for_each_answer(daemon: Daemon, ct
     assert found["AskForGrants"] >= 1
     assert found["LatencyQuery"] >= 1
     assert "Doorbell" not in found and "Hello" not in found
-    assert "Touch" not in ctl("latency", "--over", "1ms").out
 
 
 def test_latency_shows_percentiles_that_rise_and_the_lag_of_the_event_loop(daemon: Daemon, ctl: Ctl) -> None:
@@ -182,23 +181,24 @@ def test_latency_shows_percentiles_that_rise_and_the_lag_of_the_event_loop(daemo
     assert times == 50 and 0 < percentiles[1] <= percentiles[2] <= percentiles[3] <= percentiles[4]
 
 
-def test_slowlog_names_the_slow_request_its_client_and_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_latency_names_the_slow_request_its_client_and_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     with Daemon() as daemon:
         file = daemon.folder / "tensord.toml"
         file.write_text("[log]\nslow_s = 3600\n")
         daemon.flags["config"] = file
         client = daemon.start().client(name="encoder-1")
         ctl = Ctl(capsys, daemon.socket)
-        assert "no request took longer than 3.6e+06 ms" in ctl("slowlog").out
+        assert "no request took longer than 3.6e+06 ms" in ctl("latency").out
         file.write_text("[log]\nslow_s = 0\n")
         ctl("reload")
         client.put(KEY, np.zeros(1000), wait=True)
         client.put(KEYS[1], np.zeros(1000), wait=True)
-        rows = json.loads(ctl("slowlog", "--json", "--count", "1000").out)
-        took = [row["took_s"] for row in rows]
-        assert took == sorted(took, reverse=True) and 0 < took[0] < 60
+        rows = json.loads(ctl("latency", "--json").out)["slow"]
+        assert all(0 < row["took_s"] < 60 for row in rows)
         assert {"StatusQuery", "ConfigQuery"} & {row["kind"] for row in rows}
-        assert len(ctl("slowlog", "--count", "1").out.splitlines()) == 2
+        lines = ctl("latency", "--count", "3").out.split("\n\n")[1].splitlines()
+        took = [float(line.split()[3]) for line in lines[1:]]
+        assert len(took) == 3 and took == sorted(took, reverse=True)
 
 
 HISTOGRAM = {"bounds": [1.0, 2.0, 5.0], "counts": [10, 80, 9, 1], "sum": 150.0}
@@ -208,17 +208,6 @@ HISTOGRAM = {"bounds": [1.0, 2.0, 5.0], "counts": [10, 80, 9, 1], "sum": 150.0}
 def test_a_percentile_lies_in_its_bucket(share: float, least: float, most: float) -> None:
     assert least <= percentile_s(HISTOGRAM, share) <= most
     assert percentile_s({"bounds": [1.0], "counts": [0, 0]}, share) == 0.0
-
-
-def test_a_difference_over_a_restart_is_what_the_new_daemon_counted() -> None:
-    small = {"bounds": [1.0], "counts": [1, 0], "sum": 0.5}
-    large = {"bounds": [1.0], "counts": [3, 4], "sum": 9.5}
-    before = {"kinds": {"Touch": small}, "event_loop_lag": large}
-    after = {"kinds": {"Touch": large, "Evict": small}, "event_loop_lag": small}
-    assert since(before, after) == {
-        "kinds": {"Touch": {"bounds": [1.0], "counts": [2, 4], "sum": 9.0}, "Evict": small},
-        "event_loop_lag": small,
-    }
 
 
 MULTIPLES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
