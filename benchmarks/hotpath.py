@@ -2,8 +2,8 @@
 
     python benchmarks/hotpath.py [--json PATH] [--peers NAMES] [--rounds N] [--seconds S] [--quick]
 
-Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py), nor the figures with many entries
-and clients (scale.py).
+Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py), the figures with many entries and
+clients (scale.py), nor those of other payloads (put_shapes.py).
 
 A missed bar is printed, and does not change the exit status.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import peers
+import put_shapes
 import scale
 from peers import bars, harness
 
@@ -55,9 +56,12 @@ def main() -> int:
     )
     if arguments.json:
         harness.write_json(arguments.json, rows)
-    found = bars.figures(rows)
+    found, shapes = bars.figures(rows), {}
     if "tensord" in names and not arguments.no_scale:
         found += scale.figures(quick=arguments.quick, told=_told)
+        _told("puts of other payloads, and beside others")
+        shapes = put_shapes.rows(0.05 if arguments.quick else 2.0)
+        found += put_shapes.figures(shapes)
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, "
         f"Python {platform.python_version()}, numpy {np.__version__}; {rounds} rounds\n"
@@ -68,6 +72,8 @@ def main() -> int:
         "\ncopy: np.copyto; source and destination rotate over 256 MiB.\n"
     )
     print(bars.figures_table(found))
+    if shapes:
+        print(f"\n{put_shapes.shown(shapes)}")
     return 0
 
 

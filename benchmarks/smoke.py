@@ -47,6 +47,7 @@ COMMANDS: Final = (
     Command("benchmarks/hotpath.py", ("--quick", "--sizes", "64K,1M")),
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
     Command("benchmarks/remote.py", ("--quick",)),
+    Command("benchmarks/recovery_cost.py", ("--entries", "2000", "--blocks", "4")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),
     Command(
         "benchmarks/replay.py",
