@@ -145,18 +145,6 @@ def test_memory_of_another_user_is_refused_and_its_owner_named(daemon: Daemon, p
     assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size), "it was not ours to change"
 
 
-@pytest.mark.root
-@pytest.mark.usefixtures("as_root")
-@pytest.mark.parametrize("part", ["ring", "index"])
-def test_a_new_daemon_refuses_memory_that_another_user_made(part: str) -> None:
-    daemon = Daemon()
-    with daemon:
-        path = stranger(segment(daemon, part))
-        assert f"{path} is a file of uid {STRANGER}" in daemon.refused()
-        path.unlink()
-        daemon.start()
-
-
 def test_memory_that_others_may_write_is_refused(daemon: Daemon) -> None:
     daemon.terminate()
     segment(daemon, "ring").chmod(0o660)
@@ -219,15 +207,6 @@ def test_a_lock_of_a_client_on_its_lane_does_not_hold_the_daemon_up(daemon: Daem
             again.ask(lambda n: messages.Attach(n, 1), (lane,))
             assert os.fstat(again.fds[2]).st_ino != os.fstat(lane).st_ino, "a lane that is locked against its owner"
         assert daemon.status()["lanes"] >= 1
-
-
-def test_only_one_daemon_serves_an_instance(daemon: Daemon) -> None:
-    second = Daemon()
-    with second:
-        second.instance, own = daemon.instance, second.instance
-        assert "InstanceBusy" in second.refused()
-        second.instance = own
-    assert daemon.client().put(key(1), payload(1, 1000), wait=True).state == "stored"
 
 
 def test_a_daemon_that_could_not_start_leaves_nothing() -> None:

@@ -15,26 +15,24 @@ from tensord.client.arguments.put_options import PutOptions
 from tensord.client.link import absence as silence
 from tensord.client.prefix import query as prefix_query
 from tensord.client.writing.outcomes import Put
-from tensord.errors import BadPrefix, LimitReached, TensordError
+from tensord.errors import BadPrefix
 from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import pack
-from tensord.shm.payloads.prefix import Media, PrefixRecord
 
-from ..daemon.core.blocks import LAYOUT, SCOPE, block, query, text
+from ..daemon.core.blocks import block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import key as key_of
 from .payloads import payload
 from .raw import RawClient
 
 BLOCK = 16
-TOKENS_MAX = 4096
 SYSTEM = np.arange(100, dtype=np.uint32)
 NAMESPACE = tensord.Namespace(model="killed", revision="1", dtype="float32", processor="none")
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=8 * MIB, limits_prefix_tokens_max=TOKENS_MAX) as running:
+    with Daemon(ring_bytes=8 * MIB) as running:
         yield running.start()
 
 
@@ -169,50 +167,11 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         assert joined(cache, tokens).shape[1] == len(tokens) - 1
 
 
-@pytest.fixture
-def raw(daemon: Daemon) -> Iterator[RawClient]:
-    with RawClient(daemon.socket, inbox_bytes=MIB) as client:
-        yield client
-
-
-def asked(raw: RawClient, record: bytes, offset: int = 0, size_bytes: int | None = None) -> Any:
+def asked(raw: RawClient, record: bytes) -> Any:
     """What is answered to a query of these bytes."""
     assert raw.inbox is not None
-    raw.inbox[offset : offset + len(record)] = record
-    size = len(record) if size_bytes is None else size_bytes
-    return raw.ask(lambda n: messages.MatchPrefix(n, b"sequence", offset, size))
-
-
-def record_of(record: PrefixRecord) -> bytes:
-    return record.pack(np.zeros(record.count, np.uint32)).tobytes()
-
-
-def picture(start: int, length: int) -> Media:
-    return Media(start, length, "image", bytes(32))
-
-
-def of(tokens: int, *media: Media, start: int = 0) -> PrefixRecord:
-    return PrefixRecord(SCOPE, LAYOUT, False, False, start, tokens, None, media, 16)
-
-
-@pytest.mark.parametrize(
-    ("record", "error", "names"),
-    [
-        (b"\xff" * 200, BadPrefix, "a record begins with"),
-        (record_of(of(10))[:-4], BadPrefix, "10 tokens"),
-        (record_of(of(TOKENS_MAX + 1)), LimitReached, f"prefix_tokens_max is {TOKENS_MAX}"),
-        (record_of(of(50, picture(3, 5), picture(7, 9))), BadPrefix, "start=7"),
-        (record_of(of(50, picture(45, 9))), BadPrefix, "54"),
-        (record_of(of(50, start=16)), BadPrefix, "a whole sequence"),
-    ],
-    ids=["no record", "too short", "too long", "overlapping", "past its end", "a block"],
-)
-def test_a_bad_query_is_refused_by_name_and_its_client_goes_on(
-    raw: RawClient, record: bytes, error: type[TensordError], names: str
-) -> None:
-    with pytest.raises(error, match=names):
-        asked(raw, record)
-    assert asked(raw, record_of(of(20))).offset == 0
+    raw.inbox[: len(record)] = record
+    return raw.ask(lambda n: messages.MatchPrefix(n, b"sequence", 0, len(record)))
 
 
 def put_block(client: tensord.Client, key: bytes, tree: Any, prefix_bytes: int) -> Put:
@@ -223,7 +182,9 @@ def put_block(client: tensord.Client, key: bytes, tree: Any, prefix_bytes: int) 
 
 
 @pytest.mark.parametrize("write_in_place", ["owner", "off"])
-def test_a_block_whose_record_is_not_its_first_leaf_is_refused(write_in_place: str) -> None:
+def test_a_block_whose_record_is_not_its_first_leaf_and_a_query_that_is_none_are_refused(
+    write_in_place: str,
+) -> None:
     record = np.frombuffer(block([1]).packed, np.uint8)
     trees: list[Any] = [{"layers": np.zeros(40, np.uint8), "prefix": record}, b"x" * 500]
     if write_in_place == "off":
@@ -236,4 +197,6 @@ def test_a_block_whose_record_is_not_its_first_leaf_is_refused(write_in_place: s
             assert isinstance(put.error, BadPrefix)
             assert write_in_place == "owner" or "first leaf" in str(put.error)
         with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
+            with pytest.raises(BadPrefix, match="a record begins with"):
+                asked(raw, b"\xff" * 200)
             assert asked(raw, query(text([1, 2])).pack(text([1, 2])).tobytes()).offset == 0

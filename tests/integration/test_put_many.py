@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.errors import BadKey, ObjectTooLarge, ParentGone, UnsupportedLeaf, UsageError
+from tensord.errors import ObjectTooLarge, ParentGone
 from tensord.shm.ring.layout import QUEUE_RECORDS
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -62,20 +62,6 @@ def test_more_payloads_are_put_than_have_room_in_the_queue_or_in_the_ring_at_onc
             assert states(client.put_many(batch, wait=True, timeout_s=PATIENCE_S)) == ["stored"] * len(batch)
 
 
-def test_nothing_is_stored_if_an_item_cannot_be(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        good = items(range(2))
-        with pytest.raises(UnsupportedLeaf):
-            client.put_many([*good, (key(2), object())])
-        with pytest.raises(BadKey):
-            client.put_many([*good, (b"short", 1)])
-        with pytest.raises(UsageError):
-            client.put_many(good, ttl_s=-1)
-        assert client.put_many([], wait=True) == []
-        client.put(key(9), 1, wait=True)  # whatever was sent before it has been answered
-        assert not client.contains(key(0)) and not client.contains(key(1))
-
-
 @pytest.mark.parametrize("size_bytes", [4096, 3 * MIB])
 def test_each_payload_of_a_batch_has_its_own_parent(daemon: Daemon, size_bytes: int) -> None:
     with daemon.client() as client:
@@ -86,21 +72,6 @@ def test_each_payload_of_a_batch_has_its_own_parent(daemon: Daemon, size_bytes: 
         client.evict(key(0))
         until(lambda: not (client.contains(key(1)) or client.contains(key(2))), "the descendants to end")
         assert client.contains(key(3))
-
-
-@pytest.mark.parametrize("parents", [[], [None], [None] * 3, [key(9)] * 2 + [None]], ids=str)
-def test_parents_of_another_number_than_the_items_are_refused_before_anything_is_stored(
-    daemon: Daemon, parents: Any
-) -> None:
-    with daemon.client() as client:
-        with pytest.raises(UsageError, match="ends after"):
-            client.put_many(items(range(2)), parents=parents)
-        with pytest.raises(UsageError, match="parents is"):
-            client.put_many(items(range(2)), parents=b"ab")  # type: ignore[arg-type]
-        with pytest.raises(BadKey):
-            client.put_many(items(range(2)), parents=[None, b"short"])
-        client.put(key(9), 1, wait=True)
-        assert not client.contains(key(0)) and not client.contains(key(1))
 
 
 def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:

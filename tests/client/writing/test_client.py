@@ -16,6 +16,7 @@ import pytest
 import tensord
 from tensord.client.writing.outcomes import OWN_WAIT_S
 from tensord.errors import (
+    BadKey,
     Invalidated,
     ObjectTooLarge,
     StoreFull,
@@ -236,6 +237,14 @@ def test_mistakes_are_named_before_anything_is_put(daemon: StandIn, cache: tenso
         cache.put(key(1), {"a": object()})
     with pytest.raises(UnsupportedLeaf):
         cache.put_many([(key(1), 1), (key(2), object())])
+    two: list[tuple[bytes, Any]] = [(key(1), 1), (key(2), 2)]
+    for parents in ([], [None], [None] * 3):
+        with pytest.raises(UsageError, match="ends after"):
+            cache.put_many(two, parents=parents)
+    for wrong in ({"parents": b"ab"}, {"parents": [None, b"short"]}, {"ttl_s": -1}):
+        with pytest.raises((UsageError, BadKey)):
+            cache.put_many(two, **wrong)
+    assert cache.put_many([], wait=True) == []
     reserved = cache.reserve(1)
     reserved.abandon()
     with pytest.raises(ValueError, match="committed or abandoned"):
