@@ -53,7 +53,7 @@ def registered(**handlers):
     found.append(next(iter(handlers.values())).__module__)
     register(**handlers)
 os.register_at_fork = registered
-import tensord.client.prefix.paged
+import tensord.client.caches.visual
 print(*found)
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

@@ -25,7 +25,7 @@ from ..gpu.interface import Device
 from ..pressure.device_reservation import DeviceRequest, DeviceReservation
 from ..reading.lease import Lease
 from ..threads.aside import aside
-from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHost
+from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally
 from .registration import Registration
 from .upkeep import Upkeep
 
@@ -84,7 +84,6 @@ class DeviceCache:
         agent: str = "",
         cost_ms: float = 0.0,
         kind: EntryKind = "unknown",
-        to_host: ToHost | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Registration:
@@ -108,11 +107,6 @@ class DeviceCache:
                 longer is dropped instead of offloaded.
             kind: what the tensors are: "encoder", "kv" or "unknown". Without `cost_ms`, the cost is estimated from
                 `tokens`, by the configured time for this kind.
-            to_host: called on offload with the tree's copy in host memory, instead of `Client.put` under the key. It
-                returns an object with `wait(timeout_s)` and `state`, as `Client.put` does; the state "stored" or
-                "existed" says that the host tier has the copy. It is called in this cache's thread, and released
-                with the entry. `get` never finds such an entry after its offload; only the owner of the copy can
-                restore it.
             wait: whether to return only after the daemon's answer. Without a daemon the call returns at once.
             timeout_s: the limit for `wait` in seconds; by default the client's timeout.
 
@@ -143,7 +137,7 @@ class DeviceCache:
             registration.settle("refused", blocked)
             return registration
         entry = DeviceEntry(key, tensors, memory, tokens, agent, registration, [self._device.mark()])
-        entry.to_host, entry.cost_ms, entry.kind = to_host, cost_ms, kind
+        entry.cost_ms, entry.kind = cost_ms, kind
         if not aside(partial(self._entries.put, entry)):
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration

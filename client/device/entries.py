@@ -12,17 +12,16 @@ do so at any point of any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Literal, NoReturn, Protocol, Self
+from typing import Any, Final, Literal, NoReturn, Self
 
 from ...errors import DaemonUnavailable
 from ...ipc.messages.governance import EntryKind
 from ..gpu.interface import Device, Mark
 from ..reading.lease import Lease
-from ..writing.outcomes import PutState
 from .registration import Registration
 from .shares import SharedStorage, Shares
 
@@ -30,25 +29,6 @@ DeviceTier = Literal["device", "host"]
 _MARKS: Final = 4
 _leases = count(1)
 _serials = count(1)
-
-
-class HostCopy(Protocol):
-    """The state of a copy in the host tier, like a `Put`. In the states "stored" and "existed" the copy is there."""
-
-    @property
-    def state(self) -> PutState: ...
-
-    def wait(self, timeout_s: float | None = None) -> object:
-        """Waits until the final state is known.
-
-        Raises:
-            TimedOut: the state is not known after `timeout_s` seconds.
-        """
-        ...
-
-
-ToHost = Callable[[Any], HostCopy]
-"""Stores the copy of an entry's tree, which is in host memory, in the host tier."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +39,7 @@ class DeviceEntry:
     before the tensors may be copied or dropped. `leases`: the present leases. `uses`: the number of uses since the
     put, the put included. `before`: the entry that a put replaced, kept until the daemon accepts the put. `said`: a
     registration is in flight. `known`: a daemon has registered the entry. `serial`: distinguishes entries of one
-    key. `to_host`: replaces `Client.put` under the key on offload.
+    key.
     `new_bytes`: memory that was taken for it and that no daemon was told of.
     `cost_ms` and `kind`: what computing the tensors again takes, as reported by the put.
     """
@@ -75,7 +55,6 @@ class DeviceEntry:
     leases: dict[int, None] = field(default_factory=dict)
     uses: int = 1
     before: DeviceEntry | None = None
-    to_host: ToHost | None = None
     cost_ms: float = 0.0
     kind: EntryKind = "unknown"
     new_bytes: int = 0
@@ -344,7 +323,7 @@ class DeviceEntries:
             self._count(entry, -1)
             self.unreported_uses.pop(entry.key, None)
             entry.give_up()
-            entry.tree = entry.before = entry.to_host = None
+            entry.tree = entry.before = None
             entry.marks.clear()
             self.tally.offloaded += stored
             self.tally.dropped += not stored

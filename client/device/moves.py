@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ...errors import DeviceFull, TensordError, TimedOut, UsageError
+from ...errors import DeviceFull, TensordError, TimedOut
 from ...ipc.messages.governance import EntryKind
 from ..arguments.put_options import PutOptions
 from ..gpu.interface import Device, Mark
 from ..gpu.outgoing import payload_of
 from ..reading.lease import Lease
 from ..writing.outcomes import Put
-from .entries import DeviceEntries, DeviceEntry, HostCopy
+from .entries import DeviceEntries, DeviceEntry
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Moves:
         entry in use is kept.
         """
         moved = MoveResult()
-        leaving: list[tuple[DeviceEntry, int, HostCopy | None]] = []
+        leaving: list[tuple[DeviceEntry, int, Put | None]] = []
         deadline = time.monotonic() + _MARK_S
         for key in keys:
             entry = self._entries.find(key)
@@ -88,7 +88,6 @@ class Moves:
             leaving.append((entry, uses, self._copied(entry, moved) if offload else None))
         for entry, uses, put in leaving:
             stored = put is not None and self._is_stored(entry, put, moved)
-            stands_under_its_key = entry.to_host is None
             if offload and not stored and not (may_drop and has_daemon()):
                 moved.kept.append(entry.key)
                 moved.stayed.append(entry.key)
@@ -96,7 +95,7 @@ class Moves:
             match self._entries.leave(entry, uses, stored=stored):
                 case "left":
                     (moved.offloaded if stored else moved.dropped).append(entry.key)
-                    if stored and stands_under_its_key:
+                    if stored:
                         self._remember(entry)
                 case "deleted":
                     moved.unknown.append(entry.key)
@@ -150,18 +149,10 @@ class Moves:
             moved.error = error
             return False
 
-    def _copied(self, entry: DeviceEntry, moved: MoveResult) -> HostCopy | None:
+    def _copied(self, entry: DeviceEntry, moved: MoveResult) -> Put | None:
         marks = list(entry.marks)
         began_s = time.monotonic()
         try:
-            if entry.to_host is not None:
-                copy = entry.to_host(self._device.to_host(entry.tree, marks[-1]))
-                if not (callable(getattr(copy, "wait", None)) and hasattr(copy, "state")):
-                    raise UsageError(
-                        f"to_host has returned a {type(copy).__name__}; it must return an object with "
-                        "wait(timeout_s) and state, as Client.put does"
-                    )
-                return copy
             link = self._client.link
             leaving = self._device.outgoing(entry.tree, marks[-1])
             payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
@@ -179,7 +170,7 @@ class Moves:
         finally:
             moved.copy_s += time.monotonic() - began_s
 
-    def _is_stored(self, entry: DeviceEntry, put: HostCopy, moved: MoveResult) -> bool:
+    def _is_stored(self, entry: DeviceEntry, put: Put, moved: MoveResult) -> bool:
         try:
             put.wait(_PUT_S)
             return put.state in ("stored", "existed")

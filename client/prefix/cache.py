@@ -11,34 +11,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Final, Literal
 
-from ...errors import BadPrefix, DaemonUnavailable, LimitReached, Refusal, UsageError, shown
+from ...errors import BadPrefix, DaemonUnavailable, LimitReached, Refusal, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
-from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, kept, uncut
-from ..arguments.checks import check_count, check_flag, check_name, check_timeout
+from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
+from ..arguments.checks import check_flag, check_name, check_timeout
 from ..arguments.namespace import Namespace, check_namespace
 from ..arguments.put_options import PutOptions
 from ..core.client import Client, check_client
 from ..core.tracing import length_of, matched_of, traced
-from ..device.cache import DeviceCache
-from ..writing.outcomes import Put
 from ..writing.puts import ENDING
-from .device import DeviceSequences
 from .layers import PrefixLayer, Snapshots, layers_of
 from .match import PrefixMatch
 from .other_hosts import OtherHosts
-from .paged import PER_SEQUENCE, PagedSnapshots
 from .put import PrefixPut, PrefixSequence, store
 from .query import Asker
 from .tokens import GivenMedia, GivenTokens, media_of, tokens_of
 
-if TYPE_CHECKING:
-    from ..reading.lease import Lease
-
 BLOCK_TOKENS: Final = 256
-_SEQUENCES_MAX: Final = 1 << 20
 _OFF: Final = "this prefix cache is switched off; set enabled to True"
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
 
@@ -51,14 +43,11 @@ class PrefixCache:
         namespace: what makes two models' layers differ.
         block_tokens: tokens of a block, a power of two from 16 to 4096. Sequences share whole blocks, and only with
             caches of the same number. A match finds sequences of every number.
-        n_on_device: how many sequences stay on the device. Beyond that, the oldest are offloaded to the host.
-        device: keeps sequences whose arrays lie on it. Without it all sequences go to the host.
         enabled: whether sequences are stored and matched. May be set at any time.
 
     Raises:
         BadPrefix: `block_tokens` is not such a number.
-        UsageError: `client` is no Client, `device` is no DeviceCache, or `n_on_device` is not a whole number from
-            0, or above 0 without a device.
+        UsageError: `client` is no Client.
 
     Example:
         >>> prefixes = tensord.PrefixCache(cache, ns)
@@ -76,8 +65,6 @@ class PrefixCache:
         namespace: Namespace,
         *,
         block_tokens: int = BLOCK_TOKENS,
-        n_on_device: int = 0,
-        device: DeviceCache | None = None,
         enabled: bool = True,
     ) -> None:
         if type(block_tokens) is not int or block_tokens not in _BLOCK_SIZES:
@@ -91,14 +78,6 @@ class PrefixCache:
         self._block_tokens = block_tokens
         self._other_hosts = OtherHosts(client, namespace, block_tokens)
         self._asker = Asker(client, namespace, block_tokens, self._other_hosts)
-        if device is not None and not isinstance(device, DeviceCache):
-            raise UsageError(f"device is {shown(device)}; it must be a tensord.DeviceCache, or None")
-        n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
-        if n_on_device and device is None:
-            raise UsageError(f"n_on_device is {n_on_device} without a device; pass a DeviceCache, or 0")
-        self._on_device = DeviceSequences(device, namespace, block_tokens, n_on_device) if device is not None else None
-        card = device.device if device is not None else None
-        self._paged = PagedSnapshots(client, namespace, max(n_on_device, 1) * PER_SEQUENCE, card)
 
     @property
     def namespace(self) -> Namespace:
@@ -127,8 +106,7 @@ class PrefixCache:
     ) -> PrefixPut:
         """Stores a sequence. Returns once the layers' arrays are copied; the caller may change them from then on.
 
-        Only missing blocks are copied; blocks at the start that another sequence has are shared. A sequence whose
-        arrays lie on `device` is kept there without a copy: do not write these arrays any more.
+        Only missing blocks are copied; blocks at the start that another sequence has are shared.
 
         Args:
             tokens: n whole numbers from 0 to 2**32 - 1, of shape (n,): an array, a tensor or bytes (4 for each token),
@@ -160,7 +138,10 @@ class PrefixCache:
             return PrefixPut().settle("lost", DaemonUnavailable(ENDING))
         deadline, wait = self._deadline(timeout_s), check_flag("wait", wait)
         sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
-        put = self._kept(sequence, deadline, wait=wait)
+        self._client.link.start()
+        chain = sequence.chain(self._namespace, self._block_tokens)
+        put = store(self._client, sequence, chain, deadline, wait=wait)
+        self._other_hosts.tell(sequence.layers, sequence.cost_ms / len(chain), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     @traced("tensord.match", "tokens", length_of, matched_of)
@@ -193,16 +174,7 @@ class PrefixCache:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         if len(query) < 2:
             return None
-        on_device = self._on_device.match(query, items) if self._on_device is not None else None
-        if on_device is not None and on_device[0] == uncut(len(query) - 1, items):
-            # The host tier cannot have a longer match.
-            host = None
-        else:
-            host = self._asker.match(query, items, agent, deadline)
-        if on_device is None or (host is not None and host.offset > on_device[0]):
-            return host
-        offset, held = on_device
-        return PrefixMatch(offset, query[offset:], kept(offset, items), held)
+        return self._asker.match(query, items, agent, deadline)
 
     def turn_ended(self, agent: str, *, tool_call: bool = False) -> None:
         """Reports the end of an agent's turn. Does not wait; without a daemon, does nothing.
@@ -226,77 +198,24 @@ class PrefixCache:
 
     # ---- making room
 
-    def evict_caches(self) -> int:
-        """Waits until the sequences above `n_on_device` are offloaded to the host, the oldest first.
-
-        Each put starts such an offload in the background. A sequence stays if a match holds it, or if the host refuses
-        it.
-
-        Returns:
-            How many were offloaded for that since the last call.
-        """
-        return self._on_device.evict(self._client.timeout_s) if self._on_device is not None else 0
-
     def evict_all(self) -> int:
         """Evicts all sequences of the namespace, of all generations and from all clients. Leases stay valid.
 
-        Also drops the sequences that this object has on the device, and the states that it stored by `put_snapshot`.
         What a remote store has stays there, and is found again: see `Client.invalidate`.
 
         Returns:
-            How many sequences on the device, blocks and snapshots there were.
+            How many blocks and snapshots there were.
 
         Raises:
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        on_device = self._on_device.evict_all() if self._on_device is not None else 0
         link = self._client.link
         link.start()
         timeout_s = self._client.timeout_s
         link.attachment.wait_renewed(timeout_s)
         asked = link.ask(lambda number: messages.EvictPrefixes(number, self._namespace.tag), timeout_s)
         count: int = link.answers.wait(asked, timeout_s).count
-        return on_device + self._paged.clear() + count
-
-    # ---- engines that page their cache
-
-    def put_snapshot(
-        self,
-        chain: Sequence[bytes],
-        state: Any,
-        *,
-        agent: str = "",
-        cost_ms: float = 0.0,
-        ttl_s: float | None = None,
-        wait: bool = False,
-        timeout_s: float | None = None,
-    ) -> Put:
-        """Stores a recurrent state, by the hashes of all blocks before it.
-
-        Keeps at most max(n_on_device, 1) · 8 of this object's snapshots. Beyond that the least recently used one is
-        evicted.
-
-        Args:
-            chain: the engine's own hashes of all blocks before the position, 1 to 1,024 of them, each of 1 to 64 bytes.
-            state: a payload as `Client.put` takes it, or one on the device, which is copied before this returns.
-
-        Raises:
-            BadPrefix: `chain` is invalid; the message names the item.
-            UnsupportedLeaf, UsageError, TimedOut: as for `Client.put`.
-        """
-        if not self.enabled:
-            put = Put(self._paged.key(chain))
-            put.settle("refused", Refusal(_OFF))
-            return put
-        return self._paged.put(chain, state, agent=agent, cost_ms=cost_ms, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s)
-
-    def snapshot(self, chain: Sequence[bytes]) -> Lease | None:
-        """Returns a lease on the state after exactly this chain of blocks, from any client, or None on a miss.
-
-        Raises:
-            BadPrefix: `chain` is invalid; the message names the item.
-        """
-        return self._paged.get(chain) if self.enabled else None
+        return count
 
     # ---- internal
 
@@ -330,21 +249,6 @@ class PrefixCache:
         most = self._client.link.limits.prefix_tokens_max
         if count > most:
             raise LimitReached(f"{count} tokens exceed prefix_tokens_max ({most}); raise it at the daemon")
-
-    def _kept(self, sequence: PrefixSequence, deadline: float, *, wait: bool) -> PrefixPut:
-        """Puts a sequence on the device if its arrays lie there, else into the host tier."""
-        if self._on_device is not None and self._on_device.holds(sequence.layers):
-            return self._on_device.put(sequence)
-        return self.store(sequence, deadline, wait=wait)
-
-    def store(self, sequence: PrefixSequence, deadline: float | None = None, *, wait: bool = False) -> PrefixPut:
-        """Puts a sequence with arrays in host memory into the host tier. For the library."""
-        deadline = self._deadline(None) if deadline is None else deadline
-        self._client.link.start()
-        chain = sequence.chain(self._namespace, self._block_tokens)
-        result = store(self._client, sequence, chain, deadline, wait=wait)
-        self._other_hosts.tell(sequence.layers, sequence.cost_ms / len(chain), deadline)
-        return result
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)

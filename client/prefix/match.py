@@ -8,7 +8,7 @@ Invariants: every view of a match keeps its pins. Views are given only after the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,30 +18,6 @@ from ...shm.payloads.tensors import needed_torch
 from ..gpu.interface import mapped
 from ..reading.lease import Batch, Lease
 from .layers import check_layer, cut, is_array
-
-
-class Held(Protocol):
-    """The source of a match's arrays: blocks in the ring, or a sequence on a device."""
-
-    @property
-    def layers(self) -> list[list[Any]]:
-        """For each layer a list of trees, from the sequence's start on. The list is empty for a layer without arrays in
-        blocks.
-        """
-        ...
-
-    @property
-    def snapshot(self) -> list[Any] | None:
-        """For each layer its state, or None for a layer that needs none. None if there is no snapshot."""
-        ...
-
-    def torch(self, layer: int) -> Any:
-        """A layer's arrays joined into new tensors, or a copy of its state."""
-        ...
-
-    def joined(self, layer: int) -> Any:
-        """A layer's arrays joined into new numpy arrays, or a copy of its state."""
-        ...
 
 
 class PrefixMatch:
@@ -63,11 +39,11 @@ class PrefixMatch:
 
     __slots__ = ("_held", "keep", "offset", "remaining")
 
-    def __init__(self, offset: int, remaining: Tokens, keep: dict[Modality, int], held: Held) -> None:
+    def __init__(self, offset: int, remaining: Tokens, keep: dict[Modality, int], held: HeldBlocks) -> None:
         self.offset = offset
         self.remaining = remaining
         self.keep = keep
-        self._held: Held | None = held
+        self._held: HeldBlocks | None = held
 
     @property
     def layers(self) -> list[list[Any]]:
@@ -125,7 +101,7 @@ class PrefixMatch:
     def __repr__(self) -> str:
         return f"PrefixMatch({self.offset} tokens, {len(self.remaining)} remaining)"
 
-    def _pinned(self) -> Held:
+    def _pinned(self) -> HeldBlocks:
         if self._held is None:
             raise ValueError("this match was released; take the views you need before the with block ends")
         return self._held

@@ -38,12 +38,10 @@ if TYPE_CHECKING:
 class Place(IntEnum):
     """The place of a kind of object among the handlers in the child."""
 
-    PAGED_SNAPSHOTS = 1
-    DEVICE_SEQUENCES = 2
-    VISUAL_CACHES = 3
-    HELD_LEASES = 4
-    LENDERS = 5
-    PROCESSOR_CACHES = 6
+    VISUAL_CACHES = 1
+    HELD_LEASES = 2
+    LENDERS = 3
+    PROCESSOR_CACHES = 4
 
 
 class Follower(Protocol):

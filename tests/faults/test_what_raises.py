@@ -111,14 +111,10 @@ NEVER: dict[type[Any], dict[str, Call]] = {
     },
     tensord.PrefixCache: {
         "block_tokens": lambda c: c.block_tokens,
-        "evict_caches": lambda c: c.evict_caches(),
         "finished": lambda c: c.finished("planner"),
         "match": lambda c: c.match(TOKENS),
         "namespace": lambda c: c.namespace,
         "put": lambda c: c.put(TOKENS, LAYERS, wait=True),
-        "put_snapshot": lambda c: c.put_snapshot([b"block"], payload(1), wait=True),
-        "snapshot": lambda c: c.snapshot([b"block"]),
-        "store": lambda c: c.store(c._sequence(TOKENS, LAYERS, (), {}, "", 0.0, None)),
         "turn_ended": lambda c: c.turn_ended("planner"),
     },
     tensord.ProcessorCache: {

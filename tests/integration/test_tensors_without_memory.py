@@ -53,7 +53,6 @@ CALLS: dict[str, Callable[[tensord.Client, Any], object]] = {
     "AsyncClient.get_or_compute": lambda client, leaf: asyncio.run(_get_or_compute(client, leaf)),
     "PrefixCache.put": lambda client, leaf: prefixes(client).put(TOKENS, [tensord.NormalLayer(leaf, axis=0)]),
     "state of PrefixCache.put": lambda client, leaf: prefixes(client).put(TOKENS, [tensord.RecurrentLayer(leaf)]),
-    "PrefixCache.put_snapshot": lambda client, leaf: prefixes(client).put_snapshot([b"block"], leaf),
     "VisualCache.store": lambda client, leaf: tensord.VisualCache(client, NAMESPACE).store("image", b"picture", leaf),
 }
 
