@@ -137,11 +137,8 @@ NEVER: dict[type[Any], dict[str, Call]] = {
     },
     tensord.VisualCache: {
         "after_fork_in_child": lambda c: c.after_fork_in_child(),
-        "check_invariants": lambda c: c.check_invariants(),
         "key": lambda c: c.key("image", b"picture"),
         "lookup": lambda c: c.lookup("image", b"picture"),
-        "own_bytes": lambda c: c.own_bytes,
-        "queueing_floor": lambda c: c.queueing_floor,
         "statistics": lambda c: c.statistics(),
         "store": lambda c: c.store("image", b"picture", payload(1)).wait(30.0),
     },
@@ -161,14 +158,14 @@ NEVER: dict[type[Any], dict[str, Call]] = {
         "used_tokens": lambda c: c.used_tokens,
     },
 }
-# They ask on the status socket, which a closed client may do as well.
-OF_STATUS = {"status", "follow_floor"}
+# It asks on the status socket, which a closed client may do as well.
+OF_STATUS = {"status"}
 RAISES: dict[type[Any], dict[str, Call]] = {
     tensord.Client: CLIENT_RAISES,
     tensord.DeviceCache: {"reserve": lambda c: c.reserve(1024)},
     tensord.PrefixCache: {"evict_all": lambda c: c.evict_all()},
     tensord.ProcessorCache: {"clear": lambda c: c.clear()},
-    tensord.VisualCache: {"clear": lambda c: c.clear(), "follow_floor": lambda c: c.follow_floor(DEVICE)},
+    tensord.VisualCache: {"clear": lambda c: c.clear()},
     tensord.EncoderCacheManager: {},
 }
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ....errors import (
-    BelowFloor,
     LimitReached,
     ObjectTooLarge,
     StoreFull,
@@ -37,7 +36,6 @@ _REFUSALS: Final[tuple[tuple[type[TensordError], str], ...]] = (
     (ObjectTooLarge, "too_large"),
     (UnderPressure, "pressure"),
     (StoreFull, "full"),
-    (BelowFloor, "full"),
     (LimitReached, "full"),
     (UnsupportedLeaf, "unsupported"),
     (TimedOut, "late"),

@@ -1,13 +1,11 @@
-"""VisualCache: pictures and recordings by content, budgets with a floor, and what is counted."""
+"""VisualCache: pictures and recordings by content, and what is counted."""
 
 from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,9 @@ import torch
 import tensord
 from tensord.client.caches.measures import array_bytes
 from tensord.client.caches.visual import VisualCache
-from tensord.errors import BelowFloor, ObjectTooLarge, UnsupportedLeaf, UsageError
+from tensord.errors import UnsupportedLeaf, UsageError
 
-from ...daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, until
+from ...daemon_process import COUNTING_OFTEN, Daemon
 
 _numbers = count()
 IMAGE = b"\x89PNG picture"
@@ -83,7 +81,6 @@ def test_an_entry_of_a_picture_comes_back_with_all_its_fields(
     with pytest.raises(ValueError, match="released"):
         _ = found.embedding
     np.testing.assert_array_equal(kept, EMBEDDING)
-    cache.check_invariants()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +108,6 @@ def test_sizes_are_right_for_any_shape_dtype_and_nesting(
     assert array_bytes(tree) == size_bytes
     cache = VisualCache(client, namespace)
     stored(cache, IMAGE, tree)
-    assert cache.own_bytes == size_bytes
     assert cache.lookup("image", IMAGE).bytes_saved == size_bytes
 
 
@@ -136,7 +132,6 @@ def test_statistics_have_these_names_and_clear_sets_them_to_0(
     assert cache.clear() == 2
     assert list(cache.statistics().values()) == [0, 0, 0.0, 0, 0, 0]
     assert hits(cache, IMAGE, b"unseen") == [False, False]
-    assert cache.own_bytes == 0
 
 
 def test_a_recommendation_goes_by_the_stored_resolution_where_none_is_given(
@@ -153,144 +148,23 @@ def test_a_recommendation_goes_by_the_stored_resolution_where_none_is_given(
     assert deep.recommendation is not None and deep.recommendation.use_dp
 
 
-def test_beyond_the_entry_budget_the_least_recently_used_goes(
-    client: tensord.Client, namespace: tensord.Namespace
-) -> None:
-    cache = VisualCache(client, namespace, entries_max=3)
-    for name in (b"a", b"b", b"c"):
-        stored(cache, name)
-    # Used, and let go by everybody that anyone counts.
-    cache.lookup("image", b"a").release()
-    until(lambda: not holders(cache, b"a"), "nobody holds a")
-    assert stored(cache, b"d").state == "stored"
-    until(lambda: hits(cache, b"a", b"b", b"c", b"d") == [True, False, True, True], "b went")
-    cache.check_invariants()
-
-
-def holders(cache: VisualCache, raw: bytes) -> int:
-    reuse = cache._cache.reuse(cache.key("image", raw))
-    return 0 if reuse is None else reuse.holders
-
-
-def test_beyond_the_byte_budget_as_many_go_as_must(client: tensord.Client, namespace: tensord.Namespace) -> None:
-    cache = VisualCache(client, namespace, bytes_max=1000)
-    for name in (b"a", b"b", b"c"):
-        stored(cache, name)
-    large = np.zeros(600, np.uint8)
-    assert stored(cache, b"d", large).state == "stored"
-    until(lambda: hits(cache, b"a", b"b", b"c", b"d") == [False, False, True, True], "a and b went")
-    assert cache.own_bytes == 856
-    refused = stored(cache, b"e", np.zeros(1001, np.uint8))
-    assert refused.state == "refused" and isinstance(refused.error, ObjectTooLarge)
-    assert "bytes_max is 1000" in str(refused.error)
-    assert hits(cache, b"c", b"d") == [True, True]
-    cache.check_invariants()
-
-
-def with_places(client: tensord.Client, puts: int) -> None:
-    """Puts an entry as large as many embeddings, so that the client has a place for so many puts."""
-    client.put(os.urandom(32), np.zeros(1024 * puts, np.uint8), wait=True)
-    writer = client.link.puts.writer
-    assert writer is not None
-    until(lambda: writer.arena.left_bytes >= 1024 * puts, "the next place")
-
-
-def test_an_entry_evicted_while_its_put_is_in_flight_goes_once_it_is_stored(
-    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
-) -> None:
-    cache = VisualCache(client, namespace, entries_max=4)
-    names = [f"picture {number}".encode() for number in range(40)]
-    with_places(client, 40)
-    daemon.pause()
-    try:
-        puts = [cache.store("image", name, EMBEDDING) for name in names]
-    finally:
-        daemon.resume()
-    assert [put.wait(PATIENCE_S).state for put in puts] == ["stored"] * len(puts)
-    cache.check_invariants()
-    assert cache.statistics()["visual_cache_entries"] == 4
-    until(lambda: sum(hits(cache, *names)) <= 4, "no more are there than may be")
-    assert hits(cache, *names[-4:]) == [True] * 4
-    cache.check_invariants()
-
-
-def test_a_held_entry_leaves_last_and_stays_right_for_its_holder(
-    client: tensord.Client, namespace: tensord.Namespace
-) -> None:
-    cache = VisualCache(client, namespace, entries_max=2)
-    stored(cache, b"a")
-    stored(cache, b"b")
-    lease = client.get(cache.key("image", b"a"))
-    assert lease is not None
-    until(lambda: holders(cache, b"a") == 1, "a is held")
-    stored(cache, b"c")
-    until(lambda: hits(cache, b"a", b"b", b"c") == [True, False, True], "b went, though a is older")
-
-    alone = VisualCache(client, namespace_of(next(_numbers)), entries_max=1)
-    stored(alone, b"a")
-    held = alone.lookup("image", b"a")
-    until(lambda: holders(alone, b"a") == 1, "it is held")
-    assert stored(alone, b"b").state == "stored"
-    until(lambda: hits(alone, b"a", b"b") == [False, True], "it went nevertheless")
-    np.testing.assert_array_equal(held.embedding, EMBEDDING)
-
-
-def test_below_the_floor_nothing_goes_and_a_store_that_needs_it_is_refused_with_the_reason(
-    client: tensord.Client, namespace: tensord.Namespace
-) -> None:
-    cache = VisualCache(client, namespace, entries_max=3, bytes_max=3 * 256, queueing_floor=2)
-    for name in (b"a", b"b", b"c"):
-        stored(cache, name)
-    assert stored(cache, b"d").state == "stored"
-    until(lambda: hits(cache, b"a", b"b", b"c", b"d") == [False, True, True, True], "one above the floor went")
-
-    refused = stored(cache, b"e", np.zeros(512, np.uint8))
-    assert refused.state == "refused" and isinstance(refused.error, BelowFloor)
-    assert "would evict 2 entries" in str(refused.error) and "floor keeps 2" in str(refused.error)
-    assert hits(cache, b"b", b"c", b"d", b"e") == [True, True, True, False]
-
-    cache.queueing_floor = 3
-    assert isinstance(stored(cache, b"e").error, BelowFloor)
-    # What went of itself leaves room, wherever it stood.
-    client.evict(cache.key("image", b"d"))
-    assert stored(cache, b"e").state == "stored"
-    cache.queueing_floor = 0
-    assert stored(cache, b"f", np.zeros(768, np.uint8)).state == "stored"
-    cache.check_invariants()
-
-
-def test_the_floor_follows_what_the_daemon_reckons_from_requests(
-    client: tensord.Client, namespace: tensord.Namespace
-) -> None:
-    cache = VisualCache(client, namespace, queueing_floor=7)
-    device = f"visual-{next(_numbers)}"
-    assert cache.follow_floor(device) == 0 == cache.queueing_floor
-    client.request_arrived(device, 1000)
-    client.request_completed(device, 3.0, 2)
-    floor = until(lambda: cache.follow_floor(device), "the daemon has heard of the requests")
-    published = next(row for row in client.status()["governor"]["devices"] if row["device"] == device)
-    assert cache.queueing_floor == floor > 0 and published["floor_blocks"] <= floor
-
-
-def test_an_entry_of_another_client_is_a_hit_outside_our_budget(
+def test_an_entry_of_another_client_is_a_hit_and_not_counted_as_our_own(
     daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     stored(VisualCache(daemon.client(), namespace), IMAGE)
-    cache = VisualCache(client, namespace, entries_max=1)
+    cache = VisualCache(client, namespace)
     assert cache.lookup("image", IMAGE).hit
     assert stored(cache, IMAGE).state == "existed"
     assert cache.statistics()["visual_cache_entries"] == 0
     stored(cache, b"a")
-    assert stored(cache, IMAGE).state == "existed"
-    # Nothing went for what was there.
-    assert cache.statistics()["visual_cache_entries"] == 1
     stored(cache, b"b")
-    until(lambda: hits(cache, b"a", b"b", IMAGE) == [False, True, True], "only ours went")
+    client.evict(cache.key("image", b"b"))
+    assert cache.statistics()["visual_cache_entries"] == 1
 
 
 def test_without_a_daemon_lookups_miss_and_stores_are_lost(tmp_path: Path, namespace: tensord.Namespace) -> None:
     with tensord.Client(tmp_path / "none.sock", timeout_s=0.2) as nobody:
-        cache = VisualCache(nobody, namespace, entries_max=1)
+        cache = VisualCache(nobody, namespace)
         for _ in range(3):
             assert not cache.lookup("image", IMAGE).hit
             assert cache.store("image", IMAGE, EMBEDDING).state == "lost"
@@ -320,9 +194,6 @@ def test_nonsense_is_an_error_that_names_it(client: tensord.Client, namespace: t
         (lambda: cache.lookup("image", IMAGE, resolution=(1, math.inf)), "resolution is inf"),  # type: ignore[arg-type]
         (lambda: cache.store("image", IMAGE, EMBEDDING, resolution=-1), "resolution is -1"),
         (lambda: cache.store("image", IMAGE, EMBEDDING, encoder="x" * 257), "encoder is"),
-        (lambda: VisualCache(client, namespace, entries_max=0), "entries_max is 0"),
-        (lambda: VisualCache(client, namespace, bytes_max=-5), "bytes_max is -5"),
-        (lambda: VisualCache(client, namespace, queueing_floor=-1), "queueing_floor is -1"),
         (lambda: VisualCache(client, namespace, encoder_depth=0), "encoder_depth is 0"),
     ]
     for call, named in wrong:
@@ -331,52 +202,14 @@ def test_nonsense_is_an_error_that_names_it(client: tensord.Client, namespace: t
         assert named in str(caught.value)
 
 
-class Slow(tensord.Client):
-    """A client whose puts are held up until `leave`; `looks` counts the questions whether something is there."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.inside, self.leave = threading.Event(), threading.Event()
-        self.looks = 0
-        super().__init__(daemon.socket)
-
-    def contains(self, key: bytes) -> bool:
-        self.looks += 1
-        return super().contains(key)
-
-    def put(self, *args: Any, **options: Any) -> tensord.Put:
-        self.inside.set()
-        assert self.leave.wait(PATIENCE_S)
-        return super().put(*args, **options)
-
-
-def test_threads_that_store_one_picture_at_once_all_get_the_outcome(
-    daemon: Daemon, namespace: tensord.Namespace
-) -> None:
-    large = np.ones(4 * MIB, np.uint8)
-    with Slow(daemon) as slow, ThreadPoolExecutor(2) as threads:
-        cache = VisualCache(slow, namespace)
-        first = threads.submit(cache.store, "image", IMAGE, large)
-        assert slow.inside.wait(PATIENCE_S)
-        second = threads.submit(cache.store, "image", IMAGE, large)
-        until(lambda: slow.looks == 2, "the second thread to have begun")
-        slow.leave.set()
-        puts = [storing.result(PATIENCE_S).wait(PATIENCE_S) for storing in (first, second)]
-        assert [put.state for put in puts].count("stored") >= 1
-        assert cache.own_bytes == large.nbytes
-        assert cache.statistics()["visual_cache_entries"] == 1
-        cache.check_invariants()
-
-
-def test_an_unstorable_value_is_an_error_and_takes_no_room(
-    client: tensord.Client, namespace: tensord.Namespace
-) -> None:
+def test_an_unstorable_value_is_an_error(client: tensord.Client, namespace: tensord.Namespace) -> None:
     cache = VisualCache(client, namespace)
     endless: list[Any] = [EMBEDDING]
     endless.append(endless)
     for tree in (object(), {"a": {1, 2}}, endless, torch.eye(3).to_sparse()):
         with pytest.raises(UnsupportedLeaf):
             cache.store("image", IMAGE, tree)
-    assert cache.own_bytes == 0 == cache.statistics()["visual_cache_entries"]
+    assert cache.statistics()["visual_cache_entries"] == 0
 
 
 def test_a_forks_child_begins_with_nothing_of_its_own(client: tensord.Client, namespace: tensord.Namespace) -> None:
@@ -386,7 +219,7 @@ def test_a_forks_child_begins_with_nothing_of_its_own(client: tensord.Client, na
     child = os.fork()
     if child == 0:
         # Would hang on the lock that a thread of the parent holds.
-        os._exit(0 if cache.statistics()["visual_cache_entries"] == 0 and cache.own_bytes == 0 else 1)
+        os._exit(0 if cache.statistics()["visual_cache_entries"] == 0 else 1)
     cache._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert cache.statistics()["visual_cache_entries"] == 1
