@@ -1,7 +1,6 @@
 """Names the modules of an encoder beyond their weights: classes, and attributes such as `layer_norm.eps`.
 
-Owns: the list of attributes that are left out of a name, with reasons; the comparison of all attributes of a module
-within one process. Does not own: the weights (modules.py).
+Owns: the list of attributes that are left out of a name, with reasons. Does not own: the weights (modules.py).
 
 Invariants: an attribute that is neither listed in UNSAID nor of a type with a text form makes the module unnameable,
 and calls of the encoder bypass the cache.
@@ -15,9 +14,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import numpy as np
 import torch
-import torch.nn.modules.module as _everywhere
 
 from ...errors import UnsupportedLeaf
 from .origin import is_named
@@ -79,9 +76,6 @@ UNSAID: Final[Mapping[str, str]] = {
     "_tensord": "an attribute of this cache",
 }
 """Attribute → the reason for leaving it out of a key."""
-_WALKED: Final = frozenset({"_parameters", "_buffers", "_modules"})
-DEPTH_MAX: Final = 6
-"""Depth to which attributes of attributes are examined."""
 
 
 def attributes_digest(modules: Iterable[Any]) -> str:
@@ -99,73 +93,6 @@ def attributes_digest(modules: Iterable[Any]) -> str:
             if name not in UNSAID:
                 found += (name, value if type(value) in _PLAIN else _text_form(name, value))
     return hashlib.sha256(repr(found).encode()).hexdigest()
-
-
-def attributes_now(model: Any, kept: list[Any], tensors: list[torch.Tensor]) -> str:
-    """SHA-256, as hex text, over the present state of a model's modules except parameters and buffers: names, classes,
-    the classes' methods, hooks (global hooks too), and every attribute. Comparable within one process only.
-
-    A value without a text form is represented by its address, together with its attributes. Objects without `__dict__`,
-    and objects at depth DEPTH_MAX, are represented by the address alone. Code outside the model that its methods call
-    is not covered.
-
-    Args:
-        kept: receives all objects represented by address. Keep it until the comparison, so that no other object can get
-            one of the addresses.
-        tensors: receives the tensors among the attributes; their values are not covered here.
-    """
-    digest = hashlib.sha256()
-    now = _Snapshot(kept, tensors)
-    kinds: dict[type, None] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        kinds.update(dict.fromkeys(type(module).__mro__))
-        now.expanded.add(id(module))
-        inside = {name: value for name, value in vars(module).items() if name not in _WALKED}
-        digest.update(repr((path, now.identity(type(module)), now.form(inside, 0))).encode())
-    for kind in kinds:
-        digest.update(repr([(name, now.identity(value)) for name, value in vars(kind).items()]).encode())
-    hooks = {name: value for name, value in vars(_everywhere).items() if name.startswith("_global_")}
-    digest.update(repr(now.form(hooks, 0)).encode())
-    return digest.hexdigest()
-
-
-class _Snapshot:
-    """Converts values to comparable ones that are equal only if nothing has changed, within one process."""
-
-    def __init__(self, kept: list[Any], tensors: list[torch.Tensor]) -> None:
-        self.expanded: set[int] = set()
-        self._kept = kept
-        self._tensors = tensors
-
-    def identity(self, value: Any) -> int:
-        self._kept.append(value)
-        return id(value)
-
-    def form(self, value: Any, depth: int) -> Any:
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if isinstance(value, torch.Tensor):
-            self._tensors.append(value)
-            operations = -1 if value.is_inference() else value._version
-            return "tensor", str(value.dtype), tuple(value.shape), value.data_ptr(), operations
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return "array", value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
-        if depth < DEPTH_MAX:
-            if isinstance(value, Mapping):
-                return [(self.form(key, depth + 1), self.form(each, depth + 1)) for key, each in value.items()]
-            if isinstance(value, list | tuple):
-                return [self.form(each, depth + 1) for each in value]
-            if isinstance(value, set | frozenset):
-                return sorted(repr(self.form(each, depth + 1)) for each in value)
-            if isinstance(value, types.FunctionType):
-                return self.identity(value), self.identity(value.__code__)
-            if not isinstance(value, type | types.ModuleType) and id(value) not in self.expanded:
-                inside = getattr(value, "__dict__", None)
-                if type(inside) is dict:
-                    self.expanded.add(id(value))
-                    return self.identity(value), self.identity(kind), self.form(inside, depth + 1)
-        return self.identity(value)
 
 
 def _text_form(name: str, value: Any) -> Any:

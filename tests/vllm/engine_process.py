@@ -163,17 +163,15 @@ class EngineProcess:
         self._scheduler.ec_connector._scheduler._pace.row_s = None
 
     def do_apply_model(self, factor: float, around: bool = False) -> None:
-        """Multiplies the encoder's parameters by `factor`, unless that is 1, and reads all. `around`: without vLLM."""
+        """Multiplies the encoder's parameters by `factor`. `around`: without vLLM."""
 
-        def look(model: Any) -> float:
-            if factor != 1:
-                for name, parameter in model.named_parameters():
-                    if "language_model" not in name:
-                        parameter.data.mul_(factor)
-            return sum(float(parameter.detach().sum()) for parameter in model.parameters())
+        def change(model: Any) -> None:
+            for name, parameter in model.named_parameters():
+                if "language_model" not in name:
+                    parameter.data.mul_(factor)
 
         core = self._llm.llm_engine.engine_core.engine_core
-        look(core.model_executor.driver_worker.get_model()) if around else self._llm.apply_model(look)
+        change(core.model_executor.driver_worker.get_model()) if around else self._llm.apply_model(change)
 
     def do_engine(self, method: str, **arguments: Any) -> Any:
         """Calls a method of vLLM's engine. Gives its result if that is a truth value."""

@@ -64,14 +64,14 @@ def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_
     with start_engine(model, socket=stand.daemon.socket, ec_manager_config=MANAGER) as one:
         one.wait_up()
         stand.attached(one)
-        # Read, doubled and halved: the weights are what they were at last.
-        for factor, encodes in ((1, 0), (2, 1), (0.5, 1)):
+        # Doubled and halved: the weights are what they were at last.
+        for factor in (2, 0.5):
             picture = fresh()
             right, _ = stand.encode(stand.first, picture)
             one.ask("apply_model", factor=factor)
             with encoding(one) as by_one:
                 assert (one.generate(picture) == right) == (factor != 2)
-                assert by_one() == encodes
+                assert by_one() == 1
             stand.quiet()
         assert one.log.count("it shares encoder outputs with no other engine") == 1
         assert "To share again, restart it from files" in one.log

@@ -1,15 +1,14 @@
 """Detects changes of an engine's weights, and tells who listens in this process.
 
-Owns: the hooks, the comparison of a model before and after a call, the listeners, and whether a reset in progress comes
-with the weights as they were. Does not own: the reaction to a change.
+Owns: the hooks, the comparison of the weights at resets, the listeners, and whether a reset in progress comes with the
+weights as they were. Does not own: the reaction to a change.
 
 vLLM 0.32 leaves it to the caller to reset the encoder cache after an update of the weights (update_weights and its
 session, reload_weights, reset_weights, an extension's own method). All of these reach the workers through the engine
 core's `collective_rpc`, in the scheduler's process and between two steps. That method is hooked.
 
-A call that vLLM documents as changing weights counts as a change, also if it failed. A call of vLLM's that leaves
-weights alone does not. Around any other call (`apply_model`, an extension's method, a function) the model is compared:
-its weights, and its modules' classes, hooks and attributes (identity.attributes).
+A call of vLLM's that leaves weights alone is no change. Any other call (an update of weights, `apply_model`, an
+extension's method, a function) counts as a change, also if it failed.
 
 A reset of caches, a sleep and a wake-up change no weights by themselves, but a caller that changed them around vLLM's
 methods resets the caches afterwards. There the weights are compared with those at the last comparison, the first of
@@ -32,7 +31,6 @@ from weakref import WeakMethod
 
 import torch
 
-from ...identity.attributes import attributes_now
 from . import adapters
 from .hooks import hook
 
@@ -44,26 +42,6 @@ _log = logging.getLogger("tensord")
 _within = threading.local()
 _listeners: list[WeakMethod[Listener]] = []
 
-# Methods of vLLM's workers that change the weights or free their memory.
-CHANGES_WEIGHTS: Final = frozenset(
-    {
-        "checkpoint_prepare",
-        "checkpoint_restore",
-        "discard",
-        "elastic_ep_execute",
-        "finish_weight_update",
-        "initialize_from_config",
-        "load_model",
-        "reload_weights",
-        "reset_weights",
-        "sleep",
-        "start_draft_weight_update",
-        "start_weight_update",
-        "update_config",
-        "update_weights",
-        "wake_up",
-    }
-)
 # Methods of vLLM's workers that leave the weights alone.
 LEAVES_WEIGHTS: Final = frozenset(
     {
@@ -135,7 +113,7 @@ def _install() -> None:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    hook(EngineCore, "collective_rpc", _call_and_compare)
+    hook(EngineCore, "collective_rpc", _call_and_tell)
     hook(EngineCore, "set_weight_version", _set_version)
     # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
     for name in ("reset_encoder_cache", "_reset_caches"):
@@ -147,57 +125,26 @@ def _install() -> None:
         hook(Executor, name, _start_and_mark)
 
 
-def _call_and_compare(collective_rpc: Callable[..., Any], core: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
-    named = isinstance(method, str)
-    if named and method in LEAVES_WEIGHTS:
+def _call_and_tell(collective_rpc: Callable[..., Any], core: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(method, str) and method in LEAVES_WEIGHTS:
         return collective_rpc(core, method, *args, **kwargs)
-    before = None if named and method in CHANGES_WEIGHTS else _marks(collective_rpc, core, keep=True)
     try:
         return collective_rpc(core, method, *args, **kwargs)
     finally:
         # Also after an error: some workers may have changed their weights, or a part of them.
-        if before is None or _marks(collective_rpc, core, keep=False) != before:
-            tell_listeners()
+        tell_listeners()
         adapters.tell_engine(core)
 
 
-def _marks(collective_rpc: Callable[..., Any], core: Any, *, keep: bool) -> list[bytes] | None:
-    """`model_marks` of all workers; None if they are not available, for example while the engine sleeps."""
-    if getattr(core.model_executor, "is_sleeping", False):
-        return None
-    try:
-        marks: list[bytes] = collective_rpc(core, model_marks, None, (keep,))
-    except Exception:
-        _log.debug("tensord: the model could not be compared", exc_info=True)
-        return None
-    return marks
-
-
-def model_marks(worker: Any, keep: bool) -> bytes:
-    """A digest of the worker's model as it is now. Takes about 0.1 s for a thousand modules. Runs in the worker.
-
-    Args:
-        keep: whether to keep the objects that the digest identifies by address, until the next call. Tensors are not
-            kept.
+def weight_marks(worker: Any) -> bytes:
+    """A digest of the worker's weights as they are now. Runs in the worker.
 
     Returns:
-        SHA-256 over `attributes_now`, and over each parameter's and buffer's name, dtype, shape, address, count of
-        in-place operations, and SAMPLES of its values. Operations on `tensor.data` are not counted; only the samples
-        show them, so an operation that changes none of the samples is not detected. Weights that a layer keeps packed
-        in a form of its own, as linear layers on the CPU do, are not covered; operations on the parameters of such
-        layers have no effect.
+        SHA-256 over each parameter's and buffer's name, dtype, shape, address, count of in-place operations, and
+        SAMPLES of its values. Operations on `tensor.data` are not counted; only the samples show them, so an operation
+        that changes none of the samples is not detected. Weights that a layer keeps packed in a form of its own, as
+        linear layers on the CPU do, are not covered; operations on the parameters of such layers have no effect.
     """
-    kept: list[Any] = []
-    inside: list[torch.Tensor] = []
-    digest = hashlib.sha256(attributes_now(worker.get_model(), kept, inside).encode())
-    worker._tensord_kept = kept if keep else None
-    digest.update(_values(inside))
-    digest.update(weight_marks(worker))
-    return digest.digest()
-
-
-def weight_marks(worker: Any) -> bytes:
-    """A digest of the worker's weights as they are now: the part of `model_marks` about parameters and buffers."""
     digest = hashlib.sha256()
     model = worker.get_model()
     found: list[torch.Tensor] = []
