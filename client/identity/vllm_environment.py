@@ -1,8 +1,9 @@
-"""Environment variables that vLLM 0.32 and its models read, and that are left out of an engine's names, with reasons.
+"""Environment variables that vLLM 0.32 and its models read, as far as they are part of an engine's names.
 
-Owns: this table, and the variables' present values. Does not own: configuration fields (vllm_fields).
+Owns: the list of those that are left out, and the variables' present values. Does not own: configuration fields
+(vllm_fields).
 
-Invariants: a variable that vLLM knows is part of all names if it is set, unless it is in the table.
+Invariants: a variable that vLLM knows is part of all names if it is set, unless it is in the list.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .vllm_fields import EXPERTS, LANGUAGE, LeftOut, Side, each
+from .vllm_fields import Side, each
 
 BESIDE_VLLM: Final = frozenset(
     {
@@ -35,123 +36,43 @@ BESIDE_VLLM: Final = frozenset(
 )
 """Variables that models and libraries read by themselves, and that are part of names as those that vLLM knows."""
 
-_OPERATION: Final = "how the engine is run, observed, or ended"
-_KERNELS: Final = "chooses how the model's layers compute; a processor runs none of them"
-
-ENVIRONMENT: Final = LeftOut(
-    everywhere=each(
-        {
-            "where libraries are looked for, and changed by imports; versions of what computes are named": (
-                "LD_LIBRARY_PATH"
-            ),
-            "a path, or an address": (
-                "VLLM_CONFIG_ROOT VLLM_CACHE_ROOT VLLM_HOST_IP VLLM_PORT VLLM_RPC_BASE_PATH VLLM_LOOPBACK_IP "
-                "VLLM_ASSETS_CACHE VLLM_ASSETS_CACHE_MODEL_CLEAN S3_ACCESS_KEY_ID S3_SECRET_ACCESS_KEY "
-                "S3_ENDPOINT_URL VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME VLLM_GPU_NIC_PCIE_MAPPING "
-                "VLLM_NIC_SELECTION_VARS MODELSCOPE_API_TOKEN "
-                "AWS_ENDPOINT_URL RUNAI_STREAMER_S3_ENDPOINT"
-            ),
-            _OPERATION: (
-                "VLLM_GPU_SYNC_CHECK VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_PATTERN_MATCH_DEBUG VLLM_DEBUG_DUMP_PATH "
-                "VLLM_ENGINE_READY_TIMEOUT_S VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_USAGE_STATS_SERVER "
-                "VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE VLLM_CONFIGURE_LOGGING "
-                "VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_LEVEL VLLM_LOGGING_STREAM VLLM_LOGGING_PREFIX "
-                "VLLM_LOGGING_COLOR NO_COLOR FORCE_COLOR VLLM_LOG_STATS_INTERVAL VLLM_TRACE_FUNCTION VLLM_CPU_CI_ENV "
-                "VLLM_WORKER_MULTIPROC_METHOD VLLM_KEEP_ALIVE_ON_ENGINE_DEATH VLLM_ENABLE_V1_MULTIPROCESSING "
-                "VLLM_LOG_BATCHSIZE_INTERVAL VLLM_SERVER_DEV_MODE VLLM_ALLOW_INSECURE_SERIALIZATION "
-                "VLLM_MSGPACK_ZERO_COPY_THRESHOLD VLLM_MQ_MAX_CHUNK_BYTES_MB VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS "
-                "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS VLLM_PROCESS_NAME_PREFIX VLLM_ENABLE_STARTUP_PLAN "
-                "VLLM_CUSTOM_SCOPES_FOR_PROFILING VLLM_NVTX_SCOPES_FOR_PROFILING VLLM_GC_DEBUG VLLM_DEBUG_WORKSPACE "
-                "VLLM_LOG_MODEL_INSPECTION VLLM_DEBUG_MFU_METRICS VLLM_DISABLE_LOG_LOGO "
-                "VLLM_SKIP_MODEL_NAME_VALIDATION VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_USE_SPINLOOP_EXT "
-                "VLLM_TRITON_JIT_WARMUP_NUM_THREADS VLLM_DEEP_GEMM_WARMUP VLLM_ALLOW_LONG_MAX_MODEL_LEN "
-                "VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN VLLM_COMPUTE_NANS_IN_LOGITS VLLM_RAISE_ON_LOGIT_NANS "
-                "VLLM_FASTSAFETENSORS_QUEUE_SIZE"
-            ),
-            "for the server's requests and answers": (
-                "VLLM_API_KEY VLLM_DEBUG_LOG_API_SERVER_RESPONSE VLLM_HTTP_TIMEOUT_KEEP_ALIVE VLLM_MAX_N_SEQUENCES "
-                "VLLM_MAX_COMPLETION_PROMPTS VLLM_MAX_STOP_STRINGS VLLM_MAX_NUM_BAD_WORDS "
-                "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS VLLM_USE_RUST_FRONTEND VLLM_RUST_FRONTEND_PATH "
-                "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE VLLM_DISABLE_REQUEST_ID_RANDOMIZATION "
-                "VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS VLLM_ENFORCE_STRICT_TOOL_CALLING "
-                "VLLM_ENABLE_RESPONSES_API_STORE VLLM_ENABLE_COHERE_API VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT "
-                "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS VLLM_SYSTEM_START_DATE "
-                "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY"
-            ),
-            "whether media are fetched and accepted; accepted content is part of the key": (
-                "VLLM_IMAGE_FETCH_TIMEOUT VLLM_VIDEO_FETCH_TIMEOUT VLLM_AUDIO_FETCH_TIMEOUT VLLM_MEDIA_CACHE "
-                "VLLM_MEDIA_CACHE_MAX_SIZE_MB VLLM_MEDIA_CACHE_TTL_HOURS VLLM_MEDIA_FETCH_MAX_RETRIES "
-                "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB VLLM_MEDIA_URL_ALLOW_REDIRECTS VLLM_MEDIA_LOADING_THREAD_COUNT "
-                "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB VLLM_MAX_AUDIO_DECODE_DURATION_S VLLM_MAX_AUDIO_DECODE_BYTES "
-                "VLLM_MAX_EMBED_DECODE_BYTES VLLM_MAX_AUDIO_PREPROCESS_WORKERS VLLM_MAX_IMAGE_PIXELS"
-            ),
-            "which process runs what": (
-                "LOCAL_RANK CUDA_VISIBLE_DEVICES VLLM_PP_LAYER_PARTITION VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE "
-                "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM VLLM_USE_RAY_WRAPPED_PP_COMM VLLM_XPU_PP_MICROBATCH "
-                "VLLM_USE_RAY_V2_EXECUTOR_BACKEND VLLM_DISTRIBUTED_USE_SPLIT_GROUP VLLM_RAY_PER_WORKER_GPUS "
-                "VLLM_RAY_BUNDLE_INDICES VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE VLLM_DP_MASTER_IP "
-                "VLLM_DP_MASTER_PORT VLLM_RANDOMIZE_DP_DUMMY_INPUTS VLLM_RAY_DP_PACK_STRATEGY "
-                "VLLM_RAY_DP_PLACEMENT_NODE_IPS VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY "
-                "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY VLLM_TPU_USING_PATHWAYS VLLM_ELASTIC_EP_SCALE_UP_LAUNCH "
-                "VLLM_ELASTIC_EP_DRAIN_REQUESTS"
-            ),
-            "how KV caches and encoder outputs are transferred": (
-                "VLLM_NIXL_SIDE_CHANNEL_HOST VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_P2P_SIDE_CHANNEL_HOST "
-                "VLLM_P2P_SIDE_CHANNEL_PORT VLLM_P2P_MAX_PEERS VLLM_P2P_HANDSHAKE_TIMEOUT_S VLLM_P2P_IDLE_TIMEOUT_S "
-                "VLLM_EC_SIDE_CHANNEL_HOST VLLM_EC_SIDE_CHANNEL_PORT VLLM_MOONCAKE_CONNECTOR_TIMEOUT "
-                "VLLM_MOONCAKE_BOOTSTRAP_PORT VLLM_MOONCAKE_STORE_TIER_LOG VLLM_MOONCAKE_LOAD_RECV_THREADS "
-                "VLLM_MOONCAKE_DISK_STAGING_USABLE_RATIO MOONCAKE_PREFERRED_SEGMENT MOONCAKE_REQUESTER_LOCAL_HOSTNAME "
-                "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES "
-                "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS VLLM_USE_SIMPLE_KV_OFFLOAD"
-            ),
-            "applies to the language model's output": (
-                "VLLM_USE_FLASHINFER_SAMPLER VLLM_XPU_USE_SAMPLER_KERNEL VLLM_V1_USE_OUTLINES_CACHE "
-                "VLLM_XGRAMMAR_CACHE_MB VLLM_REGEX_COMPILATION_TIMEOUT_S"
-            ),
-            "where values lie, not what they are": (
-                "VLLM_CPU_KVCACHE_SPACE VLLM_ROCM_SLEEP_MEM_CHUNK_SIZE VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY "
-                "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_WSL2_ENABLE_PIN_MEMORY"
-            ),
-            "what it leads to is named by its content": (
-                "VLLM_MODEL_REDIRECT_PATH VLLM_USE_MODELSCOPE VLLM_LORA_RESOLVER_CACHE_DIR "
-                "VLLM_LORA_RESOLVER_HF_REPO_LIST VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-            ),
-        }
-    ),
-    but_kv=each(
-        {
-            LANGUAGE: (
-                "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE VLLM_GDN_DECODE_KERNEL "
-                "VLLM_ROCM_USE_AITER_MLA VLLM_ROCM_AITER_MLA_DCP_VERIFY VLLM_ROCM_AITER_MLA_ASM_PADDING "
-                "VLLM_ROCM_USE_AITER_TRITON_SPARSE_MLA VLLM_ROCM_MONO_DECODE VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT "
-                "VLLM_DCP_Q_REPLICATE VLLM_KIMI_K3_AUX_ATTN_RES_STREAM VLLM_KIMI_K3_GEMM_AR VLLM_KV_CACHE_LAYOUT "
-                "VLLM_SSM_CONV_STATE_LAYOUT VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE "
-                "VLLM_ROCM_FP8_MFMA_PAGE_ATTN VLLM_USE_DIRECT_DCP_A2A VLLM_USE_DIRECT_DCP_Q_GATHER "
-                "VLLM_USE_DIRECT_DCP_KV_GATHER"
-            ),
-            EXPERTS: (
-                "VLLM_ROCM_USE_AITER_MOE VLLM_ROCM_USE_AITER_MOE_SITUV2 VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 "
-                "VLLM_ROCM_AITER_MOE_DISPATCH_POLICY VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS "
-                "VLLM_ROCM_AITER_MEGA_MOE_FUSE_SHARED_EXPERTS VLLM_ROCM_MOE_PADDING VLLM_HUMMING_MOE_GEMM_TYPE "
-                "VLLM_DEEPEPLL_NVFP4_DISPATCH VLLM_MOE_USE_DEEP_GEMM VLLM_USE_FUSED_MOE_GROUPED_TOPK "
-                "VLLM_MOE_SKIP_PADDING VLLM_KIMI_K3_SHARD_SP_SHARED_EXPERT VLLM_B12X_MOE_FP4_FORCE_A16 "
-                "VLLM_USE_FLASHINFER_MOE_INT4 VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE "
-                "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE VLLM_MOE_ROUTING_SIMULATION_STRATEGY VLLM_DEEPEP_BUFFER_SIZE_MB "
-                "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL "
-                "VLLM_DEEPEP_V2_ALLOW_HYBRID_MODE VLLM_DEEPEP_V2_PREFER_OVERLAP "
-                "VLLM_DEEPEP_V2_ALLOW_MULTIPLE_REDUCTION VLLM_DBO_COMM_SMS VLLM_DISABLE_SHARED_EXPERTS_STREAM "
-                "VLLM_DISABLE_DSV4_MEGAMOE_SHARED_EXPERT_FUSION VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD"
-            ),
-        }
-    ),
-    but_processor=each({"the encoder is given no text": "VLLM_USE_FASTOKENS"}),
-    processor=each(
-        {
-            _KERNELS: "NVIDIA_TF32_OVERRIDE OMP_NUM_THREADS VLLM_BATCH_INVARIANT VLLM_CPU_OMP_THREADS_BIND "
-            "VLLM_CPU_NUM_OF_RESERVED_CPU"
-        }
-    ),
+LEFT_OUT: Final = each(
+    {
+        "where libraries are looked for; imports change it": "LD_LIBRARY_PATH",
+        "a path, an address, or a secret": (
+            "VLLM_CONFIG_ROOT VLLM_CACHE_ROOT VLLM_HOST_IP VLLM_PORT VLLM_RPC_BASE_PATH VLLM_LOOPBACK_IP "
+            "VLLM_ASSETS_CACHE VLLM_LORA_RESOLVER_CACHE_DIR VLLM_API_KEY S3_ACCESS_KEY_ID S3_SECRET_ACCESS_KEY "
+            "S3_ENDPOINT_URL AWS_ENDPOINT_URL RUNAI_STREAMER_S3_ENDPOINT MODELSCOPE_API_TOKEN "
+            "VLLM_NIXL_SIDE_CHANNEL_HOST VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_P2P_SIDE_CHANNEL_HOST "
+            "VLLM_P2P_SIDE_CHANNEL_PORT VLLM_EC_SIDE_CHANNEL_HOST VLLM_EC_SIDE_CHANNEL_PORT "
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+        ),
+        "how the engine is run, or observed": (
+            "VLLM_ENGINE_READY_TIMEOUT_S VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS VLLM_HTTP_TIMEOUT_KEEP_ALIVE "
+            "VLLM_USAGE_STATS_SERVER VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE VLLM_CONFIGURE_LOGGING "
+            "VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_LEVEL VLLM_LOGGING_STREAM VLLM_LOGGING_PREFIX VLLM_LOGGING_COLOR "
+            "NO_COLOR FORCE_COLOR VLLM_LOG_STATS_INTERVAL VLLM_DISABLE_LOG_LOGO VLLM_SERVER_DEV_MODE "
+            "VLLM_WORKER_MULTIPROC_METHOD VLLM_ENABLE_V1_MULTIPROCESSING VLLM_PROCESS_NAME_PREFIX "
+            "VLLM_DEBUG_LOG_API_SERVER_RESPONSE VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+        ),
+        "which process runs what": (
+            "LOCAL_RANK CUDA_VISIBLE_DEVICES VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE VLLM_DP_MASTER_IP "
+            "VLLM_DP_MASTER_PORT VLLM_RAY_PER_WORKER_GPUS VLLM_RAY_BUNDLE_INDICES"
+        ),
+        "where values lie, not what they are": "VLLM_CPU_KVCACHE_SPACE",
+    }
 )
+"""Variable → the reason. Only those that engines of one host often have differently."""
+PROCESSOR: Final = frozenset(
+    {
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_NUM_THREADS",
+        "VLLM_BATCH_INVARIANT",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU",
+        "VLLM_CPU_OMP_THREADS_BIND",
+    }
+)
+"""Variables that are not part of a processor's name: they choose how the model's layers compute."""
 
 CORES: Final = "VLLM_CPU_OMP_THREADS_BIND"
 """Cores of each rank, as "0-3|4,5". Their number may change the order of sums; their choice does not."""
@@ -159,7 +80,8 @@ CORES: Final = "VLLM_CPU_OMP_THREADS_BIND"
 
 def set_variables(side: Side, known_to_vllm: Iterable[str]) -> Mapping[str, str]:
     """The values of the variables in a side's name, if they are set."""
-    names = (BESIDE_VLLM | set(known_to_vllm)) - ENVIRONMENT.of(side)
+    names = (BESIDE_VLLM | set(known_to_vllm)) - LEFT_OUT.keys()
+    names = names - PROCESSOR if side == "processor" else names
     found = {name: os.environ[name] for name in sorted(names) if name in os.environ}
     if CORES in found:
         found[CORES] = _counted(found[CORES])

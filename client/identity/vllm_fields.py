@@ -48,7 +48,6 @@ def each(reasons: Mapping[str, str]) -> Reasons:
 
 
 EXPERTS: Final = "for the language model's experts"
-LANGUAGE: Final = "affects only the language model's layers"
 _MODEL_ALONE: Final = "settings of the running model; a processor is made from the model's configuration and its own"
 _IN_THE_KEY: Final = "affects the processor's output, which is the encoder's input; that content is part of the key"
 _CONTENT: Final = "a path; the files there are named by their content"

@@ -297,7 +297,6 @@ def test_a_tenant_and_a_name_for_the_weights_are_in_the_encoders_name(plain: Vll
         ("MKL_CBWR", "COMPATIBLE", (False, False)),
         ("NVIDIA_TF32_OVERRIDE", "0", (False, True)),
         ("VLLM_VIDEO_LOADER_BACKEND", "pyav", (False, False)),
-        ("VLLM_USE_FASTOKENS", "1", (True, False)),
         ("VLLM_PORT", "5555", (True, True)),
         ("VLLM_LOGGING_LEVEL", "DEBUG", (True, True)),
         ("VLLM_DP_RANK", "1", (True, True)),
