@@ -1,22 +1,25 @@
 """Names a model's weights by the content of its files.
 
-Owns: the choice of files, and how much of each file is read. Does not own: other causes of different outputs (engine).
+Owns: the choice of files. Does not own: other causes of different outputs (engine).
 
-Invariants: equal names mean equal encoder weights.
+Invariants: equal names mean equal weights.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Final
 
+from .digest import ALGORITHM, file_digest
 from .folders import WEIGHTS, encoder_files
 from .loading import changed_since
-from .remembered import REMEMBERED_BYTES_MIN, SUFFIX, remembered
-from .weight_files import FORM, weight_file_digest
+from .remembered import REMEMBERED_BYTES_MIN, remembered
+
+_FORM: Final = f"2 {ALGORITHM}"
+"""Version of the notes' digests. Change it whenever the same content gets another digest."""
 
 
 def weights_fingerprint(
@@ -26,13 +29,11 @@ def weights_fingerprint(
     *,
     seed: int = 0,
     download_folder: str | None = None,
-    whole: bool = False,
 ) -> str | None:
     """A name for a model's weights, equal in all processes that load the same weights; None if there is none.
 
     - For a folder, or a hub's snapshot in the local cache: a digest of its configuration, its code and, by file name,
-      its weight files. Of the weights it covers every byte that may belong to an encoder, and samples of each large
-      tensor of the language model (weight_files). Digests of large files are kept until the file changes (remembered).
+      every byte of its weight files. Digests of large files are kept until the file changes (remembered).
     - For a file: the same of this file.
     - For random weights (`load_format="dummy"`): the seed, and the versions of the packages that make the weights from
       it.
@@ -43,13 +44,12 @@ def weights_fingerprint(
         load_format: the engine's load format. Except for "dummy" it does not affect the name.
         seed: the seed of random weights.
         download_folder: the folder of the hub's files, if not the usual one.
-        whole: the name covers every byte of the language model too, as KV needs it. Encoder outputs do not.
 
     Raises:
         OSError: a file cannot be read.
     """
     if Path(model).is_file():
-        return files_digest([Path(model)], whole=whole)
+        return files_digest([Path(model)])
     folder = model_folder(model, revision, download_folder)
     if load_format == "dummy":
         config = files_digest(encoder_files(folder)[0], folder) if folder is not None else ""
@@ -57,7 +57,7 @@ def weights_fingerprint(
     if folder is None:
         return None
     settings, weights = encoder_files(folder)
-    return files_digest([*settings, *weights], folder, whole=whole) if weights else None
+    return files_digest([*settings, *weights], folder) if weights else None
 
 
 def weights_changed(model: str) -> Path | None:
@@ -90,13 +90,12 @@ def model_folder(model: str, revision: str | None = None, download_folder: str |
     return None
 
 
-def files_digest(paths: Iterable[Path], folder: Path | None = None, *, whole: bool = False) -> str:
-    """A digest of the files' contents and names, relative to `folder` if given. `whole`: of all bytes of weights."""
-    form, suffix = (f"{FORM} whole", f"{SUFFIX}-whole") if whole else (FORM, SUFFIX)
+def files_digest(paths: Iterable[Path], folder: Path | None = None) -> str:
+    """A digest of the files' contents and names, relative to `folder` if given."""
     digest = hashlib.sha256()
     for path in paths:
         if path.suffix in WEIGHTS or path.stat().st_size >= REMEMBERED_BYTES_MIN:
-            content = remembered(path, form, partial(weight_file_digest, whole=whole), suffix)
+            content = remembered(path, _FORM, file_digest)
         else:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(folder) if folder else path.name}\0{content}\0".encode())

@@ -33,7 +33,7 @@ SETTLED_S: Final = 2.0
 """A file written within the last SETTLED_S seconds gets no note: another write might leave its times unchanged."""
 _IN_MEMORY: Final = frozenset({b"tmpfs", b"ramfs", b"devtmpfs", b"hugetlbfs"})
 _NOTE_BYTES_MAX: Final = 4096
-SUFFIX: Final = ".tensord-digest"
+_SUFFIX: Final = ".tensord-digest"
 Looks = tuple[int, int, int, int, int]
 """(device, inode, size in bytes, mtime, ctime) of a file; times in nanoseconds."""
 
@@ -45,13 +45,12 @@ class _Note(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     check: bytes
 
 
-def remembered(path: Path, form: str, compute: Callable[[Path], str], suffix: str = SUFFIX) -> str:
+def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
     """`compute(path)`, or its result from a valid note.
 
     Args:
         form: identifies the computation. Notes of another form are ignored.
         compute: computes a digest of the file's content, as text of up to 1 KiB.
-        suffix: the end of the note's file name. Computations with different suffixes do not replace each other's notes.
 
     Raises:
         OSError: the file cannot be read, or was written meanwhile.
@@ -60,7 +59,7 @@ def remembered(path: Path, form: str, compute: Callable[[Path], str], suffix: st
     if before.st_size < REMEMBERED_BYTES_MIN or _is_in_memory(before.st_dev):
         return compute(path)
     looks = _looks(before)
-    places = list(_places(path, looks, suffix))
+    places = list(_places(path, looks))
     for place in places:
         digest = _read(place, looks, form, before.st_uid)
         if digest is not None:
@@ -92,11 +91,11 @@ def _looks(found: os.stat_result) -> Looks:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _places(path: Path, looks: Looks, suffix: str) -> Iterator[Path]:
-    yield path.with_name(f".{path.name}{suffix}")
+def _places(path: Path, looks: Looks) -> Iterator[Path]:
+    yield path.with_name(f".{path.name}{_SUFFIX}")
     with suppress(KeyError):
         folder = Path(os.environ.get("XDG_CACHE_HOME") or home_folder(os.environ) / ".cache")
-        yield folder / "tensord" / f"{looks[0]}-{looks[1]}{suffix}"
+        yield folder / "tensord" / f"{looks[0]}-{looks[1]}{_SUFFIX}"
 
 
 def _check(looks: Looks, form: str, digest: str) -> bytes:

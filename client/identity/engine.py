@@ -57,7 +57,7 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
 
 
 def kv_namespace(vllm_config: Any, layout: Any, *, revision: str = "", tenant: str = "") -> Namespace:
-    """The namespace of an engine's KV. Every byte of the language model's weights is part of it.
+    """The namespace of an engine's KV.
 
     Args:
         layout: what a stored block depends on beside the configuration: block sizes, groups, the number of ranks.
@@ -84,7 +84,6 @@ def _model_namespace(
         str(load.load_format),
         seed=model.seed or 0,
         download_folder=load.download_dir,
-        whole=side == "kv",
     )
     if weights is None or (not revision and str(load.load_format) in _READ_ELSEWHERE):
         raise Nameless(f"the weights of {model.model} are not in files on this host; set tensord.revision")

@@ -125,7 +125,7 @@ def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, An
         raise Nameless(f"the weights ({how}) are in no folder; set tensord.revision")
     loading_began_with_process(model)
     revision, folder = arguments.get("revision"), arguments.get("download_dir")
-    weights = weights_fingerprint(model, revision, download_folder=folder, whole=True)
+    weights = weights_fingerprint(model, revision, download_folder=folder)
     if weights is None:
         raise Nameless(f"the weights of {model} are not in files on this host; set tensord.model or tensord.revision")
     changed = weights_changed(model)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tensord.client.checkpoints import digest
 from tensord.client.checkpoints.fingerprint import weights_fingerprint
 
 from ...vllm.tiny_llava import write_tiny_llava
@@ -45,6 +46,17 @@ def test_a_single_file_is_named_by_its_content(tmp_path: Path) -> None:
     one.write_bytes(b"weights")
     other.write_bytes(b"other weights")
     assert weights_fingerprint(str(one)) not in (None, weights_fingerprint(str(other)))
+
+
+def test_every_byte_of_the_weights_is_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "_PIECE_BYTES", 100)
+    path = tmp_path / "model.safetensors"
+    content = bytearray(range(250))
+    names = set()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        names.add(weights_fingerprint(str(tmp_path)))
+    assert len(names) == len(content) and None not in names
 
 
 def test_a_folder_without_weights_has_no_name(tmp_path: Path) -> None:
