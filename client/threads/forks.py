@@ -39,9 +39,8 @@ class Place(IntEnum):
     """The place of a kind of object among the handlers in the child."""
 
     VISUAL_CACHES = 1
-    HELD_LEASES = 2
-    LENDERS = 3
-    PROCESSOR_CACHES = 4
+    LENDERS = 2
+    PROCESSOR_CACHES = 3
 
 
 class Follower(Protocol):

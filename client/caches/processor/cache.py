@@ -10,10 +10,10 @@ both.
     receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
 
 Owns: the outcome of each item. Does not own: the entries (the daemon's), their format (payload.py), which of
-them a sender may refer to (sender_entries.py) and for how long it holds them (holds.py), its puts (sender_puts.py).
-Invariants: neither side mirrors the state of the other. A sender refers only to entries that it holds pinned, long
-enough for the receiver to read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request;
-then the sender calls `invalidate` and sends trees.
+them a sender may refer to (sender_entries.py) and for how long it keeps them (book.py), its puts (sender_puts.py).
+Invariants: neither side mirrors the state of the other. A sender refers only to entries that it keeps pinned until the
+receiver has read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request; then the
+sender calls `invalidate` and sends trees.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from ....errors import ReferenceLost, UsageError, shown
-from ...arguments.checks import check_flag, check_iterable, check_seconds
+from ...arguments.checks import check_iterable, check_seconds
 from ...arguments.namespace import Namespace, check_namespace
 from ...core.client import Client, check_client
 from ...reading.lease import Lease
 from ...threads import forks
+from .book import LeaseBook
 from .counts import ItemCounts, Stats
-from .holds import HeldLeases
 from .loans import Lender
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
 from .references import Reader, Reference
@@ -68,12 +68,12 @@ class ProcessorCache:
         cache: the client to use; the caller closes it.
         namespace: namespace of the entries. `clear` drops all of its entries, so give the processor outputs one of
             their own.
-        entries_max, bytes_max, seconds: limits of the leases that a sender holds for receivers, and for how many
-            seconds. `bytes_max` defaults to a quarter of the ring.
-        lend: whether a sender keeps entries that it referred to until the receiver has read them, instead of for
-            `seconds`. The receiver can then read them even if the entry, the ring or the daemon is gone. Both sides run
-            under one user, on one host, in one network namespace. Costs a thread and a socket, and pins up to
-            `bytes_max` more.
+        entries_max, bytes_max: limits of the entries that a sender holds for its threads, and again of those that it
+            has referred to and that no receiver has read yet. `bytes_max` defaults to a quarter of the ring.
+        seconds: for how long an item of `is_cached` is held. An entry that was referred to is kept until the receiver
+            has read it, which can then do so even if the entry, the ring or the daemon is gone. After `seconds` it may
+            make room for another one. This takes a thread and a socket of the sender's process. A receiver of another
+            user, or in another network namespace, reads what is in the ring.
         put_wait_s: seconds that a sender waits until its puts are visible, plus one second for each GiB.
         accepts: returns whether a stored tree (numpy arrays for leaves) is one that this sender's processor makes. A
             tree that it does not accept is a miss, and the item is sent as a tree. An accepted tree structure is not
@@ -105,7 +105,6 @@ class ProcessorCache:
         seconds: float = 30.0,
         put_wait_s: float = 0.02,
         copy: Copy = False,
-        lend: bool = False,
         accepts: Callable[[Any], bool] | None = None,
     ) -> None:
         given: object = copy
@@ -115,10 +114,10 @@ class ProcessorCache:
         self._client = check_client(cache, "cache")
         self._copy: Copy = copy
         put_wait_s = check_seconds("put_wait_s", put_wait_s)
-        self._holds = HeldLeases(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
-        self._entries = SenderEntries(cache, self._holds, ring_share=bytes_max is None, accepts=accepts)
+        self._book = LeaseBook(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
+        self._lender = Lender(self._book)
+        self._entries = SenderEntries(cache, self._book, self._lender, ring_share=bytes_max is None, accepts=accepts)
         self._puts = SenderPuts(cache, self._entries, put_wait_s)
-        self._lender = Lender(seconds) if check_flag("lend", lend) else None
         self._reader = Reader(cache)
         self._counts = ItemCounts()
         forks.follow(self, forks.Place.PROCESSOR_CACHES)
@@ -162,8 +161,8 @@ class ProcessorCache:
             for hash, key, item in zip(hashes, keys, items, strict=True)
             if item is not None and found[key] is None
         }
-        # The source of an item without a tree, even if another thread ends its hold meanwhile.
-        leases = {key: self._holds.get(key) if lease is None else lease for key, lease in found.items()}
+        # The source of an item without a tree.
+        leases = {key: self._book.promised(key) if lease is None else lease for key, lease in found.items()}
         lost = [
             hash
             for hash, key in zip(hashes, keys, strict=True)
@@ -178,24 +177,21 @@ class ProcessorCache:
             )
             for key, item in zip(keys, items, strict=True)
         ]
-        if self._lender is not None:
-            # The loans keep the leases for as long as needed.
-            for key in found:
-                self._holds.recall(key)
+        # The loans keep the leases for as long as needed.
+        self._book.release(found)
         lost = [hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None]
         if lost:
             raise _lost(lost)
         return sent
 
     def held(self, hash: Hash) -> Any:
-        """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is held."""
-        return viewed_tree(self._holds.get(self.key(check_hash(hash))))
+        """The tree that is held for this thread under `hash`, with read-only numpy views for leaves; None if none
+        is."""
+        return viewed_tree(self._book.promised(self.key(check_hash(hash))))
 
     def release(self) -> None:
-        """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay
-        for `seconds`.
-        """
-        self._holds.release()
+        """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay."""
+        self._book.release()
 
     def invalidate(self, hashes: Iterable[Hash]) -> None:
         """Marks items that a receiver missed. For `seconds` this sender treats them as not stored, and sends their
@@ -203,7 +199,7 @@ class ProcessorCache:
 
         From 64 such items at once, it treats all items as not stored: the receiver must be mapping another ring.
         """
-        until = time.monotonic() + self._holds.seconds
+        until = time.monotonic() + self._book.seconds
         for _, key in self._keys(hashes):
             self._entries.distrust(key, until)
 
@@ -217,7 +213,7 @@ class ProcessorCache:
         """Returns the features with trees for data. Features whose data is a tree stay as they are.
 
         All references are pinned before any tree is made. Each tree pins its entry for as long as any leaf of it lives,
-        unless the leaves are copies. Lenders are told that their loans were read.
+        unless the leaves are copies. The senders are told that the references were read.
 
         Raises:
             ReferenceLost: entries are gone; the error's `hashes` names all of them.
@@ -257,7 +253,7 @@ class ProcessorCache:
         return self._counts.stats(delta)
 
     def forget(self) -> None:
-        """Drops all holds and resets the counts. Entries stay stored."""
+        """Ends all holds and resets the counts. Entries stay stored."""
         self._entries.forget()
         self._counts.reset()
 
@@ -279,28 +275,25 @@ class ProcessorCache:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the entries that this sender holds now."""
-        return self._holds.held_bytes
+        """Bytes of the entries that this sender holds for its threads."""
+        return self._book.promised_bytes
 
     def lends(self, reference: Reference) -> bool:
         """Whether the loan of a reference belongs to this sender."""
         if not isinstance(reference, Reference):
             raise UsageError(f"reference is {shown(reference)}; it must be a tensord.Reference")
-        return self._lender is not None and self._lender.made(reference.loan)
+        return self._lender.made(reference.loan)
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of the entries that this sender lends, and that receivers have not read yet."""
-        return self._lender.lent_bytes if self._lender is not None else 0
+        """Bytes of the entries that this sender has referred to, and that receivers have not read yet."""
+        return self._book.lent_bytes
 
     def close(self) -> None:
-        """Ends all holds and loans. A sent Reference that was not read yet is lost if its entry is gone. Needed only
-        with `lend`, at the end. Idempotent.
-        """
-        self._holds.clear()
+        """Ends all holds and loans. A sent Reference that was not read yet is lost if its entry is gone. Idempotent."""
+        self._lender.close()
+        self._book.clear()
         self._reader.close()
-        if self._lender is not None:
-            self._lender.close()
 
     def after_fork_in_child(self) -> None:
         """Threads of the parent may have held the locks. For the library."""
@@ -332,13 +325,9 @@ class ProcessorCache:
 
     def _lent(self, key: bytes) -> Reference | None:
         """A Reference to an entry that is kept for receivers from now on; None if it cannot be kept."""
-        lease = self._holds.get(key)
-        if lease is None or not self._holds.lend(key):
-            return None
-        if self._lender is None:
-            return Reference(key)
-        handle = lease.handle()
-        loan = self._lender.lend(lease, self._holds.bytes_max) if handle is not None else None
+        lease = self._book.promised(key)
+        handle = lease.handle() if lease is not None else None
+        loan = self._lender.lend(lease) if lease is not None and handle is not None else None
         return Reference(key, handle, loan) if handle is not None and loan is not None else None
 
     def _lease_of(self, feature: Feature) -> Lease | None:

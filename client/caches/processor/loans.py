@@ -1,20 +1,16 @@
 """Loans: leases that one process keeps until another process has read their payloads.
 
-    frontend:  loan = lender.lend(lease, bytes_max); send(lease.handle(), loan)
+    frontend:  loan = lender.lend(lease); send(lease.handle(), loan)
     engine:    borrower.fetch(loan)          # a copy of the span, over a socket, if the ring itself cannot be read
                borrower.done([loan, …])      # the lender ends the loan
 
-Owns: the lender's abstract Unix socket, its thread, and the account of loans. Does not own: how a handle is read
-(client/reading/ring_reader.py).
+Owns: the lender's abstract Unix socket, and its thread. Does not own: how long leases are kept (book.py), nor how a
+handle is read (client/reading/ring_reader.py).
 
 A loan is 16 bytes: the socket's random name, and a number. The lender answers only processes of its own user.
 
-Invariants:
-- A lease is kept until its loan is done, or for UNREAD_S_MAX seconds. Within `seconds` nothing else ends it: if
-  `bytes_max` has no room, the new lease is not lent. After `seconds` it may be dropped for a new lease.
-- Several loans of one lease count its bytes once.
-- No call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend` do not
-  wait.
+Invariants: no call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend`
+do not wait.
 """
 
 from __future__ import annotations
@@ -26,27 +22,25 @@ import struct
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from errno import EINVAL
 from functools import partial
-from itertools import count, groupby
+from itertools import groupby
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from typing import Any, Final
 
 import numpy as np
 
 from ....errors import ProcessLimit
-from ...arguments.checks import check_seconds
 from ...reading.lease import Lease
 from ...threads import forks
 from ...threads.aside import begin
+from .book import LeaseBook
 
 Array = np.ndarray[Any, Any]
 
 LOAN_BYTES: Final = 16
-UNREAD_S_MAX: Final = 600.0
 FETCH_S: Final = 10.0
 _NAME_BYTES: Final = 8
 _NUMBER: Final = struct.Struct("<Q")
@@ -67,63 +61,50 @@ class Lender:
     """Lends leases to other processes. Thread-safe. The child of a fork starts with no loans.
 
     Args:
-        seconds: how long new leases cannot replace a loan.
-
-    Raises:
-        UsageError: `seconds` is out of its range.
+        book: keeps the leases. While the lender runs, it ends what is over there.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = check_seconds("seconds", seconds, above_0=True)
-        self._start_lock = threading.Lock()
+    def __init__(self, book: LeaseBook) -> None:
+        self._book = book
+        self._closed = False
         self._reset()
         forks.follow(self, forks.Place.LENDERS)
 
     def _reset(self) -> None:
-        self._book = _Book(self.seconds)
+        self._start_lock = threading.Lock()
         self._name = b""
         self._ends: weakref.finalize[Any, Lender] | None = None
-        self._closed = False
 
-    def lend(self, lease: Lease, bytes_max: int) -> bytes | None:
+    def lend(self, lease: Lease) -> bytes | None:
         """Keeps `lease` until the loan is done.
 
         Returns:
             The loan, LOAN_BYTES bytes. None if the lease is not kept: no room, or no socket or thread to serve it.
         """
-        if not self._started():
-            return None
-        number = self._book.add(lease, bytes_max)
+        number = self._book.lend(lease) if self.start() else None
         return None if number is None else self._name + _NUMBER.pack(number)
 
     def made(self, loan: bytes) -> bool:
         """Whether a loan is one of this lender's, done or not."""
         return len(loan) == LOAN_BYTES and bool(self._name) and loan.startswith(self._name)
 
-    @property
-    def lent_bytes(self) -> int:
-        """Bytes of all leases on loan."""
-        return self._book.bytes
-
     def close(self) -> None:
-        """Ends the thread and all loans. Idempotent."""
+        """Ends the thread. Idempotent."""
         self._closed = True
         if self._ends is not None:
             self._ends()
-        self._book.clear()
 
     def after_fork_in_child(self) -> None:
-        """The thread and the loans belong to the parent. For the library."""
+        """The thread and the leases belong to the parent. For the library."""
         detached = self._ends.detach() if self._ends is not None else None
         if detached is not None:
             # Closed, not shut down: a shutdown would end the parent's socket too.
             detached[2][0].close()
-        closed = self._closed
-        self._start_lock = threading.Lock()
         self._reset()
-        self._closed = closed
+        self._book.after_fork_in_child()
 
-    def _started(self) -> bool:
+    def start(self) -> bool:
+        """Starts the thread, if it does not run yet. False if the lender is closed, or there is no socket or thread."""
         with self._start_lock:
             if self._ends is not None or self._closed:
                 return not self._closed
@@ -141,68 +122,6 @@ class Lender:
             self._name = name
             self._ends = weakref.finalize(self, _end, listening)
             return True
-
-
-class _Book:
-    """The account of loans, by number. The lending threads add to it; the serving thread reads and ends loans."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._numbers = count(1)
-        # Ordered by the time of lending.
-        self._lent: dict[int, tuple[Lease, float]] = {}
-        self._uses: Counter[Lease] = Counter()
-        self.bytes = 0
-
-    def add(self, lease: Lease, bytes_max: int) -> int | None:
-        with self._lock:
-            now = time.monotonic()
-            more = 0 if lease in self._uses else lease.payload_bytes
-            while self._lent and self.bytes + more > bytes_max:
-                number, (_, since) = next(iter(self._lent.items()))
-                if now - since < self._seconds:
-                    return None
-                self._drop(number)
-            if more > bytes_max:
-                return None
-            number = next(self._numbers)
-            self._lent[number] = lease, now
-            self._uses[lease] += 1
-            self.bytes += lease.payload_bytes if self._uses[lease] == 1 else 0
-            return number
-
-    def get(self, number: int) -> Lease | None:
-        with self._lock:
-            found = self._lent.get(number)
-            return found[0] if found is not None else None
-
-    def done(self, numbers: Iterable[int]) -> None:
-        with self._lock:
-            for number in numbers:
-                self._drop(number)
-
-    def end_unread(self) -> None:
-        with self._lock:
-            oldest_allowed = time.monotonic() - UNREAD_S_MAX
-            while self._lent and next(iter(self._lent.values()))[1] < oldest_allowed:
-                self._drop(next(iter(self._lent)))
-
-    def clear(self) -> None:
-        with self._lock:
-            self._lent.clear()
-            self._uses.clear()
-            self.bytes = 0
-
-    def _drop(self, number: int) -> None:
-        found = self._lent.pop(number, None)
-        if found is None:
-            return
-        lease, _ = found
-        self._uses[lease] -= 1
-        if not self._uses[lease]:
-            del self._uses[lease]
-            self.bytes -= lease.payload_bytes
 
 
 class Borrower:
@@ -310,7 +229,7 @@ def _mapped(fd: int) -> Array | None:
         os.close(fd)
 
 
-def _serve(listening: socket.socket, book: _Book) -> None:
+def _serve(listening: socket.socket, book: LeaseBook) -> None:
     """Answers borrowers until the lender closes."""
     with selectors.DefaultSelector() as ready, listening:
         ready.register(listening, selectors.EVENT_READ)
@@ -336,10 +255,10 @@ def _serve(listening: socket.socket, book: _Book) -> None:
                 elif not _answered(key.fileobj, book):  # type: ignore[arg-type]
                     ready.unregister(key.fileobj)
                     key.fileobj.close()  # type: ignore[union-attr]
-            book.end_unread()
+            book.end_old()
 
 
-def _answered(connection: socket.socket, book: _Book) -> bool:
+def _answered(connection: socket.socket, book: LeaseBook) -> bool:
     """Handles one message. Returns False if the connection is to be closed."""
     try:
         message = connection.recv(_MESSAGE_BYTES)
@@ -351,7 +270,7 @@ def _answered(connection: socket.socket, book: _Book) -> bool:
             return True
         if message[:1] != _FETCH or len(numbers) != 1:
             return False
-        lease = book.get(numbers[0])
+        lease = book.lent(numbers[0])
         fd = _copied(lease) if lease is not None else -1
         try:
             socket.send_fds(connection, [_HERE if fd >= 0 else _GONE], [fd] if fd >= 0 else [])

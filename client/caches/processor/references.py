@@ -24,7 +24,7 @@ from .loans import Borrower
 class Reference(NamedTuple):
     """A sender sends it in place of a tree. As msgpack: `msgpack.packb(reference)`, then `Reference(*unpacked)`.
 
-    `handle` and `loan` are empty unless the sender lends (see `ProcessorCache`).
+    With `handle` and `loan` a receiver finds exactly the entry that the sender keeps for it.
 
     Example:
         >>> reference = tensord.Reference(key)

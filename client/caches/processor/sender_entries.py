@@ -1,7 +1,7 @@
 """The stored entries that a sender of the processor cache may refer to.
 
 Owns: the rule which entries a sender may refer to, the record of items that a receiver missed, and the trees that the
-sender's processor accepts. Does not own: how long entries are held (holds.py).
+sender's processor accepts. Does not own: how long entries are held (book.py).
 Invariants: an entry is held from the moment it counts as stored. An item that a receiver missed does not
 count as stored until the time that `distrust` names.
 """
@@ -16,7 +16,8 @@ from typing import Any, Final
 from ....shm.payloads.recipe import Recipe
 from ...core.client import Client
 from ...reading.lease import Lease
-from .holds import HeldLeases
+from .book import LeaseBook
+from .loans import Lender
 from .payload import stored_tree
 
 _ACCEPTED_MAX: Final = 4096
@@ -29,16 +30,24 @@ class SenderEntries:
     """The entries that one sender may refer to. Thread-safe.
 
     Args:
-        holds: keeps the leases.
-        ring_share: whether the holds' bytes follow the ring's size: at most a quarter of the ring.
+        book: keeps the leases.
+        lender: ends what is over in the book.
+        ring_share: whether the book's bytes follow the ring's size: at most a quarter of the ring.
         accepts: as for ProcessorCache.
     """
 
     def __init__(
-        self, client: Client, holds: HeldLeases, *, ring_share: bool, accepts: Callable[[Any], bool] | None
+        self,
+        client: Client,
+        book: LeaseBook,
+        lender: Lender,
+        *,
+        ring_share: bool,
+        accepts: Callable[[Any], bool] | None,
     ) -> None:
         self._client = client
-        self._holds = holds
+        self._book = book
+        self._lender = lender
         self._ring_share = ring_share
         self._accepts = accepts
         self._accepted: set[Recipe] = set()
@@ -66,7 +75,6 @@ class SenderEntries:
 
     def distrust(self, key: bytes, until: float) -> None:
         """Records that a receiver missed the item. `until`: by time.monotonic."""
-        self._holds.recall(key)
         with self._lock:
             self._distrusted.pop(key, None)
             self._distrusted[key] = until
@@ -83,8 +91,8 @@ class SenderEntries:
             return key in distrusted or len(distrusted) >= _DISTRUSTED_ALL
 
     def forget(self) -> None:
-        """Drops all holds, and trusts all items again."""
-        self._holds.clear()
+        """Ends all promises, and trusts all items again."""
+        self._book.forget()
         with self._lock:
             self._distrusted.clear()
 
@@ -106,5 +114,5 @@ class SenderEntries:
     def _promise(self, key: bytes, lease: Lease) -> bool:
         view = self._client.link.view
         if self._ring_share and view is not None:
-            self._holds.bytes_max = max(1, view.ring_bytes // _HELD_SHARE)
-        return self._holds.promise(key, lease)
+            self._book.bytes_max = max(1, view.ring_bytes // _HELD_SHARE)
+        return self._lender.start() and self._book.promise(key, lease)

@@ -78,7 +78,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         """The name that replaces the model's name in items' hashes. For a model in a folder, the model's name is a
         path."""
         self._forms = forms_of(namespace.tag)
-        self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
+        self.cache = ProcessorCache(self._client, namespace, accepts=self._forms.has, **limits)
         self._told: set[str] = set()
         self._take_scopes()
 

@@ -1,16 +1,13 @@
 """The replacement of vLLM's factories of processor caches.
 
-Owns: which of vLLM's factories are replaced and when vLLM's own caches stay, the setting of a receiver's memory, and
-the cache of vLLM's warm-up. Does not own: the sender and the receiver (caches.py).
-
-    TENSORD_VLLM_PROCESSOR_COPY=auto, never, on_write, always    the memory of a receiver's items
+Owns: which of vLLM's factories are replaced and when vLLM's own caches stay, and the cache of vLLM's warm-up. Does not
+own: the sender and the receiver (caches.py).
 
 Invariants: `install` replaces each factory once in a process.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,16 +17,13 @@ from typing import Any, Final
 from vllm.config import VllmConfig
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache, factories
 
-from ....errors import BadConfiguration, TensordError
-from ...caches.processor.payload import Copy
+from ....errors import TensordError
 from ...identity.engine import processor_namespace
 from .caches import InItem, OutItem, TensordReceiverCache, TensordSenderCache
 from .forms import Forms, forms_of
 from .hashes import note_hashes
 from .items import item_tree
 
-COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
-_COPIES: Final[dict[str, Copy | None]] = {"auto": None, "never": False, "on_write": "on_write", "always": True}
 _OURS: Final = "_tensord"
 
 
@@ -84,12 +78,7 @@ def _sender(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
 
 
 def _receiver(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    if not _wanted(vllm_config):
-        return original(vllm_config)
-    chosen = os.environ.get(COPY, "auto")
-    if chosen not in _COPIES:
-        raise BadConfiguration(f"{COPY}={chosen!r} must be one of {', '.join(_COPIES)}")
-    return TensordReceiverCache(vllm_config, copy=_COPIES[chosen])
+    return TensordReceiverCache(vllm_config) if _wanted(vllm_config) else original(vllm_config)
 
 
 def _no_worker_receiver(original: Callable[..., Any], vllm_config: VllmConfig, *rest: Any, **named: Any) -> Any:

@@ -36,7 +36,7 @@ def a_frontend(stage: Stage, socket: Path) -> None:
 
 def a_lending_frontend(stage: Stage, socket: Path, namespace: tensord.Namespace, hash: str) -> None:
     """Tells what it sends of picture 1 under `hash`, as bytes, and lends it until its end."""
-    cache = ProcessorCache(tensord.Client(socket), namespace, put_wait_s=PATIENCE_S, lend=True)
+    cache = ProcessorCache(tensord.Client(socket), namespace, put_wait_s=PATIENCE_S)
     (sent,) = cache.get_and_update([made_of(1)], [hash])
     stage.tell(tuple(sent))
     stage.hear()

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord.client.caches.processor import book as books
 from tensord.client.caches.processor import loans
+from tensord.client.caches.processor.book import LeaseBook
 from tensord.client.caches.processor.cache import Feature, ProcessorCache
 from tensord.client.caches.processor.loans import LOAN_BYTES, Borrower, Lender
 from tensord.client.caches.processor.references import Reference
 from tensord.client.reading.lease import Lease
-from tensord.errors import ReferenceLost, UsageError
+from tensord.errors import ReferenceLost
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child
@@ -40,8 +42,13 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def lender() -> Iterator[Lender]:
-    made = Lender(PATIENCE_S)
+def book() -> LeaseBook:
+    return LeaseBook(1000, NO_LIMIT, PATIENCE_S)
+
+
+@pytest.fixture
+def lender(book: LeaseBook) -> Iterator[Lender]:
+    made = Lender(book)
     yield made
     made.close()
 
@@ -64,8 +71,8 @@ def an_entry(client: tensord.Client, size_bytes: int = MIB) -> tuple[bytes, Leas
     return key, lease
 
 
-def lent(lender: Lender, lease: Lease, bytes_max: int = NO_LIMIT) -> bytes:
-    loan = lender.lend(lease, bytes_max)
+def lent(lender: Lender, lease: Lease) -> bytes:
+    loan = lender.lend(lease)
     assert loan is not None and len(loan) == LOAN_BYTES
     return loan
 
@@ -77,39 +84,38 @@ def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: 
     client = daemon.client()
     (_, one), (_, other) = an_entry(client), an_entry(client)
     for seconds in (PATIENCE_S, 0.01):
-        lender = Lender(seconds)
-        first = lent(lender, one, MIB * 3 // 2)
+        lender = Lender(LeaseBook(1000, MIB * 3 // 2, seconds))
+        first = lent(lender, one)
         if seconds == PATIENCE_S:
-            assert lender.lend(other, MIB * 3 // 2) is None
+            assert lender.lend(other) is None
             assert borrower.fetch(first) is not None
         else:
-            until(lambda lender=lender: lender.lend(other, MIB * 3 // 2), "the first loan to make room")  # type: ignore[misc]
+            until(lambda lender=lender: lender.lend(other), "the first loan to make room")  # type: ignore[misc]
             assert borrower.fetch(first) is None
-        assert lender.lend(one, MIB // 2) is None, "larger than all that may be lent"
         lender.close()
-    with pytest.raises(UsageError, match="seconds"):
-        Lender(0)
 
 
 def test_a_loan_that_is_never_read_ends_after_unread_s_max(
-    daemon: Daemon, lender: Lender, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, lender: Lender, book: LeaseBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loans, "UNREAD_S_MAX", 0.05)
+    monkeypatch.setattr(books, "UNREAD_S_MAX", 0.05)
     monkeypatch.setattr(loans, "_SWEEP_S", 0.01)
     _, lease = an_entry(daemon.client())
     lent(lender, lease)
-    until(lambda: lender.lent_bytes == 0, "the loan to end")
+    until(lambda: book.lent_bytes == 0, "the loan to end")
 
 
-def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
+def test_the_child_of_a_fork_lends_for_itself(
+    daemon: Daemon, lender: Lender, book: LeaseBook, borrower: Borrower
+) -> None:
     _, lease = an_entry(daemon.client())
     loan = lent(lender, lease)
     assert borrower.fetch(loan) is not None
     pid = os.fork()
     if not pid:
-        own = lender.lend(lease, NO_LIMIT)
+        own = lender.lend(lease)
         right = own is not None and own[:8] != loan[:8] and Borrower().fetch(own) is not None
-        os._exit(0 if right and lender.lent_bytes == lease.payload_bytes else 1)
+        os._exit(0 if right and book.lent_bytes == lease.payload_bytes else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert borrower.fetch(loan) is not None
 
@@ -118,7 +124,7 @@ def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, bo
 
 
 def sender(client: tensord.Client, **options: Any) -> ProcessorCache:
-    return ProcessorCache(client, NAMESPACE, **{"put_wait_s": PATIENCE_S, "lend": True, **options})
+    return ProcessorCache(client, NAMESPACE, **{"put_wait_s": PATIENCE_S, **options})
 
 
 def read(cache: ProcessorCache, hash: str, data: Any) -> Any:

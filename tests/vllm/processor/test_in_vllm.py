@@ -16,7 +16,7 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 
 from tensord.client.identity.engine import processor_namespace
 from tensord.client.vllm import plugin
-from tensord.client.vllm.processor import factories, forms
+from tensord.client.vllm.processor import forms
 from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
 from tensord.errors import BadConfiguration
 
@@ -96,14 +96,7 @@ def test_vllms_own_stays_unless_it_is_switched_on(
     assert factories.processor_cache_from_config is before
 
 
-def test_a_switch_or_a_way_of_copying_that_is_none_is_named(
-    installed: None, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.multimodal import cache
-
-    monkeypatch.setenv(factories.COPY, "sometimes")
-    with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_COPY='sometimes' must be one of auto, never"):
-        cache.engine_receiver_cache_from_config(config)
+def test_a_switch_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(plugin.PROCESSOR_CACHE, "yes")
     with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_CACHE='yes' must be 0 or 1"):
         plugin.register()
