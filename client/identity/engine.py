@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -133,11 +133,6 @@ def processor_namespace(model_config: Any) -> Namespace:
             _length(model_config),
         ],
     )
-
-
-def with_adapter(namespace: Namespace, adapter: str) -> Namespace:
-    """The namespace of the same encoder with a LoRA adapter."""
-    return replace(namespace, lora=adapter)
 
 
 def _namespace(model: Any, side: Side, *, revision: str, settings: list[Any], tenant: str = "") -> Namespace:

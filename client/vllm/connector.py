@@ -25,7 +25,7 @@ from .encoder.scheduler import SchedulerSide
 from .encoder.stats import TensordECStats, TensordPromMetrics
 from .encoder.step import NOTHING, Report, StepMetadata
 from .encoder.worker import WorkerSide
-from .engine import adapters, sleeping, weights
+from .engine import sleeping, weights
 from .engine.presence import engine_client_name
 from .engine.settings import Settings
 from .plugin import log_with_vllm
@@ -60,8 +60,6 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
             weights.listen_for_resets(self._caches_reset)
-            if _has_tower_lora(vllm_config):
-                adapters.install_engine()
         else:
             # vLLM makes a worker's connector before it loads the weights, and the scheduler's connector afterwards.
             loading_begins(vllm_config.model_config.model)
@@ -108,11 +106,6 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
     def take_unavailable_requests(self) -> set[str]:
         """Requests with an input whose load failed. vLLM ends them with an error."""
         return self._scheduler.take_unavailable() if self._scheduler is not None else set()
-
-    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
-        """Receives the LoRA adapters that the workers hold: by rank, the digests by vLLM's number of the adapter."""
-        if self._scheduler is not None:
-            self._scheduler.adapters_changed(held)
 
     def _caches_reset(self, weights_kept: bool) -> None:
         if self._scheduler is not None:
@@ -208,8 +201,6 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
 
 
 def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> WorkerSide:
-    if _has_tower_lora(vllm_config):
-        adapters.install()
     rank = vllm_config.parallel_config.rank % _ranks(vllm_config)
     kind = vllm_config.device_config.device_type
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
@@ -220,5 +211,4 @@ def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> Worker
         saves=producer and rank == 0,
         dtype=vllm_config.model_config.dtype,
         device=device,
-        adapters=adapters.held if _has_tower_lora(vllm_config) else None,
     )

@@ -57,12 +57,12 @@ class Asking:
         return [name for _, name in sorted(missed)]
 
 
-def inputs_of(features: Iterable[Any], adapter: tuple[int, str] | None) -> dict[str, Input]:
-    """The inputs of these features, by identifier. `adapter`: see `Input`."""
+def inputs_of(features: Iterable[Any]) -> dict[str, Input]:
+    """The inputs of these features, by identifier."""
     inputs: dict[str, Input] = {}
     for feature in features:
         rows = feature.mm_position.get_num_embeds()
-        known = inputs.setdefault(feature.identifier, Input(feature.modality, rows, feature.data, adapter))
+        known = inputs.setdefault(feature.identifier, Input(feature.modality, rows, feature.data))
         if known.datas[-1] is not feature.data or known.rows != rows:
             # Several inputs have one name. If their contents differ, none of them is shared.
             known.datas.append(feature.data if known.rows == rows else None)

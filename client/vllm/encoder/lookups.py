@@ -28,7 +28,6 @@ from ....shm.ring.layout import NAMESPACE_TAG_BYTES
 from ...arguments.namespace import Namespace
 from ...core.client import Client
 from ...identity.content import Digests
-from ...identity.engine import with_adapter
 from ...reading.lease import Lease
 from .claims import Wanted
 from .stats import LookupCounts
@@ -43,14 +42,12 @@ class Input:
     The background thread writes `key`, then `lease`, and `state` last.
     """
 
-    __slots__ = ("adapter", "check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
+    __slots__ = ("check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
 
-    def __init__(self, modality: str, rows: int, data: object, adapter: tuple[int, str] | None = None) -> None:
+    def __init__(self, modality: str, rows: int, data: object) -> None:
         self.modality = modality
         self.rows = rows
         self.datas = [data]
-        self.adapter = adapter
-        """The LoRA adapter of the input: vLLM's number, and the digest of the adapter's weights."""
         self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
         self.key: bytes | None = None
         self.lease: Lease | None = None
@@ -165,8 +162,6 @@ class Lookups:
         namespace = self._confirmed(client)
         if namespace is None:
             return None
-        if found.adapter is not None:
-            namespace = with_adapter(namespace, found.adapter[1])
         digest, *others = [self._digests.of(data) for data in found.datas]
         if any(other != digest for other in others):
             return None

@@ -40,7 +40,6 @@ from ....ipc.messages import control as messages
 from ....shm.ring.layout import NAMESPACE_TAG_BYTES
 from ...arguments.namespace import Namespace
 from ...core.client import Client
-from ..engine.adapters import RankAdapters
 from ..engine.background import Background
 from .asking import Asking, end_of, inputs_of
 from .canary import Canary
@@ -69,6 +68,7 @@ class SchedulerSide:
         width_fits: whether outputs of a modality may have a given number of columns.
         dtype: the name of the outputs' dtype in torch.
         canary: the share of hits that are encoded anyway and compared.
+        tower_lora: whether LoRA adapters affect the encoder. Inputs of requests with one are not shared then.
         step_requests, step_rows: the most requests, and the most rows of encoder outputs, in one step.
     """
 
@@ -104,7 +104,6 @@ class SchedulerSide:
         self._current: Asking | None = None
         self._damaged: set[str] = set()
         self._unavailable: set[str] = set()
-        self._adapters = RankAdapters(ranks)
         self._deferred = False
         self._plan = StepPlan(ranks, self._counts)
         self._pace = Pace(
@@ -174,10 +173,10 @@ class SchedulerSide:
         """Tells the workers what to do with the output of an input that is encoded in the present step."""
         if wanted.lease is not None and wanted.check:
             self._canary.compares(key)
-            self._plan.check(identifier, key, wanted.lease, wanted.adapter)
+            self._plan.check(identifier, key, wanted.lease)
         if self._stores(wanted, key):
             claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
-            self._plan.save(identifier, Save(key, wanted.rows, claim), wanted.adapter)
+            self._plan.save(identifier, Save(key, wanted.rows, claim))
 
     def finished(self, request_id: str) -> None:
         """Releases everything that the request holds, however it ended."""
@@ -198,14 +197,6 @@ class SchedulerSide:
         self._plan.free_all()
         self._damaged.clear()
 
-    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
-        """Receives the LoRA adapters that the workers hold: by rank, their digests by vLLM's number of the adapter."""
-        self._adapters.held = held
-        for asking in self._asking.values():
-            if any(found.adapter and not self._adapters.hold(*found.adapter) for found in asking.inputs.values()):
-                # It is looked up again under its new name.
-                self._release(asking)
-
     # ---- the step's metadata
 
     def metadata(self, scheduler_output: Any) -> StepMetadata:
@@ -217,13 +208,11 @@ class SchedulerSide:
             # No tokens are scheduled in this step, so the background thread gets the interpreter to settle the lookups.
             time.sleep(PAUSE_S)
         self._deferred = False
-        return self._plan.make(tokens, self._pace.end_step())
+        return self._plan.make(self._pace.end_step())
 
     def take_in(self, report: Report) -> None:
         """Processes the workers' reports on their steps."""
         self._plan.take_in(report)
-        if report.adapters:
-            self.adapters_changed({**self._adapters.held, **report.adapters})
         for key in report.settled:
             self._claims.settled(key)
         if report.encoded_rows:
@@ -286,15 +275,14 @@ class SchedulerSide:
         if asking is None:
             asking = self._asking[request.request_id] = self._current = Asking()
         asking.begin(request.mm_features)
-        lora = request.lora_request if self._tower_lora else None
-        adapter = self._adapters.of(lora) if lora is not None else None
+        adapted = self._tower_lora and request.lora_request is not None
         for found in asking.inputs.values():
             self._leave(found, asking)
-        fresh = inputs_of(asking.unknown(request.mm_features, computed, self._plan.is_local), adapter)
+        fresh = inputs_of(asking.unknown(request.mm_features, computed, self._plan.is_local))
         for found in fresh.values():
             nameless = (
                 None in found.datas
-                or (lora is not None and adapter is None)
+                or adapted
                 or found.rows < 1
                 or found.modality in UNSHARED_MODALITIES
                 or not self._lookups.named

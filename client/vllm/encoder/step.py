@@ -53,18 +53,15 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     """From the scheduler to the workers: the outputs to load before the encoder runs, to store, and to compare, by
     identifier.
 
-    `step` is a number that rises, and is reported back when the loads are done. `left`: by rank, the rings that no
-    later step uses. `rows`: the rows of encoder output made in the step. `adapters`: for saves and checks with a LoRA
-    adapter, vLLM's number of the adapter, and the digest of the weights that the key stands for.
+    `step` is a number that rises, and is reported back when the loads are done. `rows`: the rows of encoder output made
+    in the step.
     """
 
     step: int = 0
     loads: dict[str, Load] = field(default_factory=dict)
     saves: dict[str, Save] = field(default_factory=dict)
-    left: dict[int, set[bytes]] = field(default_factory=dict)
     rows: int = 0
     checks: dict[str, Check] = field(default_factory=dict)
-    adapters: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 NOTHING: Final = StepMetadata()
@@ -78,10 +75,7 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
     loaded: dict[int, int] = field(default_factory=dict)
     """By rank: the step whose loads are done. The rank no longer reads any entry that it named."""
     rings: dict[int, bytes] = field(default_factory=dict)
-    """By rank: the ring that the rank is attached to. It keeps a ring reported earlier mapped until a step lists that
-    ring in `left`."""
-    adapters: dict[int, dict[int, str]] = field(default_factory=dict)
-    """By rank, if changed: digests of the LoRA adapters that the rank holds, by vLLM's number."""
+    """By rank: the ring that the rank is attached to. The one that it reported before stays mapped for a while."""
     settled: list[bytes] = field(default_factory=list)
     """Keys of saves that are over: the output is stored, or will not be."""
     failed: set[str] = field(default_factory=set)
@@ -101,7 +95,6 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
                 for rank in self.loaded.keys() | other.loaded.keys()
             },
             rings={**self.rings, **other.rings},
-            adapters={**self.adapters, **other.adapters},
             settled=self.settled + other.settled,
             failed=self.failed | other.failed,
             differs=self.differs + other.differs,

@@ -32,11 +32,9 @@ class StepPlan:
         self._loads: dict[str, Lease] = {}
         self._saves: dict[str, Save] = {}
         self._checks: dict[str, tuple[bytes, Lease]] = {}
-        self._adapters: dict[str, tuple[int, str]] = {}
         self._in_progress: dict[int, tuple[list[Lease], set[int]]] = {}
         self.rings: dict[int, bytes] = {}
         """The identity of the ring that each rank maps."""
-        self._left: dict[int, set[bytes]] = {}
 
     def __len__(self) -> int:
         """The number of steps in progress that load or compare inputs."""
@@ -63,7 +61,6 @@ class StepPlan:
         allocation of the step, which is void now."""
         self._loads.pop(name, None)
         self._checks.pop(name, None)
-        self._adapters.pop(name, None)
         self._allocated.add(name)
         return self._saves.pop(name, None)
 
@@ -71,15 +68,13 @@ class StepPlan:
         """The workers load the input."""
         self._loads[name] = lease
 
-    def save(self, name: str, save: Save, adapter: tuple[int, str] | None) -> None:
-        """The workers store the input's output. `adapter`: the LoRA adapter with which the input must be encoded."""
+    def save(self, name: str, save: Save) -> None:
+        """The workers store the input's output."""
         self._saves[name] = save
-        self._note_adapter(name, adapter)
 
-    def check(self, name: str, key: bytes, lease: Lease, adapter: tuple[int, str] | None) -> None:
+    def check(self, name: str, key: bytes, lease: Lease) -> None:
         """The workers compare the output that they encode with the stored one."""
         self._checks[name] = key, lease
-        self._note_adapter(name, adapter)
 
     def advance(self, tokens: int) -> bool:
         """Counts the step, unless it has neither tokens nor inputs. Returns whether it was counted."""
@@ -88,39 +83,28 @@ class StepPlan:
             return True
         return False
 
-    def make(self, tokens: int, rows: int) -> StepMetadata:
-        """The metadata of the step, which `tokens` were scheduled for and which encodes `rows`. Begins the next one."""
+    def make(self, rows: int) -> StepMetadata:
+        """The metadata of the step, which encodes `rows`. Begins the next one."""
         if self._in_progress:
             self._drop_lost()
-        if not self._allocated and not self._left:
-            return NOTHING
         self._local |= self._allocated
-        left: dict[int, set[bytes]] = {}
-        if self._left and tokens:
-            # vLLM may not send a step without tokens to the workers.
-            left, self._left = self._left, {}
         self._allocated = set()
-        if not self._loads and not self._saves and not self._checks and not left:
+        if not self._loads and not self._saves and not self._checks:
             return NOTHING
         loads = {name: self._load(lease) for name, lease in self._loads.items()}
         checks = {name: Check(key, self._load(lease)) for name, (key, lease) in self._checks.items()}
         leases = [*self._loads.values(), *(lease for _, lease in self._checks.values())]
         if leases:
             self._in_progress[self._step] = leases, set(range(self._ranks))
-        made = StepMetadata(
-            self._step, loads, self._saves, left=left, rows=rows, checks=checks, adapters=self._adapters
-        )
-        self._loads, self._saves, self._checks, self._adapters = {}, {}, {}, {}
+        made = StepMetadata(self._step, loads, self._saves, rows, checks)
+        self._loads, self._saves, self._checks = {}, {}, {}
         return made
 
     # ---- the steps in progress
 
     def take_in(self, report: Report) -> None:
         """Processes which rings the workers map, and how far they are."""
-        for rank, ring in report.rings.items():
-            if rank in self.rings:
-                self._left.setdefault(rank, set()).add(self.rings[rank])
-            self.rings[rank] = ring
+        self.rings.update(report.rings)
         for rank, done in report.loaded.items():
             for step in [step for step in self._in_progress if step <= done]:
                 missing = self._in_progress[step][1]
@@ -131,10 +115,6 @@ class StepPlan:
     def close(self) -> None:
         """Releases the leases of the steps in progress."""
         self._in_progress.clear()
-
-    def _note_adapter(self, name: str, adapter: tuple[int, str] | None) -> None:
-        if adapter is not None:
-            self._adapters[name] = adapter
 
     def _load(self, lease: Lease) -> Load:
         shape = lease.tree.shape

@@ -1,11 +1,11 @@
 """A worker's side of the connector: copies loads into the encoder cache, and stores the encoder's outputs.
 
-Owns: the rings that this rank has reported as mapped, saves in progress, and the next report. Does not own: decisions.
-The step's metadata says what to load and what to store.
+Owns: saves in progress, and the next report. Does not own: decisions. The step's metadata says what to load and what to
+store.
 
 Invariants
 - A load is a copy: the ring is not read after `load`.
-- A reported ring stays mapped until a step lists it in `left`; from then on the scheduler sends no handles in it.
+- A ring is mapped before it is reported (engine/rings.py).
 - A step waits for no save: an output is kept alive, its copy is queued behind the stream that makes it. Outputs beyond
   SAVE_BYTES_MAX in progress are dropped, and reported as settled.
 - No load fails silently: an output that cannot be read is replaced by zeros in the encoder cache, since vLLM needs an
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -29,9 +28,9 @@ from ....shm.payloads.tensors import tensor_copy
 from ...core.client import Client
 from ...link.held_claims import abandon
 from ...link.link import SAY_S
-from ...reading.ring_reader import RingReader
 from ...writing.outcomes import Put
 from ..engine.background import IDLE_S, SOON_S, Background
+from ..engine.rings import MappedRings
 from .canary import TOLERANCES, difference
 from .stats import LookupCounts
 from .step import Load, Report, Save, StepMetadata
@@ -48,8 +47,6 @@ class WorkerSide:
         rank: this worker's number among the workers that load the same outputs.
         saves: whether this worker stores outputs for all of them.
         dtype: the dtype of the outputs.
-        adapters: returns the digests of the held LoRA adapters by vLLM's number; None if no adapter affects the
-            encoder.
     """
 
     def __init__(
@@ -61,24 +58,20 @@ class WorkerSide:
         saves: bool,
         dtype: torch.dtype,
         device: torch.device,
-        adapters: Callable[[], dict[int, str]] | None = None,
     ) -> None:
         self._rank = rank
-        self._adapters = adapters
-        self._told_adapters: dict[int, str] = {}
         self._saves = saves
         self._dtype = dtype
         self._device = device
         self._counts = LookupCounts()
         # Shared by the threads. Each is replaced or appended to in one operation.
-        self._ring: RingReader | None = None
+        self._rings = MappedRings()
         self._lock = Lock()
         self._news = Report()
         self._has_news = False
         self._saving_bytes = 0
         # Used by the step's thread.
         self._loaded = 0
-        self._rings: dict[bytes, RingReader] = {}
         self._told = b""
         self._found: dict[str, tuple[bytes, torch.Tensor]] = {}
         self._began_s = 0.0
@@ -98,9 +91,6 @@ class WorkerSide:
         if metadata.saves:
             self._began_s = time.monotonic()
             self._step_rows = max(metadata.rows, sum(save.rows for save in metadata.saves.values()))
-        for identity in metadata.left.get(self._rank, ()) if metadata.left else ():
-            if identity != self._told:
-                self._rings.pop(identity, None)
 
     def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Puts the step's loads into the encoder cache, and keeps the stored outputs that are to be compared."""
@@ -129,20 +119,15 @@ class WorkerSide:
 
     def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
         """Starts to store an output that was just made, if the step says so."""
-        encoded_as_named = self._has_adapter(metadata.adapters.get(identifier))
         if identifier in self._found:
             key, found = self._found.pop(identifier)
             compare = partial(self._compare, key, found, encoder_cache[identifier].detach(), self._made())
-            if encoded_as_named and not self._background.late:
+            if not self._background.late:
                 self._background.post(compare)
         wanted = metadata.saves.get(identifier)
         if wanted is None or not self._saves:
             return
         output = encoder_cache[identifier]
-        if not encoded_as_named:
-            self._counts.add("unshared")
-            self._tell(settled=wanted.key)
-            return
         if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
             self._counts.add("mismatches")
             self._tell(settled=wanted.key)
@@ -161,10 +146,7 @@ class WorkerSide:
 
     def report(self) -> Report | None:
         """This rank's news for the scheduler since the last report; None if there are none."""
-        ring = self._ring
-        attached = ring is not None and ring.identity != self._told
-        adapters = self._adapters() if self._adapters is not None else {}
-        changed = adapters != self._told_adapters
+        ring = self._rings.present
         report = None
         if self._has_news:
             with self._lock:
@@ -172,17 +154,14 @@ class WorkerSide:
         # After the news: a save is counted before it is told, so it is counted by the report that says it is over.
         counts = self._counts.take()
         if report is None:
-            if not (self._loaded or attached or counts or changed):
+            if not (self._loaded or counts or ring != self._told):
                 return None
             report = Report()
         if self._loaded:
             report.loaded[self._rank] = self._loaded
             self._loaded = 0
-        if ring is not None and attached:
-            self._told = report.rings[self._rank] = ring.identity
-            self._rings[ring.identity] = ring
-        if changed:
-            self._told_adapters = report.adapters[self._rank] = adapters
+        if ring != self._told:
+            self._told = report.rings[self._rank] = ring
         if counts:
             report.counts = counts
         return report
@@ -190,15 +169,14 @@ class WorkerSide:
     def close(self) -> None:
         """Ends the thread once queued outputs are stored or given up, then unmaps the rings. Idempotent."""
         self._background.close()
-        self._ring, self._rings = None, {}
+        self._rings.clear()
 
     def _read(self, load: Load) -> torch.Tensor | None:
         if load.handle is None:
             assert load.payload is not None
             copied: torch.Tensor = tensor_copy(torch, load.payload)
         else:
-            ring = self._rings.get(load.handle[:16])
-            lease = ring.borrow(load.handle) if ring is not None else None
+            lease = self._rings.borrow(load.handle)
             if lease is None:
                 return None
             # For a device, the data is copied to it directly from the ring.
@@ -206,13 +184,6 @@ class WorkerSide:
         if tuple(copied.shape) != tuple(load.shape) or copied.dtype != self._dtype:
             return None
         return copied.to(self._device)
-
-    def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
-        """Whether the worker still holds the adapter that the key stands for. True without an adapter."""
-        if adapter is None:
-            return True
-        number, digest = adapter
-        return self._adapters is not None and self._adapters().get(number) == digest
 
     def _made(self) -> Any:
         """An event after the work queued on the step's stream so far; None on the CPU, where that work is done."""
@@ -244,7 +215,7 @@ class WorkerSide:
 
     def _tick(self, client: Client) -> float:
         if client.connected:
-            self._ring = client.ring() or self._ring
+            self._rings.look(client)
         now = time.monotonic()
         for entry in self._puts.copy():
             put, save, size_bytes, began_s, share = entry

@@ -31,7 +31,6 @@ from weakref import WeakMethod
 
 import torch
 
-from . import adapters
 from .hooks import hook
 
 SAMPLES: Final = 256
@@ -133,7 +132,6 @@ def _call_and_tell(collective_rpc: Callable[..., Any], core: Any, method: Any, *
     finally:
         # Also after an error: some workers may have changed their weights, or a part of them.
         tell_listeners()
-        adapters.tell_engine(core)
 
 
 def weight_marks(worker: Any) -> bytes:

@@ -37,14 +37,14 @@ from ....errors import BadConfiguration
 from ...arguments.namespace import Namespace
 from ...gpu.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
-from ..engine import adapters, sleeping, weights
+from ..engine import sleeping, weights
 from ..engine.hooks import hook
 from ..engine.presence import engine_client_name
 from ..engine.settings import KVSettings
 from ..plugin import log_with_vllm
 from .copying.copies import Copies, HostCopies
 from .copying.device_copies import DeviceCopies
-from .idle import IdleScheduler, IdleWorker
+from .idle import Idle
 from .jobs import WorkerReport, with_theirs
 from .layout import layout_of, why_not_covered
 from .scheduler import KVManager
@@ -127,7 +127,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             why_not = str(error)
         if why_not is not None:
             _log.warning("tensord: this engine shares no KV: %s", why_not)
-            self.connector_scheduler = IdleScheduler()
+            self.connector_scheduler = Idle()
             return
         make = partial(_manager, vllm_config, kv_cache_config, config, settings, namespace)
         self.connector_scheduler = OffloadingConnectorScheduler(
@@ -135,16 +135,11 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         )
         self._manager = self.connector_scheduler.manager
         weights.listen_for_resets(self._caches_reset)
-        if vllm_config.lora_config is not None:
-            adapters.install_engine()
 
     def _begin_worker(self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings, why_not: str | None) -> None:
         if why_not is not None:
-            self.connector_worker = IdleWorker()
+            self.connector_worker = Idle()
             return
-        lora = vllm_config.lora_config is not None
-        if lora:
-            adapters.install()
         config = build_offloading_config(vllm_config, kv_cache_config)
         for name in _FREES_KV:
             hook(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls), name, _settle_and_free)
@@ -156,7 +151,6 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
                 engine_client_name(vllm_config, f"worker {rank}"),
                 rank=rank,
                 copies=_copies(kv_caches, config.cache.blocks_per_chunk, settings),
-                adapters=adapters.held if lora else None,
             )
             return self._worker
 
@@ -182,11 +176,6 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         if self._manager is not None and isinstance(report, WorkerReport):
             self._manager.take_in(report)
         super().update_connector_output(connector_output)
-
-    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
-        """Receives the LoRA adapters that the workers hold: by rank, the digests by vLLM's number of the adapter."""
-        if self._manager is not None:
-            self._manager.adapters_changed(held)
 
     def _caches_reset(self, weights_kept: bool) -> None:
         if self._manager is not None and not weights_kept:

@@ -37,14 +37,12 @@ class StoreChunks(LoadStoreSpec):  # type: ignore[misc, unused-ignore]
     """Chunks to store.
 
     `counts` as in LoadChunks. `keys`: by rank, the keys of the chunks. `parents`: by rank, the key of the chunk before
-    each, b"" for none. `adapter`: vLLM's number of the request's LoRA adapter, and the digest of the weights that the
-    keys stand for. `agent`: the agent that the chunks belong to, "" for none.
+    each, b"" for none. `agent`: the agent that the chunks belong to, "" for none.
     """
 
     counts: list[int]
     keys: list[list[bytes]]
     parents: list[list[bytes]]
-    adapter: tuple[int, str] | None = None
     agent: str = ""
 
 
@@ -58,8 +56,6 @@ class WorkerReport(OffloadingWorkerMetadata):  # type: ignore[misc, unused-ignor
     """By ticket: positions of chunks that could not be loaded."""
     damaged: set[bytes] = field(default_factory=set)
     """Keys of entries that are not what was stored, or not what this engine stores."""
-    adapters: dict[int, dict[int, str]] = field(default_factory=dict)
-    """By rank, if changed: digests of the LoRA adapters that the rank holds, by vLLM's number."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Merges two reports of one step."""
@@ -71,7 +67,6 @@ class WorkerReport(OffloadingWorkerMetadata):  # type: ignore[misc, unused-ignor
                 for ticket, positions in report.failed.items():
                     merged.failed.setdefault(ticket, set()).update(positions)
                 merged.damaged |= report.damaged
-                merged.adapters.update(report.adapters)
         return merged
 
 

@@ -4,8 +4,8 @@ Owns: what a block's key covers beside the namespace. Does not own: the namespac
 media (identity.content).
 
 A key covers vLLM's block hash, which stands for all tokens up to the block's end, the request's cache salt, and names
-of its media and of its LoRA adapter. vLLM takes these names from clients, so a key covers the content as well: the
-digest of each medium that begins before the block's end, and the digest of the adapter's weights.
+of its media. vLLM takes these names from clients, so a key covers the content as well: the digest of each medium that
+begins before the block's end. Blocks of requests with a LoRA adapter have no key.
 
 Invariants
 - Blocks whose KV may differ have different keys.
@@ -70,16 +70,15 @@ class Naming:
     Args:
         namespace: at its current generation.
         ranks: the number of workers. Each has a part of every block.
-        adapter: the digest of the LoRA adapter's weights; "" without one.
     """
 
     __slots__ = ("_base", "_generation", "_known", "_ranks", "_tag", "media")
 
-    def __init__(self, namespace: Namespace, ranks: int, media: RequestMedia, adapter: str = "") -> None:
+    def __init__(self, namespace: Namespace, ranks: int, media: RequestMedia) -> None:
         self.media = media
         self._generation = namespace.generation
         self._tag = namespace.tag
-        self._base = hashlib.sha256(self._tag + msgpack.packb([self._generation, "kv", ranks, adapter]))
+        self._base = hashlib.sha256(self._tag + msgpack.packb([self._generation, "kv", ranks]))
         self._ranks = [rank.to_bytes(4, "little") for rank in range(ranks)]
         self._known: dict[bytes, tuple[bytes, ...]] = {}
 

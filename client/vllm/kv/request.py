@@ -23,13 +23,12 @@ Pinned = list[tuple[Lease, bytes]]
 class RequestBlocks:
     """What the manager knows of a request. It is part of vLLM's ReqContext."""
 
-    __slots__ = ("adapter", "began_s", "failed", "hashes", "hints", "loads", "naming", "pinned", "run")
+    __slots__ = ("began_s", "failed", "hashes", "hints", "loads", "naming", "pinned", "run")
 
-    def __init__(self, naming: Naming | None, hashes: Sequence[bytes], adapter: tuple[int, str] | None) -> None:
+    def __init__(self, naming: Naming | None, hashes: Sequence[bytes]) -> None:
         self.naming = naming
         """None if the request shares nothing."""
         self.hashes = hashes
-        self.adapter = adapter
         self.hints: AgentHints = NO_HINTS
         self.loads = True
         """Whether the request may load blocks of this host's memory."""

@@ -45,7 +45,6 @@ from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
 from ...identity.content import Digests
 from ...reading.view import View
-from ..engine.adapters import RankAdapters
 from ..engine.background import IDLE_S, Background
 from ..engine.weights import weights_are_kept
 from .hints import AgentTurns, Turn, hints_of
@@ -94,7 +93,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._chunks = Chunks(tokens, chained, tokens_per_hash)
         self._stores = stores
         self._finds = finds
-        self.adapters = RankAdapters(ranks)
         self._client: Client | None = None
         self._coming: Any = None
         self._states: dict[str, RequestBlocks] = {}
@@ -149,20 +147,16 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._background.post(tell)
 
     def _begin(self, request: Any) -> RequestBlocks:
-        view, adapter = self._view(), None
-        if request.lora_request is not None:
-            adapter = self.adapters.of(request.lora_request)
-        nameless = (request.lora_request is not None and adapter is None) or request.prompt_embeds is not None
-        if nameless or self._off:
-            return RequestBlocks(None, (), None)
+        if request.lora_request is not None or request.prompt_embeds is not None or self._off:
+            return RequestBlocks(None, ())
+        view = self._view()
         offsets, items = media_of(request)
         media = RequestMedia(offsets)
         generation = view.current(self._namespace.tag) if view is not None else 0
         namespace = self._namespace.raised_to(max(generation, self._namespace.generation))
         if items and (self._background.late or not self._background.post(partial(self._name, media, items))):
             media.settle([None] * len(items))
-        naming = Naming(namespace, self._ranks, media, adapter[1] if adapter is not None else "")
-        return RequestBlocks(naming, request.block_hashes, adapter)
+        return RequestBlocks(Naming(namespace, self._ranks, media), request.block_hashes)
 
     # ---- lookups and loads
 
@@ -218,7 +212,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadChunks:
         """Hands pins over to a load. A chunk that is not pinned, which vLLM never asks for, fails in the worker."""
         wanted = list(keys)
-        state = req_context.get_state(RequestBlocks) or RequestBlocks(None, (), None)
+        state = req_context.get_state(RequestBlocks) or RequestBlocks(None, ())
         missing: Pinned = []
         pinned = [state.pinned.pop(key, missing) for key in wanted]
         self._tickets += 1
@@ -244,8 +238,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
                 self._pins -= sum(map(len, pinned))
         if report.damaged:
             self._distrust(report.damaged)
-        if report.adapters:
-            self.adapters_changed({**self.adapters.held, **report.adapters})
 
     def _distrust(self, keys: Collection[bytes]) -> None:
         """Entries that are not what they should be, which a worker has evicted. They are not offered to any request."""
@@ -264,7 +256,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         chosen: list[OffloadKey] = []
         store = StoreChunks([], [[] for _ in range(self._ranks)], [[] for _ in range(self._ranks)])
         if state is not None and state.naming is not None and self._can_store():
-            store.adapter, store.agent = state.adapter, state.hints.agent
+            store.agent = state.hints.agent
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
                 names = state.naming.settled_keys(key, end_token)
@@ -302,14 +294,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
                 "tensord: the model of this engine was changed in place, so other engines cannot know its present "
                 "weights. From now on it shares no KV. To share again, restart it from files that have these weights"
             )
-
-    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
-        """Receives the LoRA adapters that the workers hold. Requests with another adapter share nothing from now on."""
-        self.adapters.held = held
-        for request_id, state in self._states.items():
-            if state.adapter is not None and not self.adapters.hold(*state.adapter):
-                self._release(request_id)
-                state.naming = None
 
     def reset_cache(self) -> None:
         """Drops all stored KV of the namespace, for all engines. Nothing is shared until the daemon has done so.

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -33,9 +32,9 @@ from ....shm.ring.layout import SPAN_HEADER_BYTES
 from ...core.client import Client
 from ...reading.lease import Lease
 from ...reading.ring_mapping import check_span
-from ...reading.ring_reader import RingReader
 from ...threads.aside import aside
 from ..engine.background import IDLE_S, Background
+from ..engine.rings import MappedRings
 from .copying.copies import Copies, Group, Saved
 from .copying.transfers import Transfer, Transfers
 from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
@@ -43,8 +42,6 @@ from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
 STORE_BYTES_MAX: Final = 512 << 20
 PUT_BYTES: Final = 32 << 20
 """Bytes that one job of the background thread puts. It must not take longer than LATE_S."""
-RINGS_MAX: Final = 2
-"""Rings kept mapped: the present one, and the one before, which loads in progress may still name."""
 
 Place = tuple[int, int, list[int]]
 """A chunk of a job: its position among the job's chunks, the first of its blocks that is copied, the blocks' numbers in
@@ -58,7 +55,6 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     Args:
         rank: this worker's number.
         copies: the copies of the worker's KV cache.
-        adapters: returns the digests of the held LoRA adapters by vLLM's number; None without LoRA.
     """
 
     def __init__(
@@ -68,12 +64,9 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         *,
         rank: int,
         copies: Copies,
-        adapters: Callable[[], dict[int, str]] | None = None,
     ) -> None:
         self._rank = rank
         self._copies = copies
-        self._adapters = adapters
-        self._told_adapters: dict[int, str] = {}
         self._lock = threading.Lock()
         self._transfers = Transfers()
         self._failed_jobs: set[int] = set()
@@ -81,7 +74,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._damaged: set[bytes] = set()
         self._storing_bytes = 0
         self._tidy_at_s = 0.0
-        self._rings: OrderedDict[bytes, RingReader] = OrderedDict()
+        self._rings = MappedRings()
         self._client: Client | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick)
@@ -111,15 +104,10 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def report(self) -> WorkerReport | None:
         """The news for the manager since the last call; None if there are none."""
-        news = None
         with self._lock:
-            if self._news.done or self._news.failed or self._news.damaged:
-                news, self._news = self._news, WorkerReport()
-        adapters = self._adapters() if self._adapters is not None else {}
-        if adapters != self._told_adapters:
-            self._told_adapters = adapters
-            news = news or WorkerReport()
-            news.adapters = {self._rank: adapters}
+            if not (self._news.done or self._news.failed or self._news.damaged):
+                return None
+            news, self._news = self._news, WorkerReport()
         return news
 
     def wait(self, job_ids: set[int]) -> None:
@@ -175,7 +163,8 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         try:
             for group, (position, first, numbers) in self._places(chunks.counts, blocks):
                 failed.add(position)
-                lease = self._borrow(handles[position])
+                self._rings.look(self._client)
+                lease = self._rings.borrow(handles[position])
                 if lease is None:
                     return
                 if not _is_sound(lease, group.shape):
@@ -213,15 +202,10 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             self._damaged = (self._damaged if len(self._damaged) < DAMAGED_MAX else set()) | damaged
             self._background.post(lambda client: client.link.puts.evict(list(damaged)))
 
-    def _borrow(self, handle: bytes) -> Lease | None:
-        self._map_ring()
-        ring = self._rings.get(handle[:16])
-        return ring.borrow(handle) if ring is not None else None
-
     def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, transfer: Transfer) -> None:
         client = self._client
         able = client is not None and client.connected and not self._background.late
-        if transfer.failed or not able or not self._has_adapter(chunks.adapter):
+        if transfer.failed or not able:
             return
         saved: list[tuple[int, Saved]] = []
         transfer.end = partial(self._saved, chunks, saved)
@@ -273,31 +257,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                 first = 0
             position += count
 
-    def _tidy(self) -> None:
-        with self._lock:
-            rings = [ring.mapping for ring in self._rings.values()]
-        self._copies.tidy(rings)
-
-    def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
-        """Whether the worker still holds the adapter that the keys stand for. True without an adapter."""
-        if adapter is None:
-            return True
-        number, digest = adapter
-        return self._adapters is not None and self._adapters().get(number) == digest
-
     # ---- both threads
-
-    def _map_ring(self) -> None:
-        """Keeps the ring that the client is attached to now."""
-        view = self._client.link.view if self._client is not None else None
-        if view is None:
-            return
-        with self._lock:
-            known = self._rings.get(view.ring.identity)
-            if known is None or len(known) < len(view.ring):
-                self._rings[view.ring.identity] = view.ring
-            while len(self._rings) > RINGS_MAX:
-                self._rings.popitem(last=False)
 
     def _stored(self, size_bytes: int) -> None:
         with self._lock:
@@ -307,11 +267,11 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def _tick(self, client: Client) -> float:
         self._client = client
-        self._map_ring()
+        self._rings.look(client)
         self._transfers.end_reached()
         if (now := time.monotonic()) >= self._tidy_at_s:
             self._tidy_at_s = now + IDLE_S
-            self._jobs.put(self._tidy)
+            self._jobs.put(lambda: self._copies.tidy(self._rings.mappings))
         return IDLE_S
 
     def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, Saved]], client: Client) -> None:

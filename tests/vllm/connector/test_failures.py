@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensord.client.link.link import Link
+from tensord.client.vllm.engine import rings
 from tensord.client.vllm.engine.background import CLIENTS
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
@@ -54,7 +55,9 @@ def test_the_daemon_killed_between_steps_means_misses_until_it_is_back() -> None
         assert another.encoded == before
 
 
-def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_loaded() -> None:
+def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Daemon() as daemon, ExitStack() as engines:
         daemon.start()
         one = engines.enter_context(Steps(daemon.socket, ranks=2))
@@ -79,6 +82,7 @@ def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_
         for engine in (one, another):
             _is_told(engine)
             encode(engine, fresh())
+        monkeypatch.setattr(rings, "KEPT_S", 0.0)
         until(lambda: _rings_mapped(daemon) == 1, "only the new ring to be mapped")
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from vllm.config.lora import LoRAConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.lora.request import LoRARequest
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
@@ -121,6 +123,19 @@ def test_engines_of_another_revision_or_tenant_share_nothing(shared: Daemon, dif
         asked = request(picture)
         assert right([asked], another.run(asked))
         assert another.encoded == [f"picture-{picture}"]
+
+
+def test_a_request_with_a_lora_adapter_of_the_tower_shares_nothing(shared: Daemon) -> None:
+    def tower(config: Any) -> None:
+        config.lora_config = LoRAConfig(enable_tower_connector_lora=True)
+
+    picture = fresh()
+    with Steps(shared.socket, change=tower) as one:
+        for name, adapter in (("plain", None), ("adapted", LoRARequest("adapter", 1, "/nowhere"))):
+            asked = request(feature(item(picture), name), lora_request=adapter)
+            assert right([asked], one.run(asked))
+            until(lambda: one.step() is not None and not any(one.held.values()), "nothing to be held")
+        assert one.encoded == ["plain", "adapted"] and counted(one, "saves") == 1
 
 
 def test_models_with_an_encoder_and_a_decoder_are_left_alone(shared: Daemon) -> None:

@@ -23,7 +23,7 @@ def lease(ring: bytes = RING) -> Any:
 
 def made(plan: StepPlan, tokens: int = 1) -> StepMetadata:
     plan.advance(tokens)
-    return plan.make(tokens, rows=0)
+    return plan.make(rows=0)
 
 
 def loading(plan: StepPlan, name: str = "a picture", ring: bytes = RING) -> StepMetadata:
@@ -56,21 +56,14 @@ def test_an_entry_is_sent_as_bytes_to_ranks_that_map_another_ring(plan: StepPlan
     assert sent.handle is None and sent.payload is not None and sent.shape == (3, 4)
 
 
-def test_a_ring_that_a_rank_has_left_is_named_in_the_next_step_that_runs(plan: StepPlan) -> None:
-    plan.take_in(Report(rings={1: ANOTHER}))
-    assert made(plan, tokens=0) is NOTHING
-    assert made(plan).left == {1: {RING}}
-    assert made(plan) is NOTHING
-
-
 def test_a_second_allocation_in_a_step_replaces_the_first(plan: StepPlan) -> None:
     plan.allocate("a picture")
-    plan.save("a picture", save := Save(b"key", 3), (1, "digest"))
+    plan.save("a picture", save := Save(b"key", 3))
     assert plan.allocate("a picture") == save
     plan.load("a picture", lease())
     step = made(plan)
     assert list(step.loads) == ["a picture"]
-    assert not step.saves and not step.adapters
+    assert not step.saves
 
 
 def test_an_allocated_input_is_in_the_encoder_cache_until_the_engine_drops_it(plan: StepPlan) -> None:

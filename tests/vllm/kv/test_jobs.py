@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
@@ -32,12 +34,8 @@ def test_what_failed_on_either_rank_has_failed() -> None:
     assert other.failed == {1: {2, 3}, 3: {0}}
 
 
-def test_a_merged_report_has_the_damaged_keys_and_the_adapters_of_both_ranks() -> None:
-    one = WorkerReport(damaged={b"1", b"2"}, adapters={0: {7: "a"}})
-    other = WorkerReport(damaged={b"2", b"3"}, adapters={1: {7: "a", 8: "b"}})
-    both = merged(one, other)
-    assert both.damaged == {b"1", b"2", b"3"}
-    assert both.adapters == {0: {7: "a"}, 1: {7: "a", 8: "b"}}
+def test_a_merged_report_has_the_damaged_keys_of_both_ranks() -> None:
+    assert merged(WorkerReport(damaged={b"1", b"2"}), WorkerReport(damaged={b"2"})).damaged == {b"1", b"2"}
 
 
 def test_a_merged_report_counts_the_ranks_that_are_done_with_each_load_and_job() -> None:
@@ -78,6 +76,15 @@ def manager(tmp_path: Path) -> Iterator[KVManager]:
     )
     yield found
     found.shutdown()
+
+
+@pytest.mark.parametrize("given", [{"lora_request": object()}, {"prompt_embeds": object()}], ids=["LoRA", "embeddings"])
+def test_a_request_that_has_more_than_tokens_and_media_shares_nothing(
+    manager: KVManager, given: dict[str, Any]
+) -> None:
+    plain = {"lora_request": None, "prompt_embeds": None, "mm_features": (), "block_hashes": [bytes(32)]}
+    assert manager._begin(SimpleNamespace(**plain)).naming is not None
+    assert manager._begin(SimpleNamespace(**{**plain, **given})).naming is None
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["in two steps", "in one step"])

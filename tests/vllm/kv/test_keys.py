@@ -18,8 +18,8 @@ def media(*placed: tuple[int, bytes | None]) -> RequestMedia:
     return found
 
 
-def keys(of: RequestMedia, end_token: int = 64, *, block: bytes = BLOCK, ranks: int = 1, adapter: str = "") -> object:
-    return Naming(NAMESPACE, ranks, of, adapter).keys(block, end_token)
+def keys(of: RequestMedia, end_token: int = 64, *, block: bytes = BLOCK, ranks: int = 1) -> object:
+    return Naming(NAMESPACE, ranks, of).keys(block, end_token)
 
 
 def test_a_key_is_the_same_in_every_process_that_names_the_same_block() -> None:
@@ -34,10 +34,9 @@ def test_a_key_is_the_same_in_every_process_that_names_the_same_block() -> None:
         keys(media((3, ONE), (9, ANOTHER))),
         keys(media()),
         keys(media((3, ONE)), block=bytes(32) + b"\0\0\0\2"),
-        keys(media((3, ONE)), adapter="weights"),
         keys(media((3, ONE)), ranks=2),
     ],
-    ids=["content", "place", "one more", "none", "group", "adapter", "ranks"],
+    ids=["content", "place", "one more", "none", "group", "ranks"],
 )
 def test_blocks_that_differ_in_one_thing_have_other_keys(other: object) -> None:
     assert other is not None

@@ -1,0 +1,61 @@
+"""The rings that a worker maps: the one that its client is attached to, and for KEPT_S those before, which steps in
+progress may still name.
+
+Owns: these mappings. Does not own: who knows of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from ...core.client import Client
+from ...reading.lease import Lease
+from ...reading.ring_mapping import RingMapping
+from ...reading.ring_reader import RingReader
+
+KEPT_S: Final = 60.0
+
+
+class MappedRings:
+    """The mapped rings, by identity. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rings: dict[bytes, RingReader] = {}
+        self._left_at_s: dict[bytes, float] = {}
+        self.present = b""
+        """The identity of the ring that was seen last; b"" before the first."""
+
+    def look(self, client: Client | None) -> None:
+        """Maps the ring that the client is attached to now, and unmaps old ones. Does not wait."""
+        view = client.link.view if client is not None else None
+        if view is None:
+            return
+        ring, now_s = view.ring, time.monotonic()
+        with self._lock:
+            known = self._rings.get(ring.identity)
+            if known is None or len(known) < len(ring):
+                self._rings[ring.identity] = ring
+            self._left_at_s.pop(ring.identity, None)
+            for identity in [each for each in self._rings if each != ring.identity]:
+                if now_s - self._left_at_s.setdefault(identity, now_s) > KEPT_S:
+                    del self._rings[identity], self._left_at_s[identity]
+            self.present = ring.identity
+
+    @property
+    def mappings(self) -> list[RingMapping]:
+        """The mappings of all of them."""
+        with self._lock:
+            return [ring.mapping for ring in self._rings.values()]
+
+    def borrow(self, handle: bytes) -> Lease | None:
+        """The entry of a handle, without a pin; None if its ring is not mapped, or the entry is not there."""
+        ring = self._rings.get(handle[:16])
+        return ring.borrow(handle) if ring is not None else None
+
+    def clear(self) -> None:
+        """Unmaps all."""
+        with self._lock:
+            self._rings.clear()
