@@ -54,6 +54,7 @@ class VisualCache:
         recommend_dp_mode(1, None, encoder_depth)
         self._encoder_depth = encoder_depth
         self._lock = threading.Lock()
+        self._own: dict[bytes, Put] = {}
         self._reset_statistics()
         forks.follow(self, forks.Place.VISUAL_CACHES)
 
@@ -179,7 +180,7 @@ class VisualCache:
 
     def _reset_statistics(self) -> None:
         self._hits = self._misses = self._saved_bytes = self._recommendations = 0
-        self._own: dict[bytes, Put] = {}
+        self._own = {}
 
     def after_fork_in_child(self) -> None:
         """The entries belong to the parent, and a thread of the parent may have held the lock. For the library."""

@@ -41,6 +41,8 @@ class LeaseBook:
         self.entries_max = check_count("entries_max", entries_max, sys.maxsize, 1)
         self.bytes_max = check_count("bytes_max", bytes_max, sys.maxsize, 1)
         self.seconds = check_seconds("seconds", seconds, above_0=True)
+        self.promised_bytes = self.lent_bytes = 0
+        """Bytes of the payloads of all promises, and of all loans."""
         self._numbers = count(1)
         self.after_fork_in_child()
 
@@ -151,4 +153,3 @@ class LeaseBook:
         # Ordered by the time of lending.
         self._lent: dict[int, tuple[Lease, float]] = {}
         self.promised_bytes = self.lent_bytes = 0
-        """Bytes of the payloads of all promises, and of all loans."""
