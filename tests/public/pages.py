@@ -41,7 +41,6 @@ ELSEWHERE: Final = {
         "ssh -L",
     ): "it needs a second host: tests/integration/test_page.py asks the socket that it forwards to",
     ("docs/neighbours.md", "tensorctl room"): "tests/daemon/neighbours/test_room.py runs it",
-    ("docs/prefix_cache.md", "TorchDevice(0)"): GPU,
     ("docs/pressure.md", "TorchDevice(0)"): GPU,
     ("docs/processor_cache.md", "vllm serve"): SERVES,
     ("docs/sglang.md", "sglang.launch_server"): SGLANG,
