@@ -142,7 +142,6 @@ CALLS: dict[str, Callable[[tensord.Client], object]] = {
     "commit": lambda client: client.reserve(1).commit(KEY, wait=FLAG),  # type: ignore[arg-type]
     "verify": lambda client: client.get(KEY, verify=FLAG),  # type: ignore[arg-type]
     "required": lambda _: tensord.Client(required=FLAG),  # type: ignore[arg-type]
-    "lend": lambda client: Cache(client, NAMESPACE, lend=FLAG),  # type: ignore[arg-type]
     "copy": lambda client: Cache(client, NAMESPACE, copy=FLAG),  # type: ignore[arg-type]
     "prefix": lambda client: tensord.PrefixCache(client, NAMESPACE).put(b"\0" * 8, [], wait=FLAG),  # type: ignore[arg-type]
     "store": lambda client: client.store(KEY, 1, tokens=0, ttl_s=None, claim="x"),  # type: ignore[arg-type]
