@@ -3,7 +3,6 @@ is raised."""
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import re
@@ -13,23 +12,20 @@ from pathlib import Path
 from typing import Final
 
 from ....shm.ring import segments
-from ....shm.ring.cgroups import cgroups as cgroups
-from .access import Caller, FileStat, Serving
-from .memory import RingRoom
+from ....shm.ring.cgroups import cgroups
+from .checks import RingRoom, Serving
 
-_SYSTEM_UID_MAX: Final = 999
 _LISTENS: Final = "00010000"
 """The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _PRINTED_S: Final = 5.0
 
 
-def node(path: Path) -> FileStat | None:
-    """A file's owner and mode; None if it is missing or not accessible."""
+def mode(path: Path) -> int:
+    """A file's mode; 0 if it is missing or not accessible."""
     try:
-        found = path.stat()
+        return path.stat().st_mode
     except OSError:
-        return None
-    return FileStat(path, found.st_mode, found.st_uid, found.st_gid, _group_name(found.st_gid))
+        return 0
 
 
 def nobody_listens(path: Path) -> bool:
@@ -60,18 +56,6 @@ def without_file(path: Path, proc: Path = Path("/proc")) -> list[Serving]:
     return found[True] or found[False]
 
 
-def caller() -> Caller:
-    """This process's user."""
-    uid = os.geteuid()
-    gids = frozenset({os.getegid(), *os.getgroups()})
-    try:
-        user = pwd.getpwuid(uid)
-    except KeyError:
-        return Caller(uid, f"uid {uid}", gids)
-    named = {group.gr_name for group in grp.getgrall() if user.pw_name in group.gr_mem}
-    return Caller(uid, user.pw_name, gids, frozenset(named | {_group_name(user.pw_gid)}))
-
-
 def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
     """The memory of the machine, for a ring of `ring_bytes`. `pid`: the process whose cgroup counts; None for this
     one."""
@@ -96,14 +80,18 @@ def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
     )
 
 
-def logind_configuration() -> str:
-    """logind's configuration, of all its files, the most important last."""
-    return _printed("systemd-analyze", "cat-config", "systemd/logind.conf")
-
-
-def has_logind(root: Path = Path("/")) -> bool:
-    """Whether logind runs here."""
-    return (root / "run/systemd/seats").is_dir()
+def logind_configuration(root: Path = Path("/")) -> str:
+    """logind's configuration, of all its files, the most important last; empty if logind does not run here."""
+    if not (root / "run/systemd/seats").is_dir():
+        return ""
+    words = ("systemd-analyze", "cat-config", "systemd/logind.conf")
+    try:
+        asked = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PRINTED_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return asked.stdout or "unknown"
 
 
 def lingers(uid: int, root: Path = Path("/")) -> bool:
@@ -112,12 +100,6 @@ def lingers(uid: int, root: Path = Path("/")) -> bool:
         return (root / "var/lib/systemd/linger" / pwd.getpwuid(uid).pw_name).exists()
     except (KeyError, OSError):
         return False
-
-
-def system_uid_max(root: Path = Path("/")) -> int:
-    """The largest uid of a system user."""
-    found = re.search(r"^\s*SYS_UID_MAX\s+(\d+)", _text(root / "etc/login.defs"), re.MULTILINE)
-    return int(found[1]) if found else _SYSTEM_UID_MAX
 
 
 def hardware(root: Path = Path("/")) -> dict[str, bool]:
@@ -135,13 +117,6 @@ def _sockets_of(process: Path) -> set[str] | None:
     return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
 
 
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
 def _kib(meminfo: str, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
@@ -152,14 +127,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _printed(*words: str) -> str:
-    """What a program prints; empty if it cannot be run, or takes long."""
-    try:
-        asked = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PRINTED_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return asked.stdout
