@@ -162,15 +162,6 @@ class Tab:
     def size(self, width: int, height: int) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
-    def scheme(self, name: str) -> None:
-        """`dark` or `light`, as a user prefers it."""
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
-
-    def press(self, key: str, code: int, text: str = "") -> None:
-        """A key, pressed and released."""
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
-
     def picture(self) -> str:
         """The tab from top to bottom as PNG, in base64."""
         self.size(self.run("innerWidth"), self.run("document.documentElement.scrollHeight"))

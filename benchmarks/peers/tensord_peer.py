@@ -40,15 +40,7 @@ class Daemon:
         instance = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
         named = ["--config", os.devnull, "--instance", instance, "--socket", str(self.socket)]
         sized = ["--ring-bytes", str(ring_bytes), "--log-level", "warning"]
-        self._command = [sys.executable, "-m", "tensord.daemon", *named, *sized, *flags]
-        self._ours = ours
-        self._process = subprocess.Popen(self._command, env=ours)
-
-    def start_again(self) -> None:
-        """Kills the daemon with SIGKILL and starts another over the same memory; does not wait until it serves."""
-        self._process.kill()
-        self._process.wait()
-        self._process = subprocess.Popen(self._command, env=self._ours)
+        self._process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *named, *sized, *flags], env=ours)
 
     def wait_serving(self, ring_bytes: int = 0) -> None:
         """Returns when the daemon answers and `ring_bytes` of its ring are ready. Raises RuntimeError."""

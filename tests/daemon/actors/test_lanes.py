@@ -15,7 +15,7 @@ import pytest
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.core import events
 from tensord.daemon.memory.holders import CHANGES_AT_ONCE
-from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
+from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, LaneScan
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.shm.lanes.reader import LaneReader
 from tensord.shm.ring.layout import LANE_WORDS
@@ -43,14 +43,6 @@ def readers() -> Iterator[list[LaneReader]]:
 
 def ids(*numbers: int) -> Any:
     return np.array(numbers, np.uint64)
-
-
-def test_a_slice_takes_in_few_pins_however_many_a_lane_has(readers: list[LaneReader]) -> None:
-    words = range(1, LANE_WORDS + 1)
-    readers += [lane_with(*(base * 10**7 + number for number in words)) for base in range(8)]
-    scan = LaneScan(readers, lambda: [ids()])
-    slices = sum(1 for _ in scan)
-    assert slices >= len(readers) * LANE_WORDS // WORDS_AT_ONCE
 
 
 def test_holders_of_many_entries_are_reported_in_short_events(readers: list[LaneReader]) -> None:
