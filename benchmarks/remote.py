@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -32,7 +32,6 @@ from peers.bars import Figure, figures_table, save_figures
 from peers.tensord_peer import WAIT_S, serving
 
 import tensord
-from tensord.daemon.remote_stores.urls import open_store
 
 MIB: Final = 1 << 20
 RING_BYTES: Final = 512 * MIB
@@ -134,35 +133,18 @@ def settled(client: tensord.Client) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def _readers(server: Server) -> dict[str, Callable[[str], Any]]:
-    """Other clients of the server, by name: each reads an object as bytes. valkey-glide-sync if it is installed."""
-    found: dict[str, Callable[[str], Any]] = {"redis-py": redis.Redis(port=server.port).get}
-    with suppress(ImportError):
-        from glide_sync import (  # type: ignore[import-not-found, unused-ignore]
-            GlideClient,
-            GlideClientConfiguration,
-            NodeAddress,
-        )
-
-        place = NodeAddress("127.0.0.1", server.port)
-        found["valkey-glide"] = GlideClient.create(GlideClientConfiguration([place], request_timeout=60_000)).get
-    return found
-
-
 def _reads(client: tensord.Client, server: Server, calls: int) -> dict[str, list[float]]:
-    """The times of reads of 16 MB into the ring, of the store's own reads into memory, and of other clients' reads with
-    a copy to where they are wanted, one after the other."""
+    """The times of reads of 16 MB into the ring, and of redis-py's with a copy, one after the other."""
     value = np.random.default_rng(1).integers(0, 256, LARGE_BYTES, np.uint8)
     keys = [key_named(b"large %d" % number) for number in range(8)]
     for key in keys:
         client.put(key, value, cost_ms=COST_MS, wait=True)
         settled(client)
-    store = open_store(server.url)
     buffer = memoryview(bytearray(LARGE_BYTES + 4096))
+    direct = redis.Redis(port=server.port)
     ways: dict[str, Callable[[bytes], object]] = {
-        "get_into": lambda key: store.get_into(key, buffer, time.monotonic() + WAIT_S),
+        "copied": lambda key: _copied(direct, buffer, key),
         "read": lambda key: client.get_or_compute(key, never),
-        **{name: partial(_copied, get, buffer) for name, get in _readers(server).items()},
     }
     us: dict[str, list[float]] = defaultdict(list)
     for call in range(calls):
@@ -172,12 +154,11 @@ def _reads(client: tensord.Client, server: Server, calls: int) -> dict[str, list
         names = list(ways)
         for name in names[call % len(ways) :] + names[: call % len(ways)]:
             us[name].append(timed_us(partial(ways[name], key)))
-    store.close()
     return us
 
 
-def _copied(get: Callable[[str], Any], buffer: memoryview, key: bytes) -> None:
-    found = get(f"tensord-1:{key.hex()}")
+def _copied(direct: Any, buffer: memoryview, key: bytes) -> None:
+    found = direct.get(f"tensord-1:{key.hex()}")
     buffer[: len(found)] = found
 
 
@@ -205,9 +186,7 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
     for name, samples in us.items():
         told(f"{name:>14}: {median(samples):10.1f} µs, median of {len(samples)}")
     return [
-        Figure(
-            "16 MB from the store into the ring, against its own get_into", ratio("read", "get_into"), READ_MAX, "×"
-        ),
+        Figure("16 MB from the store into the ring, against GET and a copy", ratio("read", "copied"), READ_MAX, "×"),
         Figure("hit while entries are written to the store", ratio("hit with", "hit without"), HIT_MAX, "×"),
         Figure("put returns while entries are written to it", ratio("put with", "put without"), PUT_MAX, "×"),
         Figure("hit, server stopped", ratio("hit, stopped", "hit, served"), FAULT_HIT_MAX, "×"),

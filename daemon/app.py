@@ -240,7 +240,7 @@ class _Daemon:
             want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
             times=self._times,
-            remote=None if config.remote.url is None else open_store(config.remote.url),
+            remote=None if config.remote.url is None else open_store(config.remote.url, config.remote.timeout_s),
         )
         governor = GovernorActor(
             Governor(governor_limits(config)),

@@ -21,16 +21,9 @@ from ..core.effects import Move
 from ..core.events import (
     AgentsTurned,
     Allocated,
-    ClaimWithdrawn,
-    GenerationRaised,
-    GenerationsTold,
     Moved,
     Punched,
-    RemoteConnected,
-    RemoteRead,
-    RemoteSaved,
-    RunSought,
-    Sought,
+    RemoteDone,
     WritesInPlace,
 )
 from ..core.host_memory import HostHolds, Pressed
@@ -173,14 +166,7 @@ StoreMessage = (
     | InboxCopied
     | WritesInPlace
     | Moved
-    | Sought
-    | RunSought
-    | RemoteRead
-    | RemoteSaved
-    | ClaimWithdrawn
-    | RemoteConnected
-    | GenerationsTold
-    | GenerationRaised
+    | RemoteDone
     | Fenced
     | Grown
     | Scrubbed

@@ -114,15 +114,8 @@ class StoreActor:
         self._remote: RemoteThreads | None = None
         if remote is not None:
             self._remote = RemoteThreads(
-                remote,
-                memory.ring,
-                self._copier.check,
-                tell,
-                config.remote.timeout_s,
-                clock=clock,
-                unix_at_zero=unix_at_zero,
+                remote, memory.ring, self._copier.check, tell, clock=clock, unix_at_zero=unix_at_zero
             )
-            self._remote.connect()
         times = times or RequestTimes(config.log.slow_s)
         self._report = StoreReport(
             store,
@@ -269,8 +262,6 @@ class StoreActor:
                 message.settle(self._report.answer)
             case Reconfigured(limits, config):
                 self._config = self._report.config = config
-                if self._remote is not None:
-                    self._remote.timeout_s = config.remote.timeout_s
                 self._handle(events.LimitsChanged(limits))
             case Reloaded(verdict):
                 self._report.reload = verdict

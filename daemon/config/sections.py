@@ -158,9 +158,9 @@ class RemoteSection:
     url: str | None = setting(URL, None)
     """The store: dir://PATH, redis://, rediss://, valkey:// or valkeys://HOST:PORT, or mooncake://MASTER:PORT, with
     options; none: this host shares entries with no other."""
-    timeout_s: float = setting(DURATION, 5.0, 0.01, HOUR_S, reload=True)
-    """Time in which the store must have answered a request. A client waits for the store at most as long, and at most
-    as long as computing takes."""
+    timeout_s: float = setting(DURATION, 5.0, 0.01, HOUR_S)
+    """How long the store's server may leave a request unanswered. A client waits for the store at most as long, and at
+    most as long as computing takes."""
     write: bool = setting(SWITCH, True, reload=True)
     """Write entries to the store; false: this host only reads."""
     queue_bytes: int = setting(SIZE, 256 * MIB, 1 * MIB, 16 * TIB, reload=True)

@@ -65,81 +65,59 @@ class Announce(Struct, frozen=True):
 
 
 class Seek(Struct, frozen=True):
-    """Asks the remote store whether it has `key`. Answered by Sought.
+    """Asks the remote store which of `keys`, from the first one on, it has. All are of one namespace and generation; if
+    the store's generation is another one, it is told alone. Answered by Sought.
 
-    `asks_generation`: the store is first asked for the generation of the key's namespace, and for the key only if that
-    is the key's. `claims_s`: if the store has no such key, it is claimed among all hosts for so many seconds; 0: it is
-    not.
+    `claims_s`: if the store does not have the one key, it is claimed among all hosts for so many seconds; 0: it is not.
     """
 
-    number: int
-    key: bytes
-    asks_generation: bool = False
-    claims_s: float = 0.0
-
-
-class SeekRun(Struct, frozen=True):
-    """Asks the remote store which of `keys`, from the first one on, it has. Answered by RunSought.
-
-    `asks_generation`: as for Seek. All keys are of one namespace and generation.
-    """
-
-    number: int
     keys: tuple[bytes, ...]
-    asks_generation: bool = False
-
-    @property
-    def key(self) -> bytes:
-        """The first key."""
-        return self.keys[0]
+    claims_s: float = 0.0
 
 
 class ReadRemote(Struct, frozen=True):
     """Reads the object of `key` from the remote store into the place at byte `ring_offset` of the ring, which nobody
-    else knows. Answered by RemoteRead. The object must be the one that was `found`."""
+    else knows. The object must be the one that was `found`, and its tree valid. Answered by the payload's checksum."""
 
-    number: int
     key: bytes
     ring_offset: int
     found: RemoteFound
 
 
 class SaveRemote(Struct, frozen=True):
-    """Writes the published span at `offset` to the remote store. Its bytes do not change until RemoteSaved is handled.
+    """Writes the published span at `offset` to the remote store. Its bytes do not change until that has ended. Answered
+    by RemoteSaved.
 
-    `asks_generation`: as for Seek. `hurried`: the entry is about to be evicted, so the write does not give way.
+    `hurried`: the entry is about to be evicted, so the write does not give way.
     """
 
-    number: int
     key: bytes
     offset: int
     payload_bytes: int
-    asks_generation: bool = False
     hurried: bool = False
 
 
 class RemoveRemote(Struct, frozen=True):
-    """Removes objects from the remote store. Answered by RemoteSaved."""
+    """Removes objects from the remote store."""
 
-    number: int
     keys: tuple[bytes, ...]
 
 
 class WithdrawClaim(Struct, frozen=True):
-    """Ends this host's claim on a key in the remote store. Answered by ClaimWithdrawn."""
+    """Ends this host's claim on a key in the remote store. Answered by whether this host had it."""
 
     key: bytes
 
 
 class AskGenerations(Struct, frozen=True):
-    """Asks the remote store for its generations of namespaces. Answered by GenerationsTold."""
+    """Asks the remote store for its generations of namespaces. Answered by (namespace -> generation)."""
 
     tags: tuple[bytes, ...]
 
 
 class RaiseGeneration(Struct, frozen=True):
-    """Has the remote store give out a generation that it has given to nobody, at least `least`. Answered by
-    GenerationRaised. `new`: False if the store's own is good enough once it is at least `least`."""
+    """Has the remote store give out a generation that it has given to nobody, at least `least`. Answered by it. `new`:
+    False if the store's own is good enough once it is at least `least`."""
 
     tag: bytes
     least: int
@@ -165,23 +143,7 @@ class Again(Struct, frozen=True):
     counted: int
 
 
-Effect = (
-    Send
-    | Move
-    | Drain
-    | Scan
-    | Punch
-    | Allocate
-    | HostHolds
-    | Seek
-    | SeekRun
-    | ReadRemote
-    | SaveRemote
-    | RemoveRemote
-    | WithdrawClaim
-    | AskGenerations
-    | RaiseGeneration
-    | RemoteTurned
-    | Announce
-    | Again
-)
+RemoteRequest = Seek | ReadRemote | SaveRemote | RemoveRemote | WithdrawClaim | AskGenerations | RaiseGeneration
+"""What a remote store is asked. Each is answered by one RemoteDone."""
+
+Effect = Send | Move | Drain | Scan | Punch | Allocate | HostHolds | RemoteRequest | RemoteTurned | Announce | Again

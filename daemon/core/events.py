@@ -4,16 +4,14 @@ Owns the events' fields only. Invariants, which the actor that delivers the even
 - ClientJoined comes before any other event of a client, ClientLeft last. A client number is never used twice.
 - The Received events of a client come in the order of sending.
 - Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated, each Seek by one Sought, each SeekRun by one RunSought, each ReadRemote by one
-  RemoteRead, each SaveRemote and each RemoveRemote by one RemoteSaved, each AskGenerations by one GenerationsTold, each
-  RaiseGeneration by one GenerationRaised, each WithdrawClaim by one ClaimWithdrawn.
+  each Allocate by one Allocated, each request of the remote store by one RemoteDone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -70,73 +68,31 @@ class RemoteFound(Struct, frozen=True):
 
 
 class Sought(Struct, frozen=True):
-    """A Seek was carried out, or failed with `error`. `found` is None if the store has no such object. `generation`:
-    the store's, if it was asked for. `answer_s`: how long the store took to answer. `claimed`: this host has the claim
-    on the key now. `others_s`: since when another host has it; None if none has."""
+    """What a remote store says of keys. `generation`: the store's of their namespace. `found`: the objects of the first
+    keys, up to the first key that the store does not have. `answer_s`: how long the store took to answer. `claimed`:
+    this host has the claim on the key now. `others_s`: since when another host has it; None if none has."""
 
-    number: int
-    found: RemoteFound | None = None
-    error: TensordError | None = None
-    generation: int | None = None
+    generation: int
+    found: tuple[RemoteFound, ...] = ()
     answer_s: float = 0.0
     claimed: bool = False
     others_s: float | None = None
 
 
-class RunSought(Struct, frozen=True):
-    """A SeekRun was carried out, or failed with `error`. `found`: the objects of the first keys, up to the first key
-    that the store does not have. `generation` and `answer_s`: as for Sought."""
-
-    number: int
-    found: tuple[RemoteFound, ...] = ()
-    error: TensordError | None = None
-    generation: int | None = None
-    answer_s: float = 0.0
-
-
-class RemoteRead(Struct, frozen=True):
-    """A ReadRemote was carried out, or failed with `error`: the payload is in the ring, and its tree is valid.
-    `checksum`: xxh3-64 of the payload."""
-
-    number: int
-    checksum: int = 0
-    error: TensordError | None = None
-
-
 class RemoteSaved(Struct, frozen=True):
-    """A SaveRemote or a RemoveRemote was carried out, or failed with `error`. `written` is False if the store had the
-    object already. `generation`: as for Sought."""
+    """An entry is in the remote store. `written`: False if it was there already, or if the store's `generation` of its
+    namespace is another one."""
 
-    number: int
-    error: TensordError | None = None
+    generation: int
     written: bool = True
-    generation: int | None = None
 
 
-class ClaimWithdrawn(Struct, frozen=True):
-    """A WithdrawClaim was carried out. `withdrawn` is False if this host did not have the claim, or after an error."""
+class RemoteDone(Struct, frozen=True):
+    """A request of the remote store was carried out, with the answer that the request names, or it failed with
+    `error`."""
 
-    withdrawn: bool
-
-
-class RemoteConnected(Struct, frozen=True):
-    """The remote store was asked for the first time. `error`: why it has not answered."""
-
-    error: TensordError | None = None
-
-
-class GenerationsTold(Struct, frozen=True):
-    """An AskGenerations was carried out, or failed with `error`. `told`: the store's generation of each namespace."""
-
-    told: dict[bytes, int]
-    error: TensordError | None = None
-
-
-class GenerationRaised(Struct, frozen=True):
-    """A RaiseGeneration was carried out: `generation` is this host's. Or it failed with `error`."""
-
-    tag: bytes
-    generation: int | None = None
+    request: Any
+    answer: Any = None
     error: TensordError | None = None
 
 
@@ -244,14 +200,7 @@ Event = (
     | WritesInPlace
     | Received
     | Moved
-    | Sought
-    | RunSought
-    | RemoteRead
-    | RemoteSaved
-    | ClaimWithdrawn
-    | RemoteConnected
-    | GenerationsTold
-    | GenerationRaised
+    | RemoteDone
     | PrefixAsked
     | Scanned
     | Drained

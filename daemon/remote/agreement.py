@@ -10,8 +10,12 @@ store and host agree on are shared:
     lower                      the store has not heard, or has lost its number: it is raised to the host's. If another
                                host was first, to a higher one, which this host follows
 
-Owns: the generations that were agreed on, and when the store is asked again. Does not own the table of the host
-(`shm.index.generations`), nor the end of entries.
+Every answer of the store about keys tells its generation of their namespace, so nothing of another one is read or
+written. That of stored entries is also asked for, every EVERY_S. The question is the probe of a store that is left
+alone, too, and the first one at the start.
+
+Owns: what the store has to raise, and when it is asked. Does not own the table of the host (`shm.index.generations`),
+nor the end of entries.
 
 Invariant: from an invalidation until the store has given out its number, nothing of the namespace is shared.
 
@@ -21,7 +25,6 @@ the namespace too, both may have the same number, and the two invalidations coun
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain, compress, islice
 from typing import Final
@@ -39,7 +42,7 @@ from .link import RemoteLink
 EVERY_S: Final = 5.0
 """How often the store is asked. So much later than the invalidation, at most, other hosts end their entries."""
 TAGS_MAX: Final = 1024
-"""Namespaces that are agreed on, or asked for, at once. The one that was shared longest ago goes first."""
+"""Namespaces that are asked for at once."""
 
 
 class Agreement:
@@ -66,18 +69,15 @@ class Agreement:
         self._claims = claims
         self._link = link
         self._outbox = outbox
-        self._agreed: OrderedDict[bytes, int] = OrderedDict()
         self._to_raise: dict[bytes, bool] = {}
         """Namespaces whose generation the store has to raise to the host's. True: to one that is nobody else's, since
         this host has invalidated."""
-        self._raising: dict[bytes, int] = {}
-        """Namespaces whose generation the store is raising now, and the host's generation when it was told to."""
+        self._raising: set[bytes] = set()
+        """Those of them that the store is raising now."""
         self._refused: dict[bytes, str] = {}
         """Why the store has not raised a generation when it was told to last."""
         self._told_refusal = False
-        self._changed: set[bytes] = set()
-        """Namespaces about which an answer that is on its way says nothing new."""
-        self._asking = self._probing = False
+        self._asking = False
         self._ask_at = 0.0
 
     @property
@@ -87,39 +87,39 @@ class Agreement:
 
     def next_timer(self) -> float | None:
         """When `tick` is due; None while there is nothing to ask."""
-        if not self._link.limits.remote_s or self._asking:
+        link = self._link
+        if not link.limits.remote_s or self._asking:
             return None
-        asks = self._agreed or self._to_raise or self._tenants.total_entries
-        due = (self._ask_at if asks else None, self._link.breaker.probe_at)
-        return min((time for time in due if time is not None), default=None)
+        if not link.breaker.closed:
+            return link.breaker.tries_at
+        return self._ask_at if self._to_raise or self._tenants.total_entries or not link.reached else None
 
-    def shares(self, key: bytes) -> bool | None:
-        """Whether the key's entry may be shared. None: the store must be asked for its generation first."""
+    def shares(self, key: bytes) -> bool:
+        """Whether the key's entry may be shared, if the store's generation is the key's too."""
         tag = key[:NAMESPACE_TAG_BYTES]
-        if tag in self._to_raise:
-            return False
-        agreed = self._agreed.get(tag)
-        if agreed is None:
-            return None
-        self._agreed.move_to_end(tag)
-        return agreed == generation_of(key)
+        return tag not in self._to_raise and generation_of(key) == self._generations.current(tag)
 
     def invalidated(self, tag: bytes, now: float) -> None:
         """A client of this host has invalidated the namespace."""
         if self._link.limits.remote_s:
-            self._agreed.pop(tag, None)
             self._to_raise[tag] = True
-            self._changed.add(tag)
             self._raise()
 
-    def found(self, tag: bytes, generation: int, now: float) -> None:
-        """The store has told its generation with the answer to another question, since `shares` did not know it."""
-        if tag not in self._agreed:
-            self._told(tag, generation)
+    def told(self, tag: bytes, generation: int) -> None:
+        """The store has told its generation of a namespace."""
+        if tag in self._to_raise:
+            return
+        if generation < self._generations.current(tag):
+            # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
+            self._to_raise[tag] = False
+            self._raise()
+        else:
+            self._follow(tag, generation)
 
-    def raised(self, tag: bytes, generation: int | None, error: TensordError | None, now: float) -> None:
+    def raised(self, request: RaiseGeneration, generation: int | None, error: TensordError | None) -> None:
         """The store has given out a generation, or could not."""
-        here = self._raising.pop(tag)
+        tag = request.tag
+        self._raising.remove(tag)
         if error is not None or generation is None:
             # `tick` tries again.
             self._refused[tag] = str(error)
@@ -132,90 +132,54 @@ class Agreement:
         if self._told_refusal and not self._refused:
             self._told_refusal = False
             self._outbox.add(RemoteTurned("", "generations"))
-        if here == self._generations.current(tag) <= generation:
+        if request.least == self._generations.current(tag) <= generation:
             del self._to_raise[tag]
             self._follow(tag, generation)
         else:
             # It was invalidated once more meanwhile, and the number given out is one of before.
             self._raise()
 
-    def answered(self, told: dict[bytes, int], error: TensordError | None, now: float) -> None:
+    def answered(self, told: dict[bytes, int] | None, error: TensordError | None, now: float) -> None:
         """The store has answered an AskGenerations."""
-        probe, self._asking, self._probing = self._probing, False, False
+        self._asking = False
         self._ask_at = now + EVERY_S
         if error is not None:
-            self._link.failed(error, now, probe=probe)
+            self._link.failed(error, now)
             return
         self._link.succeeded()
-        for tag, generation in told.items():
-            if tag not in self._changed:
-                self._told(tag, generation)
+        for tag, generation in (told or {}).items():
+            self.told(tag, generation)
 
     def tick(self, now: float) -> None:
-        """Asks the store for the generations of the namespaces that this host shares or has entries of, and to raise
-        those that it has not raised. A store that is left alone is probed so, also if there are none."""
-        breaker = self._link.breaker
-        if not self._link.limits.remote_s or self._asking or not (now >= self._ask_at or breaker.may_probe(now)):
-            return
-        self._ask_at = now + EVERY_S
-        if not breaker.closed:
-            # What was agreed on may have changed by the time that the store is back.
-            self._agreed.clear()
-            if not breaker.may_probe(now):
-                return
-        stored = compress(self._tenants.tags, self._tenants.entries)
-        tags = tuple(islice(dict.fromkeys(chain(self._to_raise, self._agreed, stored)), TAGS_MAX))
-        if not tags and breaker.closed:
-            return
-        if not breaker.closed:
-            breaker.probe()
-            self._probing = True
-        self._raise()
-        self._asking = True
-        self._changed.clear()
-        self._outbox.add(AskGenerations(tags))
+        """Asks the store for the generations of the namespaces that this host has entries of, and to raise those that
+        it has not raised. A store that is left alone is probed so, also if there are none."""
+        due = self.next_timer()
+        if due is not None and now >= due:
+            self._ask_at = now + EVERY_S
+            self._asking = True
+            stored = compress(self._tenants.tags, self._tenants.entries)
+            tags = tuple(islice(dict.fromkeys(chain(self._to_raise, stored)), TAGS_MAX))
+            self._outbox.add(AskGenerations(tags))
+            self._raise()
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert not self._agreed.keys() & self._to_raise.keys()
-        assert self._raising.keys() <= self._to_raise.keys()
+        assert self._raising <= self._to_raise.keys()
         assert self._refused.keys() <= self._to_raise.keys()
-        assert len(self._agreed) <= TAGS_MAX
-        assert all(generation <= self._generations.current(tag) for tag, generation in self._agreed.items())
-
-    def _told(self, tag: bytes, generation: int) -> None:
-        here = self._generations.current(tag)
-        if tag in self._to_raise:
-            return
-        if generation < here:
-            self._agreed.pop(tag, None)
-            # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
-            self._to_raise[tag] = False
-            self._raise()
-        else:
-            self._follow(tag, generation)
 
     def _raise(self) -> None:
         if not self._link.breaker.closed:
             return
-        for tag in self._to_raise.keys() - self._raising.keys():
-            self._raising[tag] = self._generations.current(tag)
+        for tag in self._to_raise.keys() - self._raising:
+            self._raising.add(tag)
             self._outbox.add(RaiseGeneration(tag, self._generations.current(tag), self._to_raise[tag]))
 
     def _follow(self, tag: bytes, generation: int) -> None:
         """This host takes over the store's generation, and ends its entries of earlier ones."""
-        self._changed.add(tag)
         if generation > self._generations.current(tag):
             try:
                 self._invalidate(tag, generation)
             except LimitReached as error:
-                self._agreed.pop(tag, None)
                 self._outbox.count_refusal(NOBODY, error)
                 return
             self._outbox.send_verdicts(self._claims.void(tag))
-        self._agree(tag, generation)
-
-    def _agree(self, tag: bytes, generation: int) -> None:
-        self._agreed[tag] = generation
-        if len(self._agreed) > TAGS_MAX:
-            self._agreed.popitem(last=False)

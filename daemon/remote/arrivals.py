@@ -1,7 +1,7 @@
 """Arrivals: entries that were found in the remote store, on their way into the ring.
 
-    found ─ a place, one after the other (`OwnPlaces`) ─ ReadRemote → RemoteRead ─ a record of the daemon's own → entry
-                                                                            └ an error, or void: the place is given back
+    found ─ a place, one after the other (`OwnPlaces`) ─ ReadRemote ─ a record of the daemon's own → entry
+                                                               └ an error, or void: the place is given back
 
 Owns: the entries that wait for a place or are read. Does not own: which are fetched (`fetches`), nor the commit.
 
@@ -22,7 +22,7 @@ from ...errors import Refusal, TensordError
 from ...shm.lanes.records import NO_KEY, RECORD
 from ...shm.ring.layout import span_bytes
 from ..core.effects import ReadRemote
-from ..core.events import RemoteFound, RemoteRead
+from ..core.events import RemoteFound
 from ..core.outbox import StoreOutbox
 from ..store.commit import Submitter
 from ..store.grants import LentGrant
@@ -43,12 +43,12 @@ class OwnPlaces(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """One key that is sought.
+    """One key that is sought. `number` rises from one to the next.
 
     `token`: the daemon's claim; 0 for a key of a run. `cost_s`: what computing takes. `due_at`: when the store's
     answer is overdue. `found`: what the store has; `grant`: where it is read into, since `read_at`, in `read_s`;
-    `read`: with which outcome. `waited`: another host has claimed the key. `void`: the key was evicted by name
-    meanwhile. `then`: called when the fetch has ended.
+    `checksum`: of what was read, or the error. `waited`: another host has claimed the key. `void`: the key was evicted
+    by name meanwhile. `then`: called when the fetch has ended.
     """
 
     number: int
@@ -63,7 +63,7 @@ class Fetch:
     grant: LentGrant | None = None
     read_at: float = 0.0
     read_s: float = 0.0
-    read: RemoteRead | None = None
+    checksum: int | TensordError | None = None
     waited: bool = False
     void: bool = False
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -98,7 +98,6 @@ class Arrivals:
         self.ended: Callable[[Fetch, str, TensordError | None], object] = lambda *_: None
         """Called once for each: "fetched", "overtaken" by a client's put of the key, or "failed", perhaps with the
         error."""
-        self._by_number: dict[int, Fetch] = {}
         self._by_key: dict[bytes, Fetch] = {}
         self._waiting: deque[Fetch] = deque()
         self._asks = False
@@ -106,20 +105,20 @@ class Arrivals:
         """Those that were read and wait for the arrival of their parent, by its key."""
 
     def __len__(self) -> int:
-        return len(self._by_number)
+        return len(self._by_key)
 
     def begin(self, fetch: Fetch, found: RemoteFound) -> None:
         """Has a found entry read into the ring, once there is a place."""
         fetch.found = found
-        self._by_number[fetch.number] = self._by_key[fetch.key] = fetch
+        self._by_key[fetch.key] = fetch
         self._waiting.append(fetch)
         self._ask()
 
-    def read(self, event: RemoteRead) -> None:
+    def read(self, key: bytes, checksum: int | TensordError) -> None:
         """An object was read, or could not be."""
-        fetch = self._by_number[event.number]
+        fetch = self._by_key[key]
         assert fetch.found is not None
-        fetch.read, fetch.read_s = event, self._outbox.now - fetch.read_at
+        fetch.checksum, fetch.read_s = checksum, self._outbox.now - fetch.read_at
         parent = self._by_key.get(fetch.found.parent or b"")
         # Numbers rise along a run, so no two wait for each other, whatever a store says of parents.
         if parent is not None and parent.number < fetch.number:
@@ -129,15 +128,13 @@ class Arrivals:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self._by_key == {each.key: each for each in self._by_number.values()}
-        waiting = {each.number for each in self._waiting}
-        lent = {each.number for each in self._by_number.values() if each.grant is not None}
-        assert not waiting & lent and len(self._by_number) - len(waiting) - len(lent) == self._asks
+        waiting = {each.key for each in self._waiting}
+        lent = {key: each.grant.number for key, each in self._by_key.items() if each.grant is not None}
+        assert not waiting & lent.keys() and len(self._by_key) - len(waiting) - len(lent) == self._asks
         assert not self._waiting or self._asks
-        held = {each.grant.number for each in self._by_number.values() if each.grant is not None}
-        assert held == set(self._own.grants)
+        assert set(lent.values()) == set(self._own.grants)
         for key, children in self._children.items():
-            assert key in self._by_key and all(each.read is not None for each in children)
+            assert key in self._by_key and all(each.checksum is not None for each in children)
 
     def _ask(self) -> None:
         if self._waiting and not self._asks:
@@ -154,20 +151,22 @@ class Arrivals:
             fetch.grant = next(grant for grant in self._own.grants.values() if place in grant.pieces)
             fetch.read_at = self._outbox.now
             assert fetch.found is not None
-            self._outbox.add(ReadRemote(fetch.number, fetch.key, self._table.offsets[place], fetch.found))
+            self._outbox.add(ReadRemote(fetch.key, self._table.offsets[place], fetch.found))
         self._ask()
 
     def _store(self, fetch: Fetch) -> None:
         """Stores what was read."""
-        key, read, grant, by_key = fetch.key, fetch.read, fetch.grant, self._table.by_key
-        assert read is not None and grant is not None
-        outcome, error = "failed", read.error
-        if error is None and fetch.void:
+        key, checksum, grant, by_key = fetch.key, fetch.checksum, fetch.grant, self._table.by_key
+        assert checksum is not None and grant is not None
+        outcome, error = "failed", None
+        if isinstance(checksum, TensordError):
+            error = checksum
+        elif fetch.void:
             error = Refusal("the key was evicted by name meanwhile")
-        elif error is None and key in by_key:
+        elif key in by_key:
             outcome = "overtaken"
-        elif error is None:
-            self._commit_one(fetch, grant, read.checksum)
+        else:
+            self._commit_one(fetch, grant, checksum)
             if key in by_key:
                 self._fetched(by_key[key])
                 outcome = "fetched"
@@ -188,7 +187,7 @@ class Arrivals:
         self._commit(memoryview(record), self._outbox.now)
 
     def _end(self, fetch: Fetch, outcome: str, error: TensordError | None) -> None:
-        del self._by_number[fetch.number], self._by_key[fetch.key]
+        del self._by_key[fetch.key]
         fetch.grant = None
         self.ended(fetch, outcome, error)
         for child in self._children.pop(fetch.key, ()):

@@ -1,7 +1,7 @@
 """Fetches: missing keys that the daemon seeks in the remote store before a client computes them.
 
-    a claim of a missing key ─ Seek → Sought ─ nothing, too late or an error → the first waiter gets the claim
-                                         └─ found → `arrivals` → stored: every waiter hits
+    a claim of a missing key, or a run ─ Seek → Sought ─ nothing, too late or an error → the first waiter gets the claim
+                                                   └─ found → `arrivals` → stored: every waiter hits
 
 Owns: which key is sought and for how long, the fetches under way, and what is counted. Does not own the claims, the way
 of an entry into the ring (`arrivals`), nor the writes to the store.
@@ -22,7 +22,8 @@ or read at once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from ...errors import TensordError, TierRefused, TierUnavailable
@@ -31,7 +32,7 @@ from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import ClaimTable, Verdict
 from ..claims.deadlines import Deadlines
 from ..core.effects import Seek
-from ..core.events import RemoteFound, Sought
+from ..core.events import Sought
 from ..core.outbox import StoreOutbox
 from .agreement import Agreement
 from .arrivals import Arrivals, Fetch
@@ -81,13 +82,12 @@ class Fetches:
         arrivals.ended = self.arrived
         self._outbox = outbox
         self._made = 0
-        self._under_way: dict[int, Fetch] = {}
-        self._keys: dict[bytes, Fetch] = {}
-        self._busy: dict[int, Fetch] = {}
+        self._under_way: dict[bytes, Fetch] = {}
+        self._busy: dict[bytes, Fetch] = {}
         """Those whose key is asked for or read now."""
-        self._turns: OrderedDict[int, None] = OrderedDict()
-        """Those that wait for their turn, by number."""
-        self._looks: Deadlines[int] = Deadlines()
+        self._turns: OrderedDict[bytes, None] = OrderedDict()
+        """Those that wait for their turn."""
+        self._looks: Deadlines[bytes] = Deadlines()
         """When the store is asked again for an entry that another host computes."""
         self.run_keys = 0
         """The keys of runs that are sought now."""
@@ -104,7 +104,7 @@ class Fetches:
         key = request.key
         if not self._link.breaker.closed or not self._link.limits.remote_s:
             return None
-        if key in self._keys or not self.may_be_sought(key):
+        if key in self._under_way or not self.may_be_sought(key):
             return None
         cost_s = request.within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
         for_s = self.patience_s(cost_s, now) if len(self._under_way) - self.run_keys < QUEUED_MAX else 0.0
@@ -112,8 +112,8 @@ class Fetches:
             self.declined(1)
             return None
         token, verdict = self._claims.seek(key, client, request.id, now, uid, request.within_s, for_s)
-        fetch = self._add(Fetch(self._made + 1, key, uid, token, now, now + for_s, cost_s))
-        self._turns[fetch.number] = None
+        self._add(key, uid, token, now, now + for_s, cost_s)
+        self._turns[key] = None
         self._serve(now)
         return verdict
 
@@ -128,57 +128,58 @@ class Fetches:
 
     def tick(self, now: float) -> None:
         """Asks again for entries that other hosts compute."""
-        while (number := self._looks.pop_due(now)) is not None:
-            self._turns[number] = None
+        while (key := self._looks.pop_due(now)) is not None:
+            self._turns[key] = None
         self._serve(now)
 
-    def sought(self, event: Sought, now: float) -> None:
+    def sought(self, seek: Seek, sought: Sought | None, error: TensordError | None, now: float) -> None:
         """Processes the store's answer."""
-        fetch = self._busy.pop(event.number)
-        counters, found = self._outbox.counters.remote, event.found
-        if event.error is not None:
-            self._link.failed(event.error, now)
-            self.end(fetch, "failed")
-            self._lost(fetch, now)
+        fetches, speed = [self._busy[key] for key in seek.keys], self._link.speed
+        if error is not None or sought is None:
+            if error is not None:
+                self._link.failed(error, now)
+            for fetch in fetches:
+                self._end(fetch, "failed", now)
             return
         self._link.succeeded()
-        if event.generation is not None:
-            self._agreement.found(fetch.key[:NAMESPACE_TAG_BYTES], event.generation, now)
-        self._link.speed.answer_s.add(event.answer_s, now)
-        if event.claimed:
-            self._host_claims.taken(fetch.key)
-        if event.others_s is not None and self._waits(fetch, event.others_s, now):
+        self._agreement.told(seek.keys[0][:NAMESPACE_TAG_BYTES], sought.generation)
+        speed.answer_s.add(sought.answer_s, now)
+        if sought.claimed:
+            self._host_claims.taken(seek.keys[0])
+        if sought.others_s is not None and self._waits(fetches[0], sought.others_s, now):
+            del self._busy[fetches[0].key]
             self._serve(now)
             return
-        left_s = fetch.ends_at - now
-        if found is None or fetch.void:
-            self.end(fetch, "missed")
-            self._lost(fetch, now)
-            if event.claimed and not self._claims.claimed(fetch.key) and not self._writes.has(fetch.key):
-                self._host_claims.given_up(fetch.key)
-            return
-        if left_s <= 0:
-            counters["late"] += 1
-        elif self._link.speed.read_s(found.payload_bytes, now) > left_s:
-            self.end(fetch, "slow")
-            self._lost(fetch, now)
-            return
-        self.bring(fetch, found)
+        outcome, size_bytes = "", 0
+        for fetch, found in zip_longest(fetches, sought.found):
+            if found is None or fetch.void:
+                outcome = "missed"
+            else:
+                size_bytes += found.payload_bytes
+                left_s = fetch.ends_at - now
+                if left_s <= 0:
+                    self._outbox.counters.remote["late"] += 1
+                elif speed.read_s(size_bytes, now) > left_s:
+                    outcome = outcome or "slow"
+            if outcome:
+                self._end(fetch, outcome, now)
+            else:
+                self._arrivals.begin(fetch, found)
+        if sought.claimed and not self._claims.claimed(seek.keys[0]) and not self._writes.has(seek.keys[0]):
+            self._host_claims.given_up(seek.keys[0])
 
     def of(self, key: bytes) -> Fetch | None:
         """The fetch of a key that is sought now."""
-        return self._keys.get(key)
+        return self._under_way.get(key)
 
-    def of_run(self, key: bytes, uid: int, ends_at: float, now: float, then: Callable[[], None]) -> Fetch:
-        """Begins the fetch of a key that `Runs` seeks."""
-        fetch = Fetch(self._made + 1, key, uid, 0, now, ends_at, due_at=ends_at, then=[then])
-        self._busy[fetch.number] = fetch
-        return self._add(fetch)
-
-    def bring(self, fetch: Fetch, found: RemoteFound) -> None:
-        """Has a found entry stored in the ring."""
-        self._busy[fetch.number] = fetch
-        self._arrivals.begin(fetch, found)
+    def run(self, keys: Sequence[bytes], uid: int, ends_at: float, now: float, then: Callable[[], None]) -> None:
+        """Seeks keys of a run, none of which is sought now. `then` is called for each, when its fetch has ended."""
+        for key in keys:
+            fetch = self._add(key, uid, 0, now, ends_at)
+            fetch.due_at = ends_at
+            fetch.then.append(then)
+            self._busy[key] = fetch
+        self._outbox.add(Seek(tuple(keys)))
 
     def evicted(self, keys: Collection[bytes]) -> None:
         """A client has evicted keys by name: what is on its way is not to be stored."""
@@ -191,27 +192,24 @@ class Fetches:
         if fetch.found is not None and outcome == "fetched":
             self._link.speed.read(fetch.found.payload_bytes, fetch.read_s, now)
             self._outbox.counters.remote_read_bytes += fetch.found.payload_bytes
-        self.end(fetch, outcome)
         # Any other error concerns the entry: its bytes are wrong, or it has no room.
         if isinstance(error, TierUnavailable | TierRefused):
             self._link.failed(error, now)
-        if outcome == "failed":
-            self._lost(fetch, now)
+        self._end(fetch, outcome, now)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self._keys == {fetch.key: fetch for fetch in self._under_way.values()}
         assert self.run_keys == sum(not fetch.token for fetch in self._under_way.values())
-        assert len(self._keys) == len(self._under_way) <= QUEUED_MAX + self.run_keys
+        assert len(self._under_way) <= QUEUED_MAX + self.run_keys
         assert len(self._busy) <= SEEKS_MAX + self.run_keys
-        looks = {number for number in self._under_way if self._looks.when(number) is not None}
+        looks = {key for key in self._under_way if self._looks.when(key) is not None}
         assert self._busy.keys() | self._turns.keys() | looks == self._under_way.keys()
         assert len(self._busy) + len(self._turns) + len(looks) == len(self._under_way)
         assert not self._turns or len(self._busy) - self.run_keys >= SEEKS_MAX
 
     def may_be_sought(self, key: bytes) -> bool:
         """Whether the store may have an entry of the key that this host may show."""
-        return self._agreement.shares(key) is not False and not self._writes.removes(key)
+        return self._agreement.shares(key) and not self._writes.removes(key)
 
     def patience_s(self, cost_s: float, now: float) -> float:
         """How long a client may wait for the store, which otherwise computes for `cost_s`; 0: not at all."""
@@ -224,14 +222,12 @@ class Fetches:
     def _serve(self, now: float) -> None:
         """Asks for as many keys as may be."""
         while self._turns and len(self._busy) - self.run_keys < SEEKS_MAX:
-            number, _ = self._turns.popitem(last=False)
-            fetch = self._under_way[number]
+            fetch = self._under_way[self._turns.popitem(last=False)[0]]
             over = fetch.ends_at - now <= (self._link.speed.answer_s.known(now) or 0.0)
             left_alone = not self._link.breaker.closed
             if over or left_alone or fetch.void or not self._claims.holds(fetch.token):
                 # Its time is over, the store is left alone, or nobody waits for it any more.
-                self._forget(fetch, "failed" if left_alone else "missed" if fetch.waited else "unasked")
-                self._lost(fetch, now)
+                self._forget(fetch, "failed" if left_alone else "missed" if fetch.waited else "unasked", now)
             else:
                 self._ask(fetch, now)
 
@@ -239,9 +235,8 @@ class Fetches:
         fetch.due_at = now + min(fetch.cost_s, self._link.limits.remote_s)
         claims = self._link.limits.remote_writes and self._link.taking.closed
         claims_s = min(max(CLAIM_TIMES * fetch.cost_s, CLAIM_S_LEAST), CLAIM_S_MOST) if claims else 0.0
-        self._busy[fetch.number] = fetch
-        asks = self._agreement.shares(fetch.key) is None
-        self._outbox.add(Seek(fetch.number, fetch.key, asks, claims_s))
+        self._busy[fetch.key] = fetch
+        self._outbox.add(Seek((fetch.key,), claims_s))
 
     def _waits(self, fetch: Fetch, others_s: float, now: float) -> bool:
         """Whether the entry that another host computes since so many seconds is waited for."""
@@ -258,28 +253,26 @@ class Fetches:
         if now >= fetch.ends_at:
             return False
         look_s = min(max(fetch.cost_s / LOOKS, LOOK_S_LEAST), LOOK_S_MOST)
-        self._looks.set(fetch.number, min(now + max(look_s, LOOK_S_LEAST * len(self._under_way)), fetch.ends_at))
+        self._looks.set(fetch.key, min(now + max(look_s, LOOK_S_LEAST * len(self._under_way)), fetch.ends_at))
         return True
 
-    def _add(self, fetch: Fetch) -> Fetch:
-        self._made = fetch.number
-        self._under_way[fetch.number] = self._keys[fetch.key] = fetch
-        self.run_keys += not fetch.token
+    def _add(self, key: bytes, uid: int, token: int, now: float, ends_at: float, cost_s: float = 0.0) -> Fetch:
+        self._made += 1
+        self.run_keys += not token
+        self._under_way[key] = fetch = Fetch(self._made, key, uid, token, now, ends_at, cost_s)
         return fetch
 
-    def end(self, fetch: Fetch, outcome: str) -> None:
+    def _end(self, fetch: Fetch, outcome: str, now: float) -> None:
         """Ends a fetch that is asked for or read."""
-        self._busy.pop(fetch.number, None)
-        self._forget(fetch, outcome)
-        self._serve(self._outbox.now)
+        del self._busy[fetch.key]
+        self._forget(fetch, outcome, now)
+        self._serve(now)
 
-    def _forget(self, fetch: Fetch, outcome: str) -> None:
-        del self._under_way[fetch.number], self._keys[fetch.key]
+    def _forget(self, fetch: Fetch, outcome: str, now: float) -> None:
+        del self._under_way[fetch.key]
         self.run_keys -= not fetch.token
         self._outbox.counters.remote[outcome] += 1
         for then in fetch.then:
             then()
-
-    def _lost(self, fetch: Fetch, now: float) -> None:
-        if fetch.token:
+        if fetch.token and outcome not in ("fetched", "overtaken"):
             self._outbox.send_verdicts(self._claims.sought(fetch.token, now))

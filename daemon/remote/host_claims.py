@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Final
 
 from ..core.effects import WithdrawClaim
-from ..core.events import ClaimWithdrawn
 from ..core.outbox import StoreOutbox
 from .link import RemoteLink
 
@@ -49,7 +48,7 @@ class HostClaims:
             if self._link.breaker.closed:
                 self._outbox.add(WithdrawClaim(key))
 
-    def withdrawn(self, event: ClaimWithdrawn) -> None:
+    def withdrawn(self, withdrawn: bool | None) -> None:
         """A claim was withdrawn, or could not be: it ends by itself then."""
-        if event.withdrawn:
+        if withdrawn:
             self._outbox.counters.remote["withdrawn"] += 1

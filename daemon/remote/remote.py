@@ -14,16 +14,16 @@ from typing import Any
 
 from ...shm.index.generations import GenerationWriter
 from ..claims.claims import ClaimTable
-from ..core.events import (
-    ClaimWithdrawn,
-    GenerationRaised,
-    GenerationsTold,
-    RemoteConnected,
-    RemoteRead,
-    RemoteSaved,
-    RunSought,
-    Sought,
+from ..core.effects import (
+    AskGenerations,
+    RaiseGeneration,
+    ReadRemote,
+    RemoveRemote,
+    SaveRemote,
+    Seek,
+    WithdrawClaim,
 )
+from ..core.events import RemoteDone
 from ..core.limits import StoreLimits
 from ..core.outbox import StoreOutbox
 from ..store.commit import Submitter
@@ -38,17 +38,6 @@ from .host_claims import HostClaims
 from .link import RemoteLink
 from .runs import Runs
 from .writes import Writes
-
-RemoteEvent = (
-    Sought
-    | RunSought
-    | RemoteRead
-    | RemoteSaved
-    | ClaimWithdrawn
-    | RemoteConnected
-    | GenerationsTold
-    | GenerationRaised
-)
 
 
 class Remote:
@@ -83,33 +72,30 @@ class Remote:
         self.writes = Writes(table, slots, link, self.agreement, self.host_claims, outbox)
         self.arrivals = Arrivals(table, tenants, own, places, commit, self.writes.fetched, outbox)
         self.fetches = Fetches(claims, link, self.agreement, self.host_claims, self.writes, self.arrivals, outbox)
-        self.runs = Runs(table, link, self.agreement, self.fetches, outbox)
+        self.runs = Runs(table, link, self.fetches, outbox)
         self.demotion = Demotion(table, slots, self.writes, outbox)
         claims.given_up = self.host_claims.given_up
 
-    def handle(self, event: RemoteEvent, now: float) -> None:
-        """Processes the outcome of an effect."""
-        match event:
-            case Sought():
-                self.fetches.sought(event, now)
-                self.writes.start(now)
-            case RunSought():
-                self.runs.sought(event, now)
-                self.writes.start(now)
-            case RemoteRead():
-                self.arrivals.read(event)
-            case RemoteSaved():
-                self.writes.saved(event, now)
-            case ClaimWithdrawn():
-                self.host_claims.withdrawn(event)
-            case RemoteConnected():
-                self.link.connected(event.error, now)
-                self.writes.start(now)
-            case GenerationsTold():
-                self.agreement.answered(event.told, event.error, now)
-                self.writes.start(now)
-            case GenerationRaised():
-                self.agreement.raised(event.tag, event.generation, event.error, now)
+    def handle(self, done: RemoteDone, now: float) -> None:
+        """Processes the outcome of a request."""
+        answer, error = done.answer, done.error
+        match done.request:
+            case Seek() as seek:
+                self.fetches.sought(seek, answer, error, now)
+            case ReadRemote(key):
+                self.arrivals.read(key, answer if error is None else error)
+            case SaveRemote() as save:
+                self.writes.saved(save, answer, error, now)
+            case RemoveRemote() as remove:
+                self.writes.removed(remove, error, now)
+            case WithdrawClaim():
+                self.host_claims.withdrawn(answer)
+            case AskGenerations():
+                self.agreement.answered(answer, error, now)
+            case RaiseGeneration() as request:
+                self.agreement.raised(request, answer, error)
+        # The breaker may have turned.
+        self.writes.start(now)
 
     def evicted(self, keys: list[bytes], now: float) -> None:
         """A client has evicted keys by name."""

@@ -1,8 +1,8 @@
 """Runs: keys in order that the daemon fetches together for one client, such as the blocks of one sequence.
 
-    FetchRun ─ worth it? → SeekRun → RunSought ─ each key that was found into the ring (`fetches`) → all ended → Counted
+    FetchRun ─ worth it? ─ each key that the store has into the ring (`fetches`) → all ended → Counted
 
-Owns: the runs under way, and their answers. Does not own the fetches of their keys.
+Owns: the answers of runs. Does not own the fetches of their keys.
 
 A run ends at the first key that the store does not have: the entries after it may have no parent in the ring. Keys that
 are sought already are waited for, and not sought again.
@@ -14,18 +14,15 @@ once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice, takewhile, zip_longest
+from functools import partial
+from itertools import islice, takewhile
 from typing import Final
 
 from ...ipc.messages import control as messages
 from ...shm.index.keys import generation_of
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from ..core.effects import SeekRun
-from ..core.events import RunSought
 from ..core.outbox import StoreOutbox
 from ..store.table import RowTable
-from .agreement import Agreement
-from .arrivals import Fetch
 from .fetches import UNKNOWN_S, Fetches
 from .link import RemoteLink
 
@@ -49,17 +46,13 @@ class Runs:
         self,
         table: RowTable,
         link: RemoteLink,
-        agreement: Agreement,
         fetches: Fetches,
         outbox: StoreOutbox,
     ) -> None:
         self._table = table
         self._link = link
-        self._agreement = agreement
         self._fetches = fetches
         self._outbox = outbox
-        self._made = 0
-        self._sought: dict[int, list[Fetch]] = {}
 
     def begin(self, client: int, uid: int, request: messages.FetchRun, now: float) -> None:
         """Seeks the missing keys of a client, or answers at once."""
@@ -74,45 +67,15 @@ class Runs:
             self._answer(run)
             return
         for fetch in under_way:
-            fetch.then.append(lambda: self._ended_one(run))
+            fetch.then.append(partial(self._ended_one, run))
         if own:
-            self._made += 1
-            self._sought[self._made] = [
-                self._fetches.of_run(key, uid, now + for_s, now, lambda: self._ended_one(run)) for key in own
-            ]
-            self._outbox.add(SeekRun(self._made, tuple(own), self._agreement.shares(own[0]) is None))
+            self._fetches.run(own, uid, now + for_s, now, partial(self._ended_one, run))
         if not wanted:
             self._answer(run)
-
-    def sought(self, event: RunSought, now: float) -> None:
-        """Processes the store's answer."""
-        fetches = self._sought.pop(event.number)
-        if event.error is not None:
-            self._link.failed(event.error, now)
-        else:
-            self._link.succeeded()
-            self._link.speed.answer_s.add(event.answer_s, now)
-        if event.generation is not None:
-            self._agreement.found(fetches[0].key[:NAMESPACE_TAG_BYTES], event.generation, now)
-        outcome, size_bytes = "", 0
-        for fetch, found in zip_longest(fetches, event.found):
-            size_bytes += found.payload_bytes if found is not None else 0
-            left_s = fetch.ends_at - now
-            if event.error is not None:
-                outcome = "failed"
-            elif found is None:
-                outcome = "missed"
-            elif 0 < left_s < self._link.speed.read_s(size_bytes, now):
-                outcome = "slow"
-            if outcome:
-                self._fetches.end(fetch, outcome)
-            else:
-                self._fetches.bring(fetch, found)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self._fetches.run_keys <= RUN_KEYS_MAX
-        assert all(self._fetches.of(fetch.key) is fetch for sought in self._sought.values() for fetch in sought)
 
     def _wanted(self, keys: list[bytes]) -> list[bytes]:
         """The missing keys, of the namespace and generation of the first one."""

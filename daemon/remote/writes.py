@@ -12,19 +12,20 @@ its second use decides. A full queue drops what is new, and counts it: the store
 the entry tries again. What waits is named by its key: a key has one payload, whichever row it is in by then.
 
 Invariants: a span in `reading` counts as pinned at every scan, so its bytes do not change under a write, whatever
-becomes of the entry. At most WRITES_MAX writes are under way, and at most `remote_queue_bytes` of entries wait.
+becomes of the entry. One write or removal is under way at a time, so a removal never meets a write of its key. At most
+`remote_queue_bytes` of entries wait.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
+from ...errors import TensordError
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..core.effects import RemoveRemote, SaveRemote
 from ..core.events import RemoteSaved
@@ -35,8 +36,6 @@ from .agreement import Agreement
 from .host_claims import HostClaims
 from .link import RemoteLink
 
-WRITES_MAX: Final = 2
-"""Writes under way at once. Each takes a thread, and a share of the host's memory bandwidth."""
 REMOVED_MAX: Final = 1 << 18
 """Keys whose removal waits, some 40 MB. Beyond it the oldest is forgotten, and counted: its object stays in the store,
 and is found again."""
@@ -47,16 +46,6 @@ OFFERED: Final = 1
 """The row's entry waits, is written, or was; or it came from the store."""
 NOT_WORTH: Final = 2
 """The row's entry is quicker to compute than to read back, which was counted."""
-
-
-@dataclass(slots=True)
-class _RemoteWrite:
-    tries: bool
-    key: bytes = b""
-    row: int = EDGE
-    span_id: int = 0
-    payload_bytes: int = 0
-    removed: tuple[bytes, ...] = ()
 
 
 class Writes:
@@ -82,13 +71,12 @@ class Writes:
         """The payload bytes of the entries that wait, by key."""
         self._leaving: set[bytes] = set()
         self._removed: dict[bytes, None] = {}
-        self._made = 0
-        self._under_way: dict[int, _RemoteWrite] = {}
+        self._under_way: SaveRemote | RemoveRemote | None = None
         self.queued_bytes = 0
         self.ended = 0
         """How many writes and removals have ended."""
         self.reading: frozenset[int] = frozenset()
-        """The span ids that a thread reads now."""
+        """The span id that a thread reads now, if it reads one."""
 
     @property
     def queued(self) -> int:
@@ -98,7 +86,7 @@ class Writes:
     @property
     def under_way(self) -> int:
         """The number of writes under way."""
-        return len(self._under_way)
+        return int(self._under_way is not None)
 
     def limits_changed(self) -> None:
         """What no longer fits the queue is dropped, the newest first."""
@@ -111,7 +99,7 @@ class Writes:
             return
         self._marks[rows] = 0
         costs, counters = self._table.costs, self._outbox.counters.remote
-        may_offer = self._link.limits.remote_writes and self._link.breaker.closed and self._takes(now)
+        may_offer = self._link.limits.remote_writes and self._may_write(now)
         for row in rows:
             # A host that only reads waits for what computing takes, too.
             cost_s, key = costs[row] / 1e3, self._key(row)
@@ -131,7 +119,7 @@ class Writes:
         """Published entries were used. Those that were dropped earlier are offered again."""
         if not self._link.limits.remote_writes or not self._link.limits.remote_s or not len(rows):
             return
-        if self._link.breaker.closed and self._takes(now):
+        if self._may_write(now):
             at = np.asarray(rows, np.int64)
             for row in at[(self._marks[at] & OFFERED) == 0].tolist():
                 if not self._marks[row] & OFFERED:
@@ -150,12 +138,13 @@ class Writes:
 
     def has(self, key: bytes) -> bool:
         """Whether the key's entry waits or is being written."""
-        return key in self._queue or any(write.key == key for write in self._under_way.values())
+        write = self._under_way
+        return key in self._queue or (isinstance(write, SaveRemote) and write.key == key)
 
     def takes(self, row: int, key: bytes, now: float) -> bool:
         """Whether the entry is to be written, and neither waits nor was written. If it is not worth it, that is
         counted once. Its next use decides anew, since the store may be quicker by then."""
-        if self._marks[row] & OFFERED or self._agreement.shares(key) is False:
+        if self._marks[row] & OFFERED or not self._agreement.shares(key):
             return False
         cost_s = self._table.costs[row] / 1e3
         if cost_s and cost_s < self._link.speed.read_s(self._table.payloads[row], now):
@@ -208,86 +197,88 @@ class Writes:
 
     def removes(self, key: bytes) -> bool:
         """Whether the key's object is about to be removed."""
-        return key in self._removed or any(key in write.removed for write in self._under_way.values())
+        write = self._under_way
+        return key in self._removed or (isinstance(write, RemoveRemote) and key in write.keys)
 
     @property
     def removals(self) -> int:
         """The number of keys whose removal waits."""
         return len(self._removed)
 
-    def saved(self, event: RemoteSaved, now: float) -> None:
-        """Processes the outcome of a write, or of a removal."""
-        write = self._under_way.pop(event.number)
-        self.ended += 1
-        self.reading = frozenset(each.span_id for each in self._under_way.values() if each.span_id)
-        if event.error is not None:
-            self._failed(write, event, now)
+    def saved(self, save: SaveRemote, saved: RemoteSaved | None, error: TensordError | None, now: float) -> None:
+        """Processes the outcome of a write."""
+        self._end()
+        key, counters = save.key, self._outbox.counters
+        if error is not None or saved is None:
+            counters.remote["write_failed"] += 1
+            self._unmark(key)
+            self._host_claims.given_up(key)
+            if error is not None:
+                self._link.failed(error, now)
         else:
-            self._succeeded(write, event, now)
-        self._leaving.discard(write.key)
+            self._link.succeeded()
+            if saved.written:
+                self._link.changed()
+                counters.remote_written_bytes += save.payload_bytes
+            self._agreement.told(key[:NAMESPACE_TAG_BYTES], saved.generation)
+            if key in self._leaving and self._agreement.shares(key):
+                counters.remote["demoted"] += 1
+            counters.remote["written" if saved.written else "there"] += 1
+            self._host_claims.written(key)
+        self._leaving.discard(key)
+        self.start(now)
+
+    def removed(self, remove: RemoveRemote, error: TensordError | None, now: float) -> None:
+        """Processes the outcome of a removal."""
+        self._end()
+        if error is not None:
+            self._outbox.counters.remote["write_failed"] += 1
+            self._keep(remove.keys)
+            self._link.failed(error, now)
+        else:
+            self._link.succeeded()
+            if not self._link.full:
+                self._link.changed()
         self.start(now)
 
     def start(self, now: float) -> None:
-        """Begins as many writes as may be under way."""
-        while len(self._under_way) < WRITES_MAX:
-            if not self._link.breaker.closed:
-                self._drop_all()
-                return
-            takes = self._takes(now)
-            # An object that is being written is removed after its write.
-            written = {write.key for write in self._under_way.values()}
-            removed = tuple(key for key in islice(self._removed, REMOVED_AT_ONCE) if key not in written)
-            # A full store may be rid of objects. That it is says nothing of writes.
-            full = self._link.full and not self._link.taking.closed
-            if removed and (takes or full):
-                for key in removed:
-                    del self._removed[key]
-                self._begin(_RemoteWrite(not full and self._probes(), removed=removed))
-                self._outbox.add(RemoveRemote(self._made, removed))
-                continue
-            if not takes:
-                self._drop_all()
-                return
-            if self._queue and any(next(iter(self._queue)) in write.removed for write in self._under_way.values()):
-                # The write would find the object that is about to go, and leave it.
-                return
+        """Begins the next write or removal, if none is under way."""
+        if self._under_way is not None:
+            return
+        may_write = self._may_write(now)
+        # A full store may be rid of objects.
+        if self._removed and (may_write or (self._link.full and self._link.breaker.closed)):
+            keys = tuple(islice(self._removed, REMOVED_AT_ONCE))
+            for key in keys:
+                del self._removed[key]
+            self._under_way = RemoveRemote(keys)
+        elif not may_write:
+            # What waits is offered again when it is used or put again.
+            for key in [*self._queue]:
+                self._drop(key)
+            return
+        else:
             key, row = self._next()
             if not row:
                 return
             table = self._table
-            size, asks = table.payloads[row], self._agreement.shares(key) is None
-            self._begin(_RemoteWrite(self._probes(), key, row, table.span_ids[row], size))
-            self._outbox.add(SaveRemote(self._made, key, table.offsets[row], size, asks, key in self._leaving))
+            self.reading = frozenset((table.span_ids[row],))
+            self._under_way = SaveRemote(key, table.offsets[row], table.payloads[row], key in self._leaving)
+        self._outbox.add(self._under_way)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self.queued_bytes == sum(self._queue.values()) <= self._link.limits.remote_queue_bytes
-        assert len(self._under_way) <= WRITES_MAX
         assert all(map(self.has, self._leaving))
-        assert self.reading == {write.span_id for write in self._under_way.values()} - {0}
+        assert bool(self.reading) == isinstance(self._under_way, SaveRemote)
 
-    def _failed(self, write: _RemoteWrite, event: RemoteSaved, now: float) -> None:
-        assert event.error is not None
-        self._outbox.counters.remote["write_failed"] += 1
-        if write.key:
-            self._unmark(write.key)
-            self._host_claims.given_up(write.key)
-        self._keep(write.removed)
-        self._link.failed(event.error, now, tries=write.tries)
+    def _end(self) -> None:
+        """The write or removal under way has ended."""
+        self._under_way, self.reading = None, frozenset()
+        self.ended += 1
 
-    def _succeeded(self, write: _RemoteWrite, event: RemoteSaved, now: float) -> None:
-        counters = self._outbox.counters
-        self._link.succeeded()
-        if write.tries:
-            self._link.wrote(now, shows=event.written)
-        if event.generation is not None:
-            self._agreement.found(write.key[:NAMESPACE_TAG_BYTES], event.generation, now)
-        if write.key:
-            if write.key in self._leaving and self._agreement.shares(write.key) is not False:
-                counters.remote["demoted"] += 1
-            counters.remote["written" if event.written else "there"] += 1
-            self._host_claims.written(write.key)
-            counters.remote_written_bytes += write.payload_bytes if event.written else 0
+    def _may_write(self, now: float) -> bool:
+        return self._link.breaker.closed and self._link.taking.may_try(now)
 
     def _key(self, row: int) -> bytes:
         return self._slots.key(self._table.slots[row])
@@ -318,30 +309,12 @@ class Writes:
             key, size = self._queue.popitem(last=False)
             self.queued_bytes -= size
             row = self._table.by_key.get(key, EDGE)
-            if row and self._agreement.shares(key) is not False:
+            if row and self._agreement.shares(key):
                 return key, row
             self._host_claims.given_up(key)
             self._leaving.discard(key)
             self._outbox.counters.remote["dropped"] += 1
         return b"", EDGE
-
-    def _takes(self, now: float) -> bool:
-        """Whether the store takes writes, or is to be tried."""
-        return self._link.taking.closed or self._link.taking.may_probe(now)
-
-    def _probes(self) -> bool:
-        """Whether the request that begins now tries if the store takes writes again."""
-        taking = self._link.taking
-        if taking.closed:
-            return False
-        taking.probe()
-        return True
-
-    def _begin(self, write: _RemoteWrite) -> None:
-        self._made += 1
-        self._under_way[self._made] = write
-        if write.span_id:
-            self.reading |= {write.span_id}
 
     def _keep(self, keys: Iterable[bytes]) -> None:
         """Remembers keys whose objects are to be removed."""
@@ -357,8 +330,3 @@ class Writes:
         self._host_claims.given_up(key)
         self._leaving.discard(key)
         self._outbox.counters.remote["dropped"] += 1
-
-    def _drop_all(self) -> None:
-        """The store is left alone, or takes no writes: what waits is offered again when it is used or put again."""
-        for key in [*self._queue]:
-            self._drop(key)

@@ -20,13 +20,13 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from ...errors import TierFull, TierTimedOut, TierTooLarge
+from ...errors import TierFull, TierTooLarge
 
 TMP: Final = "tmp"
 LEFTOVER_S: Final = 3600.0
@@ -38,129 +38,84 @@ _SCAN_SHARE: Final = 16
 
 
 class DirectoryRoom:
-    """At most `limit_bytes` of objects in the folders of `base`, files in tmp/ included.
+    """At most `limit_bytes` of objects in the folders of `base`, files in tmp/ included."""
 
-    `writer`: what the names of this process's files in tmp/ begin with.
-    """
-
-    def __init__(self, base: Path, limit_bytes: int, writer: str) -> None:
+    def __init__(self, base: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._base = base
-        self._writer = writer
-        self._counting = threading.Lock()
-        """Held during a scan, too."""
-        self._stored_bytes = 0
-        """Of all objects, and of files in tmp/ that other processes write."""
-        self._writing_bytes = 0
+        self._scanning = threading.Lock()
+        self._used_bytes = 0
         self._scan_after_bytes = 0
         """So much may be put before the next scan."""
-        self._closed = False
 
-    @contextmanager
-    def writing(self, size_bytes: int, deadline: float) -> Iterator[None]:
-        """Counts an object that is written within the block. Evicts others before, if the limit would be exceeded.
+    def make(self, size_bytes: int) -> None:
+        """Counts an object that is about to be written. Evicts others before, if the limit would be exceeded.
 
         Raises:
             TierTooLarge: the object is larger than the limit.
             TierFull: eviction has made no room for it.
-            TierTimedOut: another put of this process has not ended its scan by the deadline.
         """
         if size_bytes > self.limit_bytes:
             raise TierTooLarge(
                 f"dir://{self._base.parent}: an object of {size_bytes} bytes is larger than the limit of "
                 f"{self.limit_bytes} bytes; raise `bytes` in the URL"
             )
-        if not self._counting.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TierTimedOut(
-                f"dir://{self._base.parent}: the directory was not looked through by the deadline: look at the file "
-                "system and its server"
-            )
-        try:
-            self._make_room(size_bytes)
-            self._writing_bytes += size_bytes
-        finally:
-            self._counting.release()
-        written_bytes = 0
-        try:
-            yield
-            written_bytes = size_bytes
-        finally:
-            with self._counting:
-                self._writing_bytes -= size_bytes
-                self._stored_bytes += written_bytes
+        with self._scanning:
+            self._scan_after_bytes -= size_bytes
+            if self._scan_after_bytes < 0 or self._used_bytes + size_bytes > self.limit_bytes:
+                with suppress(OSError):  # the put meets the same fault, and reports it
+                    self._scan(self.limit_bytes - size_bytes)
+            if self._used_bytes + size_bytes > self.limit_bytes:
+                raise TierFull(
+                    f"dir://{self._base.parent}: {self._used_bytes} of {self.limit_bytes} bytes are used, and eviction "
+                    f"has made no room for {size_bytes} more; raise `bytes` in the URL"
+                )
+            self._used_bytes += size_bytes
 
-    def close(self) -> None:
-        """Ends a scan that is under way at its next folder."""
-        self._closed = True
-
-    def _make_room(self, size_bytes: int) -> None:
-        self._scan_after_bytes -= size_bytes
-        if self._scan_after_bytes < 0 or self._used_bytes + size_bytes > self.limit_bytes:
-            with suppress(OSError):  # the put meets the same fault, and reports it
-                self._scan(size_bytes)
-        if self._used_bytes + size_bytes > self.limit_bytes:
-            raise TierFull(
-                f"dir://{self._base.parent}: {self._used_bytes} of {self.limit_bytes} bytes are used, and eviction has "
-                f"made no room for {size_bytes} more; raise `bytes` in the URL"
-            )
-
-    @property
-    def _used_bytes(self) -> int:
-        return self._stored_bytes + self._writing_bytes
-
-    def _scan(self, wanted_bytes: int) -> None:
-        """Counts the bytes anew, and removes old objects if there is no room for `wanted_bytes`."""
-        begun_bytes = self._sweep()
+    def _scan(self, most_bytes: int) -> None:
+        """Counts the bytes anew, and removes old objects if there are more than `most_bytes`."""
+        self._used_bytes = self._sweep()
         times, sizes = array("q"), array("q")
         for _, about in self._objects():
             times.append(about.st_mtime_ns)
             sizes.append(about.st_size)
-        self._stored_bytes = sum(sizes) + begun_bytes
+        self._used_bytes += sum(sizes)
         self._scan_after_bytes = self.limit_bytes // _SCAN_SHARE
-        most_bytes = self.limit_bytes - wanted_bytes
         if not sizes or self._used_bytes <= min(int(self.limit_bytes * _HIGH), most_bytes):
             return
-        excess_bytes = min(sum(sizes), self._used_bytes - min(int(self.limit_bytes * LOW), most_bytes))
+        least_bytes = min(int(self.limit_bytes * LOW), most_bytes)
         order = np.argsort(np.frombuffer(times, np.int64), kind="stable")
         freed = np.cumsum(np.frombuffer(sizes, np.int64)[order])
-        last = times[order[min(int(np.searchsorted(freed, excess_bytes)), len(order) - 1)]]
-        self._stored_bytes -= self._evict(last, excess_bytes)
+        last = int(np.searchsorted(freed, self._used_bytes - least_bytes))
+        last_ns = times[order[min(last, len(order) - 1)]]
+        for entry, about in self._objects():
+            if self._used_bytes <= least_bytes:
+                break
+            if about.st_mtime_ns <= last_ns:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+                    self._used_bytes -= about.st_size
 
     def _sweep(self) -> int:
-        """Removes files of killed writers. The bytes of other writers' files that remain in tmp/."""
+        """Removes files of killed writers. The bytes of the files that remain in tmp/."""
         oldest, begun_bytes = time.time() - LEFTOVER_S, 0
         for entry, about in self._files(TMP):
             if about.st_mtime < oldest:
                 with suppress(FileNotFoundError):
                     os.unlink(entry.path)
-            elif not entry.name.startswith(self._writer):
+            else:
                 begun_bytes += about.st_size
         return begun_bytes
-
-    def _evict(self, last_ns: int, excess_bytes: int) -> int:
-        """Removes objects whose time is at most `last_ns`, until `excess_bytes` are free. The bytes that were freed."""
-        freed_bytes = 0
-        for entry, about in self._objects():
-            if freed_bytes >= excess_bytes:
-                break
-            with suppress(FileNotFoundError):
-                # It may have been replaced, or read, since its folder was looked through.
-                if about.st_mtime_ns <= last_ns and os.lstat(entry.path).st_mtime_ns <= last_ns:
-                    os.unlink(entry.path)
-                    freed_bytes += about.st_size
-        return freed_bytes
 
     def _objects(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
         """In a random order of folders, so that processes which evict at once begin at different ones."""
         names: list[str] = []
-        with suppress(FileNotFoundError), os.scandir(self._base) as found:
-            names = [entry.name for entry in found if len(entry.name) == 2 and entry.is_dir(follow_symlinks=False)]
+        with suppress(FileNotFoundError):
+            names = [name for name in os.listdir(self._base) if len(name) == 2]
         for number in np.random.default_rng().permutation(len(names)):
             yield from self._files(names[number])
 
     def _files(self, folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        if self._closed:
-            return
         with suppress(FileNotFoundError), os.scandir(self._base / folder) as found:
             for entry in found:
                 with suppress(FileNotFoundError):  # another process has evicted it

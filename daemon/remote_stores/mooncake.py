@@ -3,11 +3,11 @@
     tensord-1-KEY           an object; KEY in hexadecimal
     tensord-1-gen-TAG-N     the N-th generation that was given out for a namespace; it is not evicted
 
-Owns: names, and what a code of Mooncake means. Does not own: Mooncake's client, which has a process of its own
-(`mooncake_calls`).
+Owns: names, what a code of Mooncake means, and the process with Mooncake's client (`mooncake_worker` says why it has
+one). If the process ends, all calls fail, and the next one starts another process.
 
-What is read and written goes through memory that both processes share. That costs a copy; in return a call that hangs
-never touches the caller's memory, and is left at its deadline.
+What is read and written goes through sockets. That costs copies; in return a call that hangs never touches the caller's
+memory, and is left when its time is over.
 
 While an object is replaced, it is a miss. Of several hosts that write a new key, the first one stays: generations are
 given out by that. Mooncake has no claims that end by themselves.
@@ -15,17 +15,24 @@ given out by that. Mooncake has no claims that end by themselves.
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import struct
+import subprocess
+import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from ...errors import BadConfiguration, TierFull, TierUnavailable
+from ...errors import BadConfiguration, TensordError, TierFull, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
-from .mooncake_calls import MooncakeCalls, SharedMemory
+from .mooncake_worker import BUFFER_BYTES
 from .store import NAME, RemoteStore
 from .urls import one_of, options, shown, split
 
@@ -49,18 +56,60 @@ _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
 }
 
 
+class _Process:
+    """The process with the client. `idle`: its connections that no call uses."""
+
+    def __init__(self, setup: Sequence[Any]) -> None:
+        self.idle: list[Connection] = []
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        module, number = "tensord.daemon.remote_stores.mooncake_worker", theirs.fileno()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(number), json.dumps(setup)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def connection(self) -> Connection:
+        """One that no call uses. Raises OSError if the process has ended."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            own, theirs = socket.socketpair()
+            with theirs:
+                socket.send_fds(self._channel, [b"c"], [theirs.fileno()])
+            return Connection(own.detach())
+
+    def close(self) -> None:
+        """Ends the process, and the calls under way."""
+        self._process.kill()
+        self._process.wait()
+        self._channel.close()
+        while self.idle:
+            self.idle.pop().close()
+
+
 class MooncakeStore(RemoteStore):
     """The store of a Mooncake master. `segment_bytes`: memory of this host that is given to all hosts' objects."""
 
     gives_way = False
 
-    def __init__(self, master: str, segment_bytes: int, host: str, protocol: str, device: str) -> None:
-        super().__init__(f"mooncake://{master}")
-        self._calls = MooncakeCalls(self.address, self._left_s, master, segment_bytes, host, protocol, device)
+    def __init__(
+        self, master: str, timeout_s: float, segment_bytes: int, host: str, protocol: str, device: str
+    ) -> None:
+        super().__init__(f"mooncake://{master}", timeout_s)
+        self._master = master
+        self._host = host
+        self._setup = ("P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, device, master)
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._closed = False
         self._known: defaultdict[bytes, int] = defaultdict(int)
 
     @classmethod
-    def of_url(cls, url: str) -> MooncakeStore:
+    def of_url(cls, url: str, timeout_s: float) -> MooncakeStore:
         """The store of a URL such as mooncake://MASTER:50051?segment=4GiB&host=10.0.0.7.
 
         Raises:
@@ -77,73 +126,113 @@ class MooncakeStore(RemoteStore):
             )
         return cls(
             f"{_host(parts.hostname)}:{parts.port or _PORT}",
+            timeout_s,
             given.get("segment", 0),
             given.get("host", ""),
             given.get("protocol", "tcp"),
             given.get("device", ""),
         )
 
-    def connect(self, deadline: float) -> None:
-        self._calls.call("exist", deadline, [_name(b"")])
-
-    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
+    def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
         found: list[RemoteEntry | None] = []
         for first in range(0, len(keys), HEADS_MAX):
             some = keys[first : first + HEADS_MAX]
-            with SharedMemory(OBJECT_HEADER_BYTES * len(some)) as memory:
-                sizes = self._calls.call("heads", deadline, [_name(key) for key in some], memory=memory)
-                for at, (key, size) in enumerate(zip(some, sizes, strict=True)):
-                    header = memory.bytes[OBJECT_HEADER_BYTES * at : OBJECT_HEADER_BYTES * (at + 1)]
-                    found.append(None if self._missed(size) else self._head(key, header[:size]))
-        return found
+            headers = memoryview(bytearray(OBJECT_HEADER_BYTES * len(some)))
+            sizes = self._call("heads", [_name(key) for key in some], into=headers)
+            for at, (key, size) in enumerate(zip(some, sizes, strict=True)):
+                header = headers[OBJECT_HEADER_BYTES * at :][: max(0, size)]
+                found.append(None if self._missed(size) else self._head(key, header))
+        return self._last(keys[0][:NAMESPACE_TAG_BYTES])[1], found
 
-    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
-        with SharedMemory(len(buffer)) as memory:
-            size = self._calls.call("get", deadline, _name(key), memory=memory)
-            if self._missed(size):
-                return None
-            buffer[:size] = memory.bytes[:size]
-        return self._checked(key, buffer[:size])
+    def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
+        size = self._call("get", _name(key), len(buffer), into=buffer)
+        return None if self._missed(size) else self._checked(key, buffer[:size])
 
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
-        header, size = object_header(key, len(payload), meta), OBJECT_HEADER_BYTES + len(payload)
-        self._left_s(deadline)
-        with SharedMemory(size) as memory:
-            memory.bytes[:OBJECT_HEADER_BYTES] = header
-            memory.bytes[OBJECT_HEADER_BYTES:] = payload
-            code = self._calls.call("put", deadline, _name(key), memory=memory)
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
+        stored = b"".join((object_header(key, len(payload), meta), payload))
+        code = self._call("put", _name(key), sent=stored)
         # A key has one payload: what another host writes meanwhile is the same.
         if code not in _DONE_BY_OTHERS:
             self._done(code)
 
-    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
-        for code in self._calls.call("remove", deadline, [_name(key) for key in keys]):
+    def remove(self, keys: Sequence[bytes]) -> None:
+        for code in self._call("remove", [_name(key) for key in keys]):
             if code != _MISSING:
                 self._done(code)
 
-    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
-        return [self._last(tag, deadline)[1] for tag in tags]
+    def generations(self, tags: Sequence[bytes]) -> list[int]:
+        return [self._last(tag)[1] for tag in tags]
 
-    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
+    def raise_generation(self, tag: bytes, least: int) -> int:
         own = os.urandom(16)
         while True:
-            number, generation = self._last(tag, deadline)
+            number, generation = self._last(tag)
             new = max(generation + 1, least)
             given, name = _GIVEN.pack(new, own), _generation(tag, number + 1)
-            self._done(self._calls.call("claim", deadline, name, given))
+            self._done(self._call("claim", name, given))
             # Another host's may have been first, and may not be whole yet.
-            if self._calls.call("read", deadline, name) == given:
+            if self._call("read", name) == given:
                 return new
 
     def close(self) -> None:
-        self._calls.close()
+        with self._lock:
+            process, self._process, self._closed = self._process, None, True
+        if process is not None:
+            process.close()
 
-    def _last(self, tag: bytes, deadline: float) -> tuple[int, int]:
+    def _call(self, name: str, *arguments: Any, sent: bytes | None = None, into: memoryview | None = None) -> Any:
+        """The result of a call of the client, which is `sent` bytes, and reads some `into` memory.
+
+        Raises:
+            TierTimedOut: it has not ended in time.
+            TierUnavailable: it has failed, the process has ended, or the store was closed.
+        """
+        process = self._running()
+        try:
+            connection = process.connection()
+            connection.send((name, arguments))
+            if sent is not None:
+                connection.send_bytes(sent)
+            answered = connection.poll(self.timeout_s)
+            if answered:
+                result, error, read_bytes = connection.recv()
+                if read_bytes and into is not None:
+                    connection.recv_bytes_into(into)
+        except (EOFError, OSError):
+            raise self._gone(process) from None
+        if not answered:
+            # The process ends the connection after the call.
+            connection.close()
+            raise self._timed_out()
+        process.idle.append(connection)
+        if error:
+            raise TierUnavailable(f"{self.address}: {error}")
+        return result
+
+    def _running(self) -> _Process:
+        with self._lock:
+            if self._closed:
+                raise self._was_closed()
+            if self._process is None:
+                self._process = _Process((self._host or _own_address(self._master), *self._setup))
+            return self._process
+
+    def _gone(self, process: _Process) -> TensordError:
+        """The process has ended."""
+        with self._lock:
+            if self._closed:
+                return self._was_closed()
+            if self._process is process:
+                self._process = None
+                process.close()
+        return TierUnavailable(f"{self.address}: the process with Mooncake's client has ended")
+
+    def _last(self, tag: bytes) -> tuple[int, int]:
         """The number and the value of the generation that was given out last."""
         number = self._known[tag]
         while True:
             names = [_generation(tag, number + each) for each in range(1, LOOKED_FOR + 1)]
-            there = self._calls.call("exist", deadline, names)
+            there = self._call("exist", names)
             if any(each < 0 for each in there):
                 raise TierUnavailable(f"{self.address} does not say which generations there are")
             if not any(there):
@@ -152,7 +241,7 @@ class MooncakeStore(RemoteStore):
         self._known[tag] = number
         if not number:
             return 0, 0
-        given = self._calls.call("read", deadline, _generation(tag, number))
+        given = self._call("read", _generation(tag, number))
         if len(given) != _GIVEN.size:
             # Lost with the host that kept it, or not whole yet.
             self._known[tag] = 0
@@ -186,3 +275,15 @@ def _generation(tag: bytes, number: int) -> str:
 def _host(name: str) -> str:
     """A host in an address with a port: an IPv6 address is in brackets."""
     return f"[{name}]" if ":" in name else name
+
+
+def _own_address(master: str) -> str:
+    """This host's address on the way to the master."""
+    host, _, port = master.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError as error:
+        raise TierUnavailable(f"mooncake://{master} cannot be reached from here: {error}") from None

@@ -1,106 +1,105 @@
-"""The process that has Mooncake's client: `python -m tensord.daemon.remote_stores.mooncake_worker SOCKET`.
+"""The process that has Mooncake's client: `python -m tensord.daemon.remote_stores.mooncake_worker SOCKET SETUP`.
 
-Owns: the client. Does not own: names, deadlines, and the memory that it is sent (`mooncake`).
+Owns: the client. Does not own: names, and how long a call may take (`mooncake`).
 
 Mooncake's client runs in a process of its own for three reasons, each seen with release 0.3.13. Connecting holds the
 interpreter's lock until the master answers. A call has no time limit. An error in its libraries ends the process.
 
-The daemon sends messages of MessagePack on SOCKET, a descriptor: [number, call, arguments, bytes of memory]. The first
-one is [0, "setup", arguments, 0]. A message of a call with memory carries its descriptor. Each call is answered by
-[number, result], in any order, or by [number, null, text of the error]. The process ends when the socket does.
+SETUP has the arguments of the client's setup, in JSON. Over SOCKET, a descriptor, the daemon sends connections, one for
+each of its calls that are under way at once. On a connection it sends (call, arguments), and bytes behind it if the
+call is "put". The answer is (result, error, length of the bytes that follow). The process ends when SOCKET does.
 """
 
 from __future__ import annotations
 
-import mmap
+import json
 import os
 import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 
 from .form import OBJECT_HEADER_BYTES
 
-CALLS: Final = 16
-MESSAGE_BYTES_MAX: Final = 1 << 18
 BUFFER_BYTES: Final = 64 << 10
 """Of the client's own memory, for small objects."""
-
-Memory = np.ndarray[Any, np.dtype[np.uint8]]
+_NOTHING: Final = memoryview(b"")
 
 
 class Worker:
-    """The client. The memory of a call is registered with it while the call lasts."""
+    """The client, connected to the master by the first call."""
 
     def __init__(self, setup: tuple[Any, ...]) -> None:
         self._setup = setup
         self._opening = threading.Lock()
         self._store: Any = None
-        self.calls: dict[str, Callable[..., Any]] = {
-            "remove": self.remove,
-            "exist": self.exist,
-            "read": self.read,
+        self.calls: dict[str, Callable[..., tuple[Any, memoryview]]] = {
+            "heads": self.heads,
+            "get": self.get,
+            "put": self.put,
+            "remove": lambda names: ([self.open().remove(name, True) for name in names], _NOTHING),
+            "exist": lambda names: (self.open().batch_is_exist(names), _NOTHING),
+            "read": lambda name: (self.open().get(name), _NOTHING),
             "claim": self.claim,
         }
-        self.memory_calls: dict[str, Callable[..., Any]] = {"heads": self.heads, "get": self.get, "put": self.put}
 
-    def carry_out(self, call: str, arguments: list[Any], memory: Memory | None) -> Any:
-        """The result of a call."""
-        if memory is None:
-            return self.calls[call](*arguments)
-        store, address = self.open(), memory.ctypes.data
-        store.register_buffer(address, len(memory))
-        try:
-            return self.memory_calls[call](store, address, len(memory), *arguments)
-        finally:
-            store.unregister_buffer(address)
+    def serve(self, connection: Connection) -> None:
+        """Carries out the calls of one connection until it ends."""
+        with connection:
+            while True:
+                try:
+                    call, arguments = connection.recv()
+                    if call == "put":
+                        arguments = (*arguments, connection.recv_bytes())
+                except (EOFError, OSError):
+                    return
+                result, error, read = None, "", _NOTHING
+                try:
+                    result, read = self.calls[call](*arguments)
+                except Exception as raised:
+                    error = str(raised) or repr(raised)
+                try:
+                    connection.send((result, error, len(read)))
+                    if read:
+                        connection.send_bytes(read)
+                except OSError:
+                    # The daemon waits for the call no longer.
+                    return
 
-    def heads(self, store: Any, address: int, size_bytes: int, names: list[str]) -> list[int]:
+    def heads(self, names: list[str]) -> tuple[list[int], memoryview]:
         """Reads the beginnings of objects, one behind the other. Their sizes, or codes."""
-        every = [[OBJECT_HEADER_BYTES]] * len(names)
-        places = [[OBJECT_HEADER_BYTES * at] for at in range(len(names))]
-        sizes = store.get_into_ranges([address], [names], [places], [[[0]] * len(names)], [every])[0]
-        return [size for [size] in sizes]
+        count = len(names)
+        every, places = [[OBJECT_HEADER_BYTES]] * count, [[OBJECT_HEADER_BYTES * at] for at in range(count)]
 
-    def get(self, store: Any, address: int, size_bytes: int, name: str) -> int:
-        """Reads an object of at most `size_bytes`. Its size, or a code."""
-        size: int = store.get_into(name, address, size_bytes)
-        return size
+        def read(store: Any, address: int, _: int) -> list[int]:
+            sizes = store.get_into_ranges([address], [names], [places], [[[0]] * count], [every])[0]
+            return [size for [size] in sizes]
 
-    def put(self, store: Any, address: int, size_bytes: int, name: str) -> int:
+        memory = np.empty(OBJECT_HEADER_BYTES * count, np.uint8)
+        return self._with(memory, read), memory.data
+
+    def get(self, name: str, most_bytes: int) -> tuple[int, memoryview]:
+        """Reads an object of at most `most_bytes`. Its size, or a code."""
+        memory = np.empty(most_bytes, np.uint8)
+        size = self._with(memory, lambda store, address, size_bytes: store.get_into(name, address, size_bytes))
+        return size, memory.data[: max(0, size)]
+
+    def put(self, name: str, stored: bytes) -> tuple[int, memoryview]:
         """Writes an object, in place of the one that is there."""
-        code: int = store.upsert_from(name, address, size_bytes)
-        return code
+        memory = np.frombuffer(stored, np.uint8)
+        return self._with(memory, lambda store, *place: store.upsert_from(name, *place)), _NOTHING
 
-    def remove(self, names: list[str]) -> list[int]:
-        """Removes objects."""
-        store = self.open()
-        return [store.remove(name, True) for name in names]
-
-    def exist(self, names: list[str]) -> list[int]:
-        """1 for each object that exists."""
-        found: list[int] = self.open().batch_is_exist(names)
-        return found
-
-    def read(self, name: str) -> bytes:
-        """A small object; empty if there is none."""
-        found: bytes = self.open().get(name)
-        return found
-
-    def claim(self, name: str, value: bytes) -> int:
+    def claim(self, name: str, value: bytes) -> tuple[int, memoryview]:
         """Writes a small object that stays, if there is none of the name."""
         from mooncake.store import ReplicateConfig
 
-        store = self.open()
         config = ReplicateConfig()
         config.with_hard_pin = True
-        code: int = store.put(name, value, config)
-        return code
+        return self.open().put(name, value, config), _NOTHING
 
     def open(self) -> Any:
         """The client, which is connected to the master.
@@ -122,38 +121,28 @@ class Worker:
                 self._store = store
             return self._store
 
+    def _with(self, memory: np.ndarray[Any, np.dtype[np.uint8]], call: Callable[[Any, int, int], Any]) -> Any:
+        """The result of a call that reads or writes `memory`, which is registered with the client while it lasts."""
+        store, address = self.open(), memory.ctypes.data
+        store.register_buffer(address, len(memory))
+        try:
+            return call(store, address, len(memory))
+        finally:
+            store.unregister_buffer(address)
+
 
 def main() -> None:
     # Mooncake's log goes to standard error, a line for each call that fails. Read when it is imported.
     os.environ.setdefault("GLOG_minloglevel", "3")
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     channel = socket.socket(fileno=int(sys.argv[1]))
-    worker: Worker | None = None
-    sending = threading.Lock()
-
-    def carry_out(number: int, call: str, arguments: list[Any], memory: Memory | None) -> None:
-        assert worker is not None
-        try:
-            answer: list[Any] = [number, worker.carry_out(call, arguments, memory)]
-        except Exception as error:
-            answer = [number, None, str(error) or repr(error)]
-        with sending:
-            channel.send(msgpack.packb(answer))
-
-    threads = ThreadPoolExecutor(CALLS)
+    worker = Worker(tuple(json.loads(sys.argv[2])))
     while True:
-        packed, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, 1)
-        if not packed:
+        said, fds, _, _ = socket.recv_fds(channel, 1, 1)
+        if not said:
             # Calls may hang, and threads of the client may run.
             os._exit(0)
-        number, call, arguments, size_bytes = msgpack.unpackb(packed)
-        if call == "setup":
-            worker = Worker(tuple(arguments))
-            continue
-        memory = np.frombuffer(mmap.mmap(fds[0], size_bytes), np.uint8) if size_bytes else None
-        if fds:
-            os.close(fds[0])
-        threads.submit(carry_out, number, call, arguments, memory)
+        threading.Thread(target=worker.serve, args=(Connection(fds[0]),), daemon=True).start()
 
 
 if __name__ == "__main__":

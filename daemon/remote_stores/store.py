@@ -1,15 +1,15 @@
 """The interface of remote stores, and what all of them do alike.
 
-Owns: the interface, the count of corrupt objects, and deadlines. Does not own: any connection or file, nor the decision
-what is stored.
+Owns: the interface, and the count of corrupt objects. Does not own: any connection or file, nor the decision what is
+stored.
 
 Rules for all stores:
 - Calls block. They may come from several threads at once, and never from the event loop.
-- Every call but `close` has a deadline: seconds of `time.monotonic()`. It ends by then with an answer or an error.
+- A server that does not answer for `timeout_s` is an error. A directory has no limit but its file system's.
 - After a call has returned or raised, the store does not touch the caller's buffers any more. What is left in the
   buffer of a read that found nothing is undefined.
 - A wrong object is a miss: `corrupt` counts it, and `last_corrupt` says what was wrong. The entry may be put again.
-- `heads` is a hint: an object may be gone, damaged, or another one, when it is read.
+- `look` is a hint: an object may be gone, damaged, or another one, when it is read.
 - A store is not used after a fork in the child; the child opens one of its own.
 """
 
@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from ...errors import Corrupt, TierTimedOut
+from ...errors import Corrupt, TierTimedOut, TierUnavailable
 from .form import OBJECT_FORMAT, Buffer, Meta, RemoteEntry, check, check_header
 
 NAME: Final = f"tensord-{OBJECT_FORMAT}"
@@ -39,8 +39,8 @@ class RemoteStore(ABC):
     """A store behind the ring, shared by hosts. `address` names it without credentials, for messages.
 
     Raises, in every call:
-        TierUnavailable: the store cannot be reached, or has failed.
-        TierTimedOut: the deadline is over. A subclass of TierUnavailable.
+        TierUnavailable: the store cannot be reached, has failed, or was closed.
+        TierTimedOut: the store has not answered in time. A subclass of TierUnavailable.
         TierRefused: the store refuses the credentials, the call, or access to a folder.
         TierReadOnly: the store takes no writes, and can be read. Raised by what writes only. A subclass of TierRefused.
         TierFull: the store has no room. Raised by what writes only.
@@ -51,44 +51,43 @@ class RemoteStore(ABC):
     """Whether threads that write to the store run at a lower priority. False if the store starts processes in its
     calls: they would keep the priority of the thread that has started them."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address
+        self.timeout_s = timeout_s
         self.corrupt = 0
         """How many wrong objects were read."""
         self.last_corrupt = ""
         self._counting = threading.Lock()
 
-    def connect(self, deadline: float) -> None:
-        """Connects, if that takes longer than most calls: the first call would be slow."""
-        return
+    @abstractmethod
+    def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
+        """The generation of the keys' namespace, as `generations` has it, and what the header of each key's object
+        says: its buffer must have OBJECT_HEADER_BYTES + payload_bytes. None if it is not stored. `keys`: at least one,
+        all of one namespace."""
 
     @abstractmethod
-    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
-        """What the header of each key's object says. Its buffer must have OBJECT_HEADER_BYTES + payload_bytes. None if
-        it is not stored."""
-
-    @abstractmethod
-    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
+    def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
         """Reads an object into a writable, contiguous buffer of bytes: header, then payload. None for a miss.
 
         An object that is longer than the buffer is a miss.
         """
 
     @abstractmethod
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
         """Stores a payload under `key`, in place of what is stored there. Readers find the old object
         or the new one, never a part of either."""
 
     @abstractmethod
-    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+    def remove(self, keys: Sequence[bytes]) -> None:
         """Removes the objects of keys, if they are stored."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends connections and threads. May be called more than once. Other calls raise TierUnavailable afterwards."""
+        """Ends connections and calls under way. May be called more than once. Other calls raise TierUnavailable
+        afterwards."""
 
     @abstractmethod
-    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
+    def generations(self, tags: Sequence[bytes]) -> list[int]:
         """The generations of namespaces that the store has given out last; 0 for one that was never raised.
 
         Raises:
@@ -96,16 +95,16 @@ class RemoteStore(ABC):
         """
 
     @abstractmethod
-    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
+    def raise_generation(self, tag: bytes, least: int) -> int:
         """Gives out a generation of a namespace: above all that were given out before, and at least `least`. No two
         callers get the same one."""
 
-    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> HostClaim | None:
+    def claim(self, key: bytes, owner: bytes, seconds: float) -> HostClaim | None:
         """Claims `key` for `owner` among all hosts, for at most `seconds`; a claim that `owner` has begins anew. None
         if the store has no means for claims: then every host computes for itself. All owners' names have one length."""
         return None
 
-    def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool | None:
+    def unclaim(self, key: bytes, owner: bytes) -> bool | None:
         """Ends a claim of `owner`. False if `owner` does not have the claim; None as for `claim`."""
         return None
 
@@ -131,20 +130,11 @@ class RemoteStore(ABC):
             self.corrupt += 1
             self.last_corrupt = f"{self.address}: {what}"
 
-    def _left_s(self, deadline: float) -> float:
-        """The seconds until the deadline.
+    def _timed_out(self) -> TierTimedOut:
+        return TierTimedOut(
+            f"{self.address} has not answered within {self.timeout_s:g} s: the store or the way to it is slow or "
+            "stopped; the call counts as a miss"
+        )
 
-        Raises:
-            TierTimedOut: there are none.
-        """
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise timed_out(self.address)
-        return left_s
-
-
-def timed_out(address: str) -> TierTimedOut:
-    return TierTimedOut(
-        f"{address} has not answered by the deadline of the call: the store or the way to it is slow or stopped; the "
-        "call counts as a miss"
-    )
+    def _was_closed(self) -> TierUnavailable:
+        return TierUnavailable(f"{self.address} was closed by this process: open a new store")

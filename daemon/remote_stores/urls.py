@@ -25,7 +25,7 @@ _SCHEMES: Final = {
 """For each scheme the module and the class of its store."""
 
 
-def open_store(url: str) -> RemoteStore:
+def open_store(url: str, timeout_s: float = 5.0) -> RemoteStore:
     """The store of `url`, such as dir:///mnt/tensord?bytes=100GiB. Connects to nothing: the first call does.
 
     Raises:
@@ -38,7 +38,7 @@ def open_store(url: str) -> RemoteStore:
         raise BadConfiguration(f"{scheme or 'no scheme'}: is no kind of remote store; a URL begins with {known}")
     module, name = _SCHEMES[scheme]
     kind: Any = getattr(import_module(module, __package__), name)
-    store: RemoteStore = kind.of_url(url)
+    store: RemoteStore = kind.of_url(url, timeout_s)
     return store
 
 

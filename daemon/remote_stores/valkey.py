@@ -4,54 +4,58 @@
     tensord-1:claim:KEY     a claim: its owner and the milliseconds that it was given, with a time to live
     tensord-1:gen:TAG       the generation of a namespace, without a time to live
 
-Owns: the commands, and the names of keys. Does not own: connections and clusters (`valkey_nodes`).
+Owns: the commands, the names of keys, and what an error of the library says. Does not own: connections and clusters,
+which are redis-py's.
 
-An object is read into the caller's buffer from the socket, and written to the socket from the caller's memory, without
-a copy in between. A claim is best effort: a server that fails over to a replica may forget it.
+A claim is best effort: a server that fails over to a replica may forget it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from ...errors import BadConfiguration, TierFull, TierReadOnly, TierRefused, TierTooLarge
+from ...errors import BadConfiguration, TensordError, TierFull, TierReadOnly, TierRefused, TierTooLarge, TierUnavailable
 from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.index.keys import GENERATION_MAX
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..process.small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from .store import NAME, HostClaim, RemoteStore
 from .urls import options, shown, split, switch
 
 try:
-    from redis.connection import Connection, SSLConnection
+    import redis
+    from redis import exceptions as told
+    from redis.backoff import NoBackoff
     from redis.credentials import CredentialProvider
+    from redis.retry import Retry
 except ImportError:
     raise BadConfiguration(
         "redis://, rediss://, valkey:// and valkeys:// need redis-py: pip install 'tensord[valkey]'"
     ) from None
-
-from .valkey_nodes import ValkeyCommand, ValkeyNodes
-from .valkey_wire import ServerError, command
 
 EXPIRY_S: Final = 86400.0
 VALUE_BYTES_MAX: Final = 512 << 20
 """The most bytes of a value that a server takes by default (proto-max-bulk-len)."""
 _EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
 _PORT: Final = 6379
-_CLAIM_DIGITS: Final = 12
 _RAISE: Final = (
-    b"local s = redis.call('GET', KEYS[1]) or '0' "
-    b"if not string.find(s, '^%d+$') or tonumber(s) > tonumber(ARGV[2]) then return s end "
-    b"local n = math.max(tonumber(s) + 1, tonumber(ARGV[1])) redis.call('SET', KEYS[1], n) return n"
+    "local s = redis.call('GET', KEYS[1]) or '0' "
+    "if not string.find(s, '^%d+$') or tonumber(s) > tonumber(ARGV[2]) then return s end "
+    "local n = math.max(tonumber(s) + 1, tonumber(ARGV[1])) redis.call('SET', KEYS[1], n) return n"
 )
-_RELEASE: Final = (
-    b"local v = redis.call('GET', KEYS[1]) "
-    b"if v and string.sub(v, 1, #ARGV[1]) == ARGV[1] then return redis.call('UNLINK', KEYS[1]) end return 0"
+_OWN: Final = "local v = redis.call('GET', KEYS[1]) local own = v and string.sub(v, 1, #ARGV[1]) == ARGV[1] "
+_CLAIM: Final = _OWN + (
+    "if v and not own then return {v, redis.call('PTTL', KEYS[1])} end "
+    "redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2], 'PX', ARGV[2])"
 )
+_RELEASE: Final = _OWN + "if own then return redis.call('UNLINK', KEYS[1]) end return 0"
 
 
 def _expiry(text: str) -> float | None:
@@ -75,11 +79,7 @@ _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "cluster": (switch, "yes or no"),
     "password_file": _FILE,
 }
-_TLS_OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
-    "ssl_ca_certs": _FILE,
-    "ssl_certfile": _FILE,
-    "ssl_keyfile": _FILE,
-}
+_TLS_OPTIONS: Final = {**_OPTIONS, "ssl_ca_certs": _FILE, "ssl_certfile": _FILE, "ssl_keyfile": _FILE}
 
 
 class PasswordFile(CredentialProvider):  # type: ignore[misc, unused-ignore]
@@ -104,15 +104,19 @@ class PasswordFile(CredentialProvider):  # type: ignore[misc, unused-ignore]
 
 
 class ValkeyStore(RemoteStore):
-    """The store at `nodes`. `expiry_s` is the time that an object is kept after its put; None keeps it for ever."""
+    """The store that `connect` gives the client of, at the first call: that of a cluster asks for its servers at once.
+    `expiry_s` is the time that an object is kept after its put; None keeps it for ever."""
 
-    def __init__(self, nodes: ValkeyNodes, expiry_s: float | None = EXPIRY_S) -> None:
-        super().__init__(nodes.shown(nodes.seed))
-        self._nodes = nodes
+    def __init__(self, address: str, timeout_s: float, connect: Callable[[], Any], expiry_s: float | None) -> None:
+        super().__init__(address, timeout_s)
+        self._connect = connect
         self._expiry_s = expiry_s
+        self._connecting = threading.Lock()
+        self._connected: Any = None
+        self._closed = False
 
     @classmethod
-    def of_url(cls, url: str) -> ValkeyStore:
+    def of_url(cls, url: str, timeout_s: float) -> ValkeyStore:
         """The store of a URL such as valkeys://user:password@host:6379/0?expiry=1h&cluster=yes.
 
         Raises:
@@ -121,141 +125,56 @@ class ValkeyStore(RemoteStore):
         parts = split(url)
         address = shown(url)
         secure = parts.scheme in ("rediss", "valkeys")
-        given = options(url, {**_OPTIONS, **_TLS_OPTIONS} if secure else _OPTIONS)
+        given = options(url, _TLS_OPTIONS if secure else _OPTIONS)
         database = parts.path.strip("/")
         if not parts.hostname:
             raise BadConfiguration(f"{address} names no host: write {parts.scheme}://HOST:PORT")
         if database and not (database.isdecimal() and len(database) < 6):
             raise BadConfiguration(f"{address}: the database {database!r} must be a number")
-        cluster = given.pop("cluster", False)
+        cluster, expiry_s = given.pop("cluster", False), given.pop("expiry", EXPIRY_S)
         if cluster and database.strip("0"):
             raise BadConfiguration(f"{address}: a cluster has only database 0, not {database}")
         user, password = (unquote(text) if text else None for text in (parts.username, parts.password))
-        connect_with: dict[str, Any] = {"db": int(database or 0)}
         if "password_file" in given:
             if password:
                 raise BadConfiguration(f"{address} has a password and a password_file; leave one out")
-            path = Path(given.pop("password_file"))
-            connect_with["credential_provider"] = PasswordFile(user, path, address)
+            given["credential_provider"] = PasswordFile(user, Path(given.pop("password_file")), address)
         elif user or password:
-            connect_with |= {"username": user, "password": password}
+            given |= {"username": user, "password": password}
         if secure:  # the default of redis-py differs from release to release
-            given["ssl_check_hostname"] = True
-        expiry_s = given.pop("expiry", EXPIRY_S)
-        nodes = ValkeyNodes(
-            parts.scheme,
-            (parts.hostname, parts.port or _PORT),
-            SSLConnection if secure else Connection,
-            connect_with | given,
-            cluster=cluster,
-        )
-        return cls(nodes, expiry_s)
+            given |= {"ssl": True, "ssl_check_hostname": True}
+        given |= {"host": parts.hostname, "port": parts.port or _PORT, "protocol": 2, "socket_timeout": timeout_s}
+        given["socket_connect_timeout"] = timeout_s
 
-    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
-        self._left_s(deadline)
-        commands = [_of(key, b"GETRANGE", 0, OBJECT_HEADER_BYTES - 1) for key in keys]
-        found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
-        return [self._found(key, stored) if stored else None for key, stored in zip(keys, found, strict=True)]
+        def connect() -> Any:
+            if cluster:
+                return redis.RedisCluster(**given, retry=Retry(NoBackoff(), 1), require_full_coverage=False)
+            return redis.Redis(**given, retry=Retry(NoBackoff(), 0), db=int(database or 0))
 
-    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
-        self._left_s(deadline)
-        [reply] = self._nodes.run([_of(key, b"GET")], lambda _, wire: wire.payload(buffer, deadline), deadline)
-        if isinstance(reply, ServerError):
-            self._count_wrong_type(key, reply)
+        return cls(address, timeout_s, connect, expiry_s)
+
+    def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
+        tag = keys[0][:NAMESPACE_TAG_BYTES]
+        with self._asking() as client:
+            asked = client.pipeline(transaction=False).get(_generation_name(tag))
+            for key in keys:
+                asked.getrange(_name(key), 0, OBJECT_HEADER_BYTES - 1)
+            generation, *found = self._values(asked.execute(raise_on_error=False))
+        heads = [self._found(key, stored) for key, stored in zip(keys, found, strict=True)]
+        return self._generation(tag, generation), heads
+
+    def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
+        with self._asking() as client:
+            try:
+                stored = client.get(_name(key))
+            except told.ResponseError as error:
+                return self._found(key, *self._values([error]))
+        if stored is None or len(stored) > len(buffer):
             return None
-        return self._checked(key, buffer[:reply]) if reply is not None and reply <= len(buffer) else None
+        buffer[: len(stored)] = stored
+        return self._checked(key, buffer[: len(stored)])
 
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
-        self._left_s(deadline)
-        stores = self._set(key, payload, meta)
-        if stores is not None:
-            self._change([stores], deadline)
-
-    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
-        self._left_s(deadline)
-        commands = [_of(key, b"UNLINK") for key in keys]
-        self._change(commands, deadline)
-
-    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> HostClaim | None:
-        """None also if the server takes no writes, or the value is no claim: nobody would ever end that one."""
-        self._left_s(deadline)
-        name, given_ms = _claim_name(key), max(1, round(seconds * 1000))
-        value = owner + b" %d" % given_ms
-        pieces = command(b"SET", name, value, b"NX", b"PX", given_ms)
-        looks = command(b"GETRANGE", name, 0, len(owner) + _CLAIM_DIGITS)
-        try:
-            given, seen = self._change([ValkeyCommand(name, pieces), ValkeyCommand(name, looks)], deadline)
-            if given is None and isinstance(seen, bytes) and seen.startswith(owner):
-                pieces = command(b"SET", name, value, b"XX", b"PX", given_ms)
-                [given] = self._change([ValkeyCommand(name, pieces)], deadline)
-        except (TierFull, TierReadOnly):
-            return None
-        if isinstance(seen, ServerError):
-            self._count_corrupt(f"the value of {name.decode()} is no claim, delete it: {seen.text}")
-            return None
-        return HostClaim(True) if given is not None else HostClaim(False, self._age_s(name, seen, deadline))
-
-    def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool:
-        self._left_s(deadline)
-        name = _claim_name(key)
-        pieces = command(b"EVAL", _RELEASE, 1, name, owner)
-        [reply] = self._change([ValkeyCommand(name, pieces)], deadline)
-        return bool(reply == 1)
-
-    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
-        self._left_s(deadline)
-        commands = [ValkeyCommand(name, command(b"GET", name)) for name in map(_generation_name, tags)]
-        found = self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline)
-        return [self._generation(tag, each) for tag, each in zip(tags, found, strict=True)]
-
-    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
-        self._left_s(deadline)
-        name = _generation_name(tag)
-        pieces = command(b"EVAL", _RAISE, 1, name, least, GENERATION_MAX - 1)
-        [reply] = self._change([ValkeyCommand(name, pieces)], deadline)
-        return self._generation(tag, reply)
-
-    def close(self) -> None:
-        self._nodes.close()
-
-    def _age_s(self, name: bytes, value: bytes, deadline: float) -> float:
-        """How long ago another host's claim began; 0 if that cannot be told."""
-        given_ms = value.rpartition(b" ")[2]
-        try:
-            pieces = command(b"PTTL", name)
-            [left_ms] = self._nodes.run([ValkeyCommand(name, pieces)], lambda _, wire: wire.answer(deadline), deadline)
-        except TierRefused:
-            return 0.0
-        return max(0.0, (int(given_ms) - left_ms) / 1000) if given_ms.isdigit() and left_ms >= 0 else 0.0
-
-    def _change(self, commands: Sequence[ValkeyCommand], deadline: float) -> list[Any]:
-        """The short replies to commands that change something."""
-        return self._nodes.run(commands, lambda _, wire: wire.answer(deadline), deadline, writes=True)
-
-    def _found(self, key: bytes, stored: bytes | ServerError) -> RemoteEntry | None:
-        if isinstance(stored, ServerError):
-            self._count_wrong_type(key, stored)
-            return None
-        return self._head(key, memoryview(stored))
-
-    def _count_wrong_type(self, key: bytes, error: ServerError) -> None:
-        self._count_corrupt(f"the value of {key.hex()} is no object: {error.text}")
-
-    def _generation(self, tag: bytes, reply: Any) -> int:
-        try:
-            number = 0 if reply is None else int(reply)
-        except (TypeError, ValueError):
-            number = -1
-        if not 0 <= number < GENERATION_MAX:
-            what = reply.text if isinstance(reply, ServerError) else reply
-            raise TierRefused(
-                f"{self.address} has {what!r} as a generation: delete the key {_generation_name(tag).decode()}"
-            )
-        return number
-
-    def _set(self, key: bytes, payload: Buffer, meta: Meta) -> ValkeyCommand | None:
-        """The command that stores an entry. None if the time of the entry is over."""
-        header = object_header(key, len(payload), meta)
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
         value_bytes = OBJECT_HEADER_BYTES + len(payload)
         if value_bytes > VALUE_BYTES_MAX:
             raise TierTooLarge(
@@ -265,31 +184,148 @@ class ValkeyStore(RemoteStore):
         if meta.expires_unix_s:
             times_s.append(meta.expires_unix_s - time.time())
         ttl_ms = round(min(times_s) * 1000) if times_s else None
-        if ttl_ms is not None and ttl_ms <= 0:
+        if ttl_ms is None or ttl_ms > 0:
+            with self._asking(writes=True) as client:
+                client.set(_name(key), b"".join((object_header(key, len(payload), meta), payload)), px=ttl_ms)
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        with self._asking(writes=True) as client:
+            asked = client.pipeline(transaction=False)
+            for key in keys:
+                asked.unlink(_name(key))
+            asked.execute()
+
+    def claim(self, key: bytes, owner: bytes, seconds: float) -> HostClaim | None:
+        """None also if the server takes no writes, or the value is no claim: nobody would ever end that one."""
+        name = f"{NAME}:claim:{key.hex()}"
+        try:
+            with self._asking(writes=True) as client:
+                others = client.eval(_CLAIM, 1, name, owner, max(1, round(seconds * 1000)))
+        except (TierFull, TierReadOnly):
             return None
-        name = _name(key)
-        words = 3 if ttl_ms is None else 5
-        pieces: list[Buffer] = [
-            b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (words, len(name), name, value_bytes),
-            header,
-            payload,
-            b"\r\n" if ttl_ms is None else b"\r\n" + b"".join(command(b"PX", ttl_ms)[1:]),
-        ]
-        return ValkeyCommand(name, pieces)
+        except TierRefused as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            self._count_corrupt(f"the value of {name} is no claim, delete it: {error}")
+            return None
+        if others is None:
+            return HostClaim(True)
+        [value, left_ms] = others
+        given_ms = value.rpartition(b" ")[2]
+        known = given_ms.isdigit() and left_ms >= 0
+        return HostClaim(False, max(0.0, (int(given_ms) - left_ms) / 1000) if known else 0.0)
+
+    def unclaim(self, key: bytes, owner: bytes) -> bool:
+        with self._asking(writes=True) as client:
+            return bool(client.eval(_RELEASE, 1, f"{NAME}:claim:{key.hex()}", owner))
+
+    def generations(self, tags: Sequence[bytes]) -> list[int]:
+        with self._asking() as client:
+            asked = client.pipeline(transaction=False)
+            for tag in tags:
+                asked.get(_generation_name(tag))
+            found = self._values(asked.execute(raise_on_error=False))
+        return [self._generation(tag, each) for tag, each in zip(tags, found, strict=True)]
+
+    def raise_generation(self, tag: bytes, least: int) -> int:
+        with self._asking(writes=True) as client:
+            try:
+                given = client.eval(_RAISE, 1, _generation_name(tag), least, GENERATION_MAX - 1)
+            except told.ResponseError as error:
+                [given] = self._values([error])
+        return self._generation(tag, given)
+
+    def close(self) -> None:
+        with self._connecting:
+            self._closed, client, self._connected = True, self._connected, None
+        if isinstance(client, redis.Redis):
+            client.connection_pool.disconnect()
+        elif client is not None:
+            client.disconnect_connection_pools()
+
+    @contextmanager
+    def _asking(self, *, writes: bool = False) -> Iterator[Any]:
+        """The client. Errors of the library become errors of tensord. `writes`: whether they say nothing of reads."""
+        try:
+            with self._connecting:
+                if self._closed:
+                    raise self._was_closed()
+                if self._connected is None:
+                    self._connected = self._connect()
+                client = self._connected
+            yield client
+        except (told.RedisError, told.RedisClusterException, OSError, ValueError) as error:
+            if isinstance(error, TensordError):
+                raise
+            raise self._error(error, writes=writes) from None
+
+    def _error(self, error: Exception, *, writes: bool) -> TensordError:
+        address, said = self.address, "".join(each if each.isprintable() else "?" for each in str(error))
+        match error:
+            case told.TimeoutError() | TimeoutError():
+                return self._timed_out()
+            case told.OutOfMemoryError():
+                return TierFull(
+                    f"{address} is full: {said}; raise maxmemory, set maxmemory-policy to volatile-lru, or lower "
+                    "`expiry` in the URL. No bytes were stored"
+                )
+            case told.ReadOnlyError():
+                return TierReadOnly(
+                    f"{address} takes no writes: {said}; name the primary in the URL, or set remote.write = false"
+                )
+            case told.NoPermissionError() if writes:
+                return TierReadOnly(
+                    f"{address} takes no writes of this user: {said}; allow SET, UNLINK and EVAL on keys tensord-*, or "
+                    "set remote.write = false"
+                )
+            case told.AuthenticationError() | told.NoPermissionError():
+                return TierRefused(
+                    f"{address} refuses the user or the command: {said}; put the user and password into the URL "
+                    "(password_file=PATH keeps it out of it), and allow GET, GETRANGE, SET, PTTL, UNLINK and EVAL on "
+                    "keys tensord-*"
+                )
+            case told.ClusterDownError() | told.TryAgainError():
+                return TierUnavailable(f"{address} does not serve now: {said}")
+            case told.AskError():
+                return TierRefused(f"{address} is a server of a cluster: add cluster=yes to the URL ({said})")
+            case told.ResponseError() if "DB index is out of range" in said:
+                return TierRefused(f"{address} has no such database: write a lower number as the path ({said})")
+            case told.ResponseError():
+                return TierRefused(f"{address} refuses the command: {said}")
+            case told.RedisClusterException() if "not enabled" in said:
+                return TierRefused(f"{address} is no server of a cluster: leave cluster=yes out of the URL ({said})")
+        hint = "check that a server runs there, and use rediss:// or valkeys:// for one with TLS"
+        if "CERTIFICATE_VERIFY" in said:
+            hint = "name the host as its certificate does, and its authority's file by ssl_ca_certs in the URL"
+        return TierUnavailable(f"{address} cannot be reached: {said}; {hint}")
+
+    def _values(self, replies: list[Any]) -> list[Any]:
+        """The replies of a pipeline. Raises the first error among them, but for that of a value of another type, which
+        says nothing of the server."""
+        for reply in replies:
+            if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+                raise reply
+        return replies
+
+    def _found(self, key: bytes, stored: bytes | Exception) -> RemoteEntry | None:
+        if isinstance(stored, Exception):
+            self._count_corrupt(f"the value of {key.hex()} is no object: {stored}")
+            return None
+        return self._head(key, memoryview(stored)) if stored else None
+
+    def _generation(self, tag: bytes, reply: Any) -> int:
+        try:
+            number = 0 if reply is None else int(reply)
+        except (TypeError, ValueError):
+            number = -1
+        if not 0 <= number < GENERATION_MAX:
+            raise TierRefused(f"{self.address} has {reply!r} as a generation: delete the key {_generation_name(tag)}")
+        return number
 
 
-def _name(key: bytes) -> bytes:
-    return f"{NAME}:{key.hex()}".encode()
+def _name(key: bytes) -> str:
+    return f"{NAME}:{key.hex()}"
 
 
-def _claim_name(key: bytes) -> bytes:
-    return f"{NAME}:claim:{key.hex()}".encode()
-
-
-def _generation_name(tag: bytes) -> bytes:
-    return f"{NAME}:gen:{tag.hex()}".encode()
-
-
-def _of(key: bytes, word: bytes, *more: int) -> ValkeyCommand:
-    name = _name(key)
-    return ValkeyCommand(name, command(word, name, *more))
+def _generation_name(tag: bytes) -> str:
+    return f"{NAME}:gen:{tag.hex()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ class Fetching(State):
         encoded.write(memoryview(payload), 0)
         meta = Meta(len(encoded.header), checksum_of(np.frombuffer(payload, np.uint8)), cost_ms=COST_MS)
         store = DirectoryStore(Path(self.party.place.card_folder) / FOLDER)
-        store.put_from(key, payload, meta, time.monotonic() + self.party.patience_s)
+        store.put_from(key, payload, meta)
         store.close()
         self.lease: Any = None
         self.client = self.party.client

@@ -216,8 +216,8 @@ FAULTS = [
         ),
         (
             "a store that fails is left alone for a time",
-            "return self._probe_at is not None and now >= self._probe_at",
-            "return self._probe_at is not None",
+            "return self.closed or now >= self.tries_at",
+            "return True",
         ),
         # ---- the rest
         (

@@ -131,9 +131,7 @@ class Daemon:
                     self._announce(body)
                 case effects.Again(number, message, counted):
                     self.do(events.Received(number, message, counted))
-                case effects.Seek() | effects.SeekRun() | effects.ReadRemote():
-                    self.work.requests.append(effect)
-                case effects.SaveRemote() | effects.RemoveRemote():
+                case effects.Seek() | effects.ReadRemote() | effects.SaveRemote() | effects.RemoveRemote():
                     self.work.requests.append(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
                     self.work.requests.append(effect)

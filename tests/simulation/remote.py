@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
 from tensord.daemon.remote_stores.store import HostClaim, RemoteStore
 from tensord.errors import TierUnavailable
+from tensord.shm.ring.layout import NAMESPACE_TAG_BYTES
 
 
 class SimulatedStore(RemoteStore):
     def __init__(self, chance: random.Random) -> None:
-        super().__init__("simulated://")
+        super().__init__("simulated://", 1.0)
         self._chance = chance
         self.objects: dict[bytes, bytes] = {}
         self.given_out: dict[bytes, int] = {}
@@ -39,14 +40,15 @@ class SimulatedStore(RemoteStore):
             case "loses" if self.objects:
                 del self.objects[chance.choice(sorted(self.objects))]
             case "invalidates":
-                self.raise_generation(chance.choice(tags), 1, 0.0)
+                self._raise(chance.choice(tags), 1)
 
-    def heads(self, keys: Sequence[bytes], deadline: float) -> list[RemoteEntry | None]:
+    def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
         self._may_fail()
-        found = [self.objects.get(key) for key in keys]
-        return [None if raw is None else self._head(key, memoryview(raw)) for key, raw in zip(keys, found, strict=True)]
+        found = {key: self.objects[key] for key in keys if key in self.objects}
+        heads = [self._head(key, memoryview(found[key])) if key in found else None for key in keys]
+        return self.given_out.get(keys[0][:NAMESPACE_TAG_BYTES], 0), heads
 
-    def get_into(self, key: bytes, buffer: memoryview, deadline: float) -> RemoteEntry | None:
+    def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
         raw = self.objects.get(key)
         if raw is not None and len(raw) <= len(buffer):
             # A call that fails may have written a part.
@@ -57,38 +59,40 @@ class SimulatedStore(RemoteStore):
         buffer[: len(raw)] = raw
         return self._checked(key, buffer[: len(raw)])
 
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta, deadline: float) -> None:
+    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
         self._may_fail()
         self.objects[key] = object_header(key, len(payload), meta) + bytes(payload)
         assert len(self.objects[key]) == OBJECT_HEADER_BYTES + len(payload)
 
-    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+    def remove(self, keys: Sequence[bytes]) -> None:
         self._may_fail()
         for key in keys:
             self.objects.pop(key, None)
 
-    def generations(self, tags: Sequence[bytes], deadline: float) -> list[int]:
+    def generations(self, tags: Sequence[bytes]) -> list[int]:
         self._may_fail()
         return [self.given_out.get(tag, 0) for tag in tags]
 
-    def raise_generation(self, tag: bytes, least: int, deadline: float) -> int:
-        if deadline:
-            self._may_fail()
-        self.given_out[tag] = max(self.given_out.get(tag, 0) + 1, least)
-        return self.given_out[tag]
+    def raise_generation(self, tag: bytes, least: int) -> int:
+        self._may_fail()
+        return self._raise(tag, least)
 
-    def claim(self, key: bytes, owner: bytes, seconds: float, deadline: float) -> HostClaim | None:
+    def claim(self, key: bytes, owner: bytes, seconds: float) -> HostClaim | None:
         self._may_fail()
         if self._chance.random() < 0.3:
             return HostClaim(False, self._chance.choice([0.0, self._chance.random(), 100.0]))
         return HostClaim(True)
 
-    def unclaim(self, key: bytes, owner: bytes, deadline: float) -> bool | None:
+    def unclaim(self, key: bytes, owner: bytes) -> bool | None:
         self._may_fail()
         return True
 
     def close(self) -> None:
         pass
+
+    def _raise(self, tag: bytes, least: int) -> int:
+        self.given_out[tag] = max(self.given_out.get(tag, 0) + 1, least)
+        return self.given_out[tag]
 
     def _may_fail(self) -> None:
         if self._chance.random() < self.fails:

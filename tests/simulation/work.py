@@ -5,7 +5,6 @@ Each waits until the schedule runs it.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import xxhash
 
 from tensord.daemon.core import effects, events
 from tensord.daemon.memory.copier import Copier, CopyJob, InboxCopied, InboxCopy
-from tensord.daemon.remote_stores.threads import RemoteThreads, Request
+from tensord.daemon.remote_stores.threads import RemoteThreads
 from tensord.errors import NotEnoughMemory
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
@@ -56,11 +55,10 @@ class Work:
             daemon.memory.ring,
             self.copier.check,
             daemon.remote_answered,
-            1.0,
             clock=lambda: world.now,
             unix_at_zero=lambda: FAR_FUTURE_S,
         )
-        self.requests: deque[Request] = deque()
+        self.requests: deque[effects.RemoteRequest] = deque()
         """Requests of the remote store that are under way."""
         self.jobs: deque[Iterator[None]] = deque()
         self.pages: deque[effects.Punch | effects.Allocate] = deque()
@@ -84,7 +82,7 @@ class Work:
             request = self.world.chance.choice(self.requests)
             self.requests.remove(request)
             self.world.say("remote", request=request)
-            self.remote._carry_out(request, math.inf)
+            self.remote.carry_out(request)
 
     def move(self) -> None:
         """Runs one turn of moving a span to another place."""
@@ -130,7 +128,7 @@ class Work:
             self.move()
         for request in [each for each in self.requests if isinstance(each, effects.ReadRemote)]:
             self.requests.remove(request)
-            self.remote._carry_out(request, math.inf)
+            self.remote.carry_out(request)
 
     def finish(self) -> None:
         """Completes everything that is under way now."""

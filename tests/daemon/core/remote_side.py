@@ -14,20 +14,9 @@ from tensord.daemon.core.effects import (
     RemoveRemote,
     SaveRemote,
     Seek,
-    SeekRun,
     WithdrawClaim,
 )
-from tensord.daemon.core.events import (
-    ClaimWithdrawn,
-    Event,
-    GenerationRaised,
-    GenerationsTold,
-    RemoteFound,
-    RemoteRead,
-    RemoteSaved,
-    RunSought,
-    Sought,
-)
+from tensord.daemon.core.events import Event, RemoteDone, RemoteFound, RemoteSaved, Sought
 from tensord.errors import TensordError
 from tensord.shm.index.keys import generation_of
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
@@ -51,7 +40,6 @@ class RemoteSide:
     def forget_remote(self) -> None:
         """Nothing is under way."""
         self.seeks: deque[Seek] = deque()
-        self.runs: deque[SeekRun] = deque()
         self.reads: deque[ReadRemote] = deque()
         self.writes: deque[tuple[SaveRemote | RemoveRemote, bytes]] = deque()
         """With the bytes that each must find in the ring."""
@@ -71,11 +59,9 @@ class RemoteSide:
         match effect:
             case Seek():
                 self.seeks.append(effect)
-            case SeekRun():
-                self.runs.append(effect)
             case ReadRemote():
                 self.reads.append(effect)
-            case SaveRemote(_, key, offset, payload_bytes):
+            case SaveRemote(key, offset, payload_bytes):
                 assert self.header(offset).key == key
                 start = offset + SPAN_HEADER_BYTES
                 self.writes.append((effect, bytes(self.bytes[start : start + payload_bytes])))
@@ -83,7 +69,7 @@ class RemoteSide:
                 self.writes.append((effect, b""))
             case WithdrawClaim():
                 self.withdrawn.append(effect.key)
-                self.do(ClaimWithdrawn(True))
+                self.do(RemoteDone(effect, True))
             case AskGenerations() | RaiseGeneration():
                 self.generation_requests.append(effect)
             case RemoteTurned(why, what, first):
@@ -93,13 +79,11 @@ class RemoteSide:
 
     @property
     def remote_waits(self) -> bool:
-        return bool(self.seeks or self.runs or self.reads or self.writes or self.generation_requests)
+        return bool(self.seeks or self.reads or self.writes or self.generation_requests)
 
     def settle_remote(self) -> None:
         while self.seeks:
             self.seek()
-        while self.runs:
-            self.seek_run()
         while self.reads:
             self.read_remote()
         while self.writes:
@@ -113,28 +97,16 @@ class RemoteSide:
         del self.seeks[at]
         self.now += answer_s
         if error is not None:
-            self.do(Sought(effect.number, error=error))
+            self.do(RemoteDone(effect, error=error))
             return
-        generation = self._generation(effect)
-        found = self.remote.get(effect.key) if generation in (None, generation_of(effect.key)) else None
-        others_s = None
-        if found is None and effect.claims_s and effect.key in self.others:
-            others_s = self.now - self.others[effect.key]
-        claimed = found is None and effect.claims_s > 0 and others_s is None
-        self.do(Sought(effect.number, found, None, generation, answer_s, claimed, others_s))
-
-    def seek_run(self, error: TensordError | None = None, answer_s: float = 0.0) -> None:
-        """The remote store answers the oldest SeekRun, after so many seconds."""
-        effect = self.runs.popleft()
-        self.now += answer_s
-        if error is not None:
-            self.do(RunSought(effect.number, error=error))
-            return
-        generation = self._generation(effect)
-        shared = generation in (None, generation_of(effect.key))
+        first, generation = effect.keys[0], self._generation(effect)
+        shared = generation == generation_of(first)
         there = takewhile(lambda each: each in self.remote, effect.keys) if shared else ()
         found = tuple(self.remote[each] for each in there)
-        self.do(RunSought(effect.number, found, generation=generation, answer_s=answer_s))
+        asks_claim = shared and not found and effect.claims_s > 0
+        others_s = self.now - self.others[first] if asks_claim and first in self.others else None
+        claimed = asks_claim and others_s is None
+        self.do(RemoteDone(effect, Sought(generation, found, answer_s, claimed, others_s)))
 
     def read_remote(self, at: int = 0, error: TensordError | None = None) -> None:
         """The at-th read is carried out, or fails halfway."""
@@ -144,7 +116,7 @@ class RemoteSide:
         size = size if error is None else size // 2
         self.touch(start, size)
         self.bytes[start : start + size] = effect.key[8:9] * size
-        self.do(RemoteRead(effect.number, 7 if error is None else 0, error))
+        self.do(RemoteDone(effect, 7 if error is None else None, error))
 
     def write_remote(self, at: int = 0, error: TensordError | None = None) -> None:
         """Carries the at-th write to the remote store out, or has it fail."""
@@ -153,35 +125,36 @@ class RemoteSide:
         if isinstance(effect, RemoveRemote):
             for key in effect.keys if error is None else ():
                 self.remote.pop(key, None)
-            self.do(RemoteSaved(effect.number, error))
+            self.do(RemoteDone(effect, error=error))
             return
         start = effect.offset + SPAN_HEADER_BYTES
         self.touch(effect.offset, SPAN_HEADER_BYTES + effect.payload_bytes)
         assert self.bytes[start : start + effect.payload_bytes] == content, "a span changed under a write"
         if error is not None:
-            self.do(RemoteSaved(effect.number, error))
+            self.do(RemoteDone(effect, error=error))
             return
         generation = self._generation(effect)
-        written = generation in (None, generation_of(effect.key))
+        written = generation == generation_of(effect.key)
         if written:
             header = self.header(effect.offset)
             sizes = header.payload_bytes, header.tree_bytes, header.tokens
             self.remote[effect.key] = RemoteFound(*sizes, header.cost_ms, parent=header.parent)
-        self.do(RemoteSaved(effect.number, written=written, generation=generation))
+        self.do(RemoteDone(effect, RemoteSaved(generation, written)))
 
     def answer_generations(self, error: TensordError | None = None) -> None:
         """The remote store answers the oldest request about generations."""
         effect = self.generation_requests.popleft()
         if isinstance(effect, AskGenerations):
             told = {} if error else {tag: self.remote_generations.get(tag, 0) for tag in effect.tags}
-            self.do(GenerationsTold(told, error))
+            self.do(RemoteDone(effect, told, error))
             return
         if error is None:
             known = self.remote_generations.get(effect.tag, 0)
             if effect.new or known < effect.least:
                 self.remote_generations[effect.tag] = max(known + 1, effect.least)
-        self.do(GenerationRaised(effect.tag, None if error else self.remote_generations[effect.tag], error))
+        self.do(RemoteDone(effect, None if error else self.remote_generations[effect.tag], error))
 
-    def _generation(self, effect: Seek | SeekRun | SaveRemote) -> int | None:
-        """The remote store's generation of a key's namespace, if it is asked for."""
-        return self.remote_generations.get(effect.key[:8], 0) if effect.asks_generation else None
+    def _generation(self, effect: Seek | SaveRemote) -> int:
+        """The remote store's generation of a key's namespace."""
+        name = effect.keys[0] if isinstance(effect, Seek) else effect.key
+        return self.remote_generations.get(name[:8], 0)

@@ -20,11 +20,13 @@ FOUND = RemoteFound(64, 16, tokens=3, cost_ms=8.0)
 
 
 class RemoteStand(Stand):
-    """One host with clients 1, 2 and 3."""
+    """One host with clients 1, 2 and 3. `reached`: whether its remote store has answered it already."""
 
-    def __init__(self, ring_bytes: int = 1 << 16, **limits: Any) -> None:
+    def __init__(self, ring_bytes: int = 1 << 16, *, reached: bool = True, **limits: Any) -> None:
         super().__init__(ring_bytes, **limits)
         self.join(1, 2, 3)
+        if reached:
+            self.settle()
 
     @property
     def room(self) -> Remote:

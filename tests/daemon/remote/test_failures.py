@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tensord.daemon.core.events import RemoteConnected
 from tensord.daemon.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TierFull, TierRefused, TierUnavailable
 from tensord.ipc.messages import control as messages
@@ -13,7 +12,6 @@ from .stand import REMOTE, Make, ask, fail, publish
 
 def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.do(RemoteConnected())
     for number in range(FAILURES_MAX):
         assert not stand.turned["store"]
         fail(stand, number)
@@ -43,7 +41,6 @@ def test_a_failure_now_and_then_does_not_open_the_breaker(make: Make) -> None:
 
 def test_failed_writes_open_the_breaker(make: Make) -> None:
     stand = make(8192, **REMOTE)
-    stand.do(RemoteConnected())
     publish(stand, FAILURES_MAX + 2)
     for _ in range(FAILURES_MAX):
         stand.write_remote(error=TierUnavailable("connection refused"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.core.effects import AskGenerations, RaiseGeneration
-from tensord.daemon.core.events import GenerationsTold, RemoteSaved
+from tensord.daemon.core.events import RemoteDone, RemoteSaved
 from tensord.daemon.remote.agreement import EVERY_S
 from tensord.daemon.remote.breaker import FAILURES_MAX
 from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
@@ -165,11 +165,11 @@ def test_an_old_answer_raises_nothing_that_the_store_has_already(make: Make) -> 
     [(save, _)] = stand.writes
     invalidate(stand)
     stand.answer_generations()
-    stand.room.link.breaker.failed("gone", stand.now, refused=True, probe=False)
+    stand.room.link.breaker.failed("gone", stand.now, refused=True)
     stand.now += EVERY_S
     stand.tick()
     stand.writes.clear()
-    stand.do(RemoteSaved(save.number, written=False, generation=0))
+    stand.do(RemoteDone(save, RemoteSaved(0, written=False)))
     stand.pass_time(4 * EVERY_S)
     assert stand.remote_generations == {TAG: 1}
     assert stand.generations.current(TAG) == 1
@@ -186,9 +186,10 @@ def test_an_answer_of_before_an_invalidation_changes_nothing(make: Make) -> None
     stand.generation_requests.rotate(-1)
     stand.answer_generations()
     assert stand.remote_generations == {TAG: 1}
-    stand.do(GenerationsTold({TAG: 0}))
-    stand.generation_requests.clear()
-    assert stand.generations.current(TAG) == 1
+    stand.do(RemoteDone(question, {TAG: 0}))
+    stand.generation_requests.popleft()
+    stand.settle()
+    assert stand.generations.current(TAG) == 1 and stand.remote_generations == {TAG: 1}
     assert shared(stand, 2, 1)
 
 

@@ -45,7 +45,7 @@ def test_a_run_is_found_with_one_question_and_put_in_order(make: Make) -> None:
     stand = make(**REMOTE)
     stand.remote = chain(6)
     fetch(stand, *range(8))
-    [seek] = stand.runs
+    [seek] = stand.seeks
     assert seek.keys == tuple(key(number) for number in range(8))
     assert not counted(stand)
     stand.settle()
@@ -62,7 +62,7 @@ def test_a_run_goes_on_behind_what_is_in_the_ring(make: Make) -> None:
     stand.put(0)
     stand.put(1, parent=key(0))
     fetch(stand, 0, 1, 2, 3)
-    assert stand.runs[0].keys == (key(2), key(3))
+    assert stand.seeks[0].keys == (key(2), key(3))
     stand.settle()
     assert counted(stand) == [4]
 
@@ -88,7 +88,7 @@ def test_a_run_that_is_in_the_ring_is_counted_at_once(make: Make, settings: dict
 def test_keys_of_another_namespace_than_the_first_end_a_run(make: Make) -> None:
     stand = make(**REMOTE)
     stand.send(1, messages.FetchRun(1, [key(0), key(1, b"other ns"), key(2)], 0.5))
-    assert stand.runs[0].keys == (key(0),)
+    assert stand.seeks[0].keys == (key(0),)
 
 
 def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(make: Make) -> None:
@@ -96,7 +96,7 @@ def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(make: Make) -
     stand.remote = chain(3)
     fetch(stand, 0, 1, 2)
     fetch(stand, 0, 1, 2, client=2)
-    assert len(stand.runs) == 1
+    assert len(stand.seeks) == 1
     assert not counted(stand, 2)
     stand.settle()
     assert counted(stand) == counted(stand, 2) == [3]
@@ -116,7 +116,7 @@ def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make)
     stand = make(1 << 20, **REMOTE)
     stand.remote = chain(100)
     fetch(stand, *range(100))
-    assert len(stand.runs[0].keys) == RUN_KEYS_MAX
+    assert len(stand.seeks[0].keys) == RUN_KEYS_MAX
     fetch(stand, *range(200, 202), client=2)
     assert counted(stand, 2) == [0], "it computes"
     ask(stand, client=2, number=300)
@@ -129,12 +129,12 @@ def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
     stand = make(ring_bytes=1 << 22, **REMOTE)
     stand.remote = {key(at): RemoteFound(1 << 19, 16) for at in range(3)}
     fetch(stand, 0, within_s=1.0)
-    stand.seek_run()
+    stand.seek()
     stand.now += 0.4
     stand.read_remote()
     assert counted(stand) == [1]
     fetch(stand, 1, 2, within_s=0.5)
-    stand.seek_run()
+    stand.seek()
     assert stand.counted == {"fetched": 1, "slow": 1}
     stand.settle()
     assert counted(stand) == [1, 1]
@@ -154,7 +154,7 @@ def test_a_put_that_overtakes_a_key_of_a_run_wins(make: Make) -> None:
     stand = make(**REMOTE)
     stand.remote = chain(2)
     fetch(stand, 0, 1)
-    stand.seek_run()
+    stand.seek()
     stand.put(0, 100, client=2, settles=False)
     stand.settle()
     assert stand.header_of(key(0)).payload_bytes == 100
@@ -168,7 +168,7 @@ def test_a_run_ends_at_a_key_that_is_evicted_by_name(make: Make, when: str) -> N
     stand.remote = chain(3)
     fetch(stand, 0, 1, 2)
     if when == "read":
-        stand.seek_run()
+        stand.seek()
     stand.send(2, messages.Evict(1, [key(1)]))
     stand.settle()
     assert counted(stand) == [1]
@@ -189,18 +189,18 @@ def test_a_store_that_fails_is_answered_with_what_is_in_the_ring(make: Make) -> 
     stand.put(0)
     for _ in range(3):
         fetch(stand, 0, 1, 2)
-        stand.seek_run(TierUnavailable("connection refused"))
+        stand.seek(error=TierUnavailable("connection refused"))
     assert counted(stand) == [1, 1, 1]
     fetch(stand, 0, 1, 2)
     assert counted(stand) == [1, 1, 1, 1], "the store is left alone now"
-    assert not stand.runs
+    assert not stand.seeks
 
 
 def test_the_entries_after_one_that_cannot_be_read_are_not_stored(make: Make) -> None:
     stand = make(**REMOTE)
     stand.remote = chain(4)
     fetch(stand, 0, 1, 2, 3)
-    stand.seek_run()
+    stand.seek()
     stand.read_remote(1, Corrupt("other bytes"))
     stand.settle()
     assert counted(stand) == [1]
@@ -211,7 +211,7 @@ def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(
     stand = make(**REMOTE)
     stand.remote = chain(4)
     fetch(stand, 0, 1, 2, 3)
-    stand.seek_run()
+    stand.seek()
     for at in (3, 1, 1):
         stand.read_remote(at)
         assert not stand.store.parts.table.by_key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tensord.daemon.core.effects import AskGenerations
-from tensord.daemon.core.events import RemoteConnected
 from tensord.daemon.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TierUnavailable
 
@@ -23,15 +22,15 @@ def probed(stand: RemoteStand, error: TierUnavailable | None) -> None:
 
 
 def test_a_store_that_is_not_reached_at_the_start_is_left_alone_from_the_first_miss(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.do(RemoteConnected(AWAY))
+    stand = make(reached=False, **REMOTE)
+    probed(stand, AWAY)
     assert stand.turned["store"] == ["connection refused"]
     assert ask(stand).answer == "compute" and not stand.seeks
 
 
 def test_a_store_is_probed_without_any_client(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.do(RemoteConnected(AWAY))
+    stand = make(reached=False, **REMOTE)
+    probed(stand, AWAY)
     waits_s = FIRST_S
     for _ in range(10):
         before = stand.now
@@ -47,7 +46,6 @@ def test_a_store_is_probed_without_any_client(make: Make) -> None:
 
 def test_a_store_that_was_reached_before_serves_again(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.do(RemoteConnected())
     assert not stand.turned["store"]
     for number in range(FAILURES_MAX):
         fail(stand, number, AWAY)

@@ -17,10 +17,11 @@ import pytest
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, RemoteEntry
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.daemon.remote_stores.urls import open_store
-from tensord.errors import TierTimedOut, TierUnavailable
+from tensord.errors import TierUnavailable
+from tests.daemon_process import PATIENCE_S
 from tests.processes import Child, Stage
 
-from .entries import get, key_of, made, made_of, payload_of, put, soon
+from .entries import get, heads, key_of, made, made_of, payload_of, put
 
 MIB = 1 << 20
 
@@ -30,8 +31,8 @@ class Backend(ABC):
 
     url: str
 
-    def open(self) -> RemoteStore:
-        return open_store(self.url)
+    def open(self, timeout_s: float = PATIENCE_S) -> RemoteStore:
+        return open_store(self.url, timeout_s)
 
     @abstractmethod
     def raw(self, key: bytes) -> bytes:
@@ -66,13 +67,13 @@ class AnyStore:
         entry = made(1)
         put(store, entry)
         buffer = bytearray(b"\x5a" * (entry.stored_bytes + 100))
-        assert store.get_into(entry.key, memoryview(buffer), soon()) is not None
+        assert store.get_into(entry.key, memoryview(buffer)) is not None
         assert buffer[entry.stored_bytes :] == b"\x5a" * 100
 
     def test_what_was_never_put_is_a_miss(self, store: RemoteStore) -> None:
         put(store, made(1))
         assert get(store, key_of(2)) is None
-        assert store.heads([key_of(2)], soon()) == [None]
+        assert heads(store, [key_of(2)]) == [None]
         assert store.corrupt == 0
 
     def test_a_header_says_what_is_stored_and_how_large_its_buffer_must_be(self, store: RemoteStore) -> None:
@@ -80,10 +81,9 @@ class AnyStore:
         put(store, small, large)
         keys = [large.key, key_of(3), small.key]
         expected = [RemoteEntry(large.meta, 70_000), None, RemoteEntry(small.meta, 10)]
-        assert store.heads(keys, soon()) == expected
-        assert store.heads([], soon()) == []
+        assert store.look(keys) == (0, expected)
         exact = memoryview(bytearray(large.stored_bytes))
-        assert payload_of(store.get_into(large.key, exact, soon()), exact) == (large.payload, large.meta)
+        assert payload_of(store.get_into(large.key, exact), exact) == (large.payload, large.meta)
 
     def test_a_damaged_header_and_one_whose_time_is_over_are_no_headers(
         self, backend: Backend, store: RemoteStore
@@ -92,7 +92,7 @@ class AnyStore:
         put(store, damaged, over)
         raw = backend.raw(damaged.key)
         backend.set_raw(damaged.key, raw[:20] + bytes([raw[20] ^ 1]) + raw[21:])
-        assert store.heads([damaged.key, over.key], soon()) == [None, None]
+        assert heads(store, [damaged.key, over.key]) == [None, None]
         assert store.corrupt == 1
 
     def test_a_put_of_the_same_key_replaces_the_payload(self, store: RemoteStore) -> None:
@@ -100,12 +100,12 @@ class AnyStore:
             entry = made_of(key_of(1), np.random.default_rng(payload_bytes).bytes(payload_bytes))
             put(store, entry)
             assert get(store, entry.key) == (entry.payload, entry.meta)
-        assert store.heads([key_of(1)], soon()) == [RemoteEntry(entry.meta, 3)]
+        assert heads(store, [key_of(1)]) == [RemoteEntry(entry.meta, 3)]
 
     def test_a_removed_key_is_a_miss(self, store: RemoteStore) -> None:
         entries = [made(number) for number in range(3)]
         put(store, *entries)
-        store.remove([entries[0].key, key_of(9), entries[2].key], soon())
+        store.remove([entries[0].key, key_of(9), entries[2].key])
         assert [get(store, entry.key) is not None for entry in entries] == [False, True, False]
 
     def test_an_object_larger_than_the_buffer_is_a_miss_and_the_next_read_is_right(self, store: RemoteStore) -> None:
@@ -222,24 +222,6 @@ class AnyStore:
 
     # ---- faults
 
-    def test_a_call_whose_deadline_is_over_raises_and_changes_nothing(self, store: RemoteStore) -> None:
-        entry = made(1)
-        buffer = memoryview(bytearray(10_000))
-        past = time.monotonic() - 0.001
-        put(store, made(2))
-        for call in (
-            lambda: store.put_from(entry.key, entry.payload, entry.meta, past),
-            lambda: store.get_into(key_of(2), buffer, past),
-            lambda: store.heads([key_of(2)], past),
-            lambda: store.remove([key_of(2)], past),
-            lambda: store.generations([b"a model."], past),
-            lambda: store.raise_generation(b"a model.", 1, past),
-        ):
-            with pytest.raises(TierTimedOut, match="deadline"):
-                call()
-        assert not any(buffer)
-        assert [head is not None for head in store.heads([key_of(1), key_of(2)], soon())] == [False, True]
-
     def test_a_store_is_closed_once_or_twice_and_says_so_afterwards(self, backend: Backend) -> None:
         store = backend.open()
         put(store, made(1))
@@ -255,22 +237,22 @@ class AnyStore:
 
     def test_generations_are_given_out_once_each_and_only_rise(self, backend: Backend, store: RemoteStore) -> None:
         tags = [b"a model.", b"another."]
-        assert store.generations(tags, soon()) == [0, 0]
-        assert store.raise_generation(tags[0], 1, soon()) == 1
-        assert store.raise_generation(tags[0], 1, soon()) == 2
-        assert store.raise_generation(tags[0], 9, soon()) == 9
+        assert store.generations(tags) == [0, 0]
+        assert store.raise_generation(tags[0], 1) == 1
+        assert store.raise_generation(tags[0], 1) == 2
+        assert store.raise_generation(tags[0], 9) == 9
         other = backend.open()
-        assert other.generations(tags, soon()) == [9, 0]
-        assert other.raise_generation(tags[0], 3, soon()) == 10
+        assert other.generations(tags) == [9, 0]
+        assert other.raise_generation(tags[0], 3) == 10
         other.close()
-        assert store.generations([], soon()) == []
+        assert store.generations([]) == []
 
     def test_hosts_that_raise_a_generation_at_once_get_different_numbers(self, backend: Backend) -> None:
         numbers: list[int] = []
 
         def work() -> None:
             own = backend.open()
-            numbers.extend(own.raise_generation(b"a model.", 1, soon()) for _ in range(25))
+            numbers.extend(own.raise_generation(b"a model.", 1) for _ in range(25))
             own.close()
 
         threads = [threading.Thread(target=work) for _ in range(4)]
@@ -284,26 +266,26 @@ class AnyStore:
 
     def test_one_owner_has_a_claim_or_the_store_has_no_claims(self, backend: Backend, store: RemoteStore) -> None:
         other = backend.open()
-        first = store.claim(key_of(1), b"host 1", 60.0, soon())
+        first = store.claim(key_of(1), b"host 1", 60.0)
         if first is None:
-            assert store.unclaim(key_of(1), b"host 1", soon()) is None
+            assert store.unclaim(key_of(1), b"host 1") is None
             other.close()
             return
         assert first == (True, 0.0)
-        assert store.claim(key_of(1), b"host 1", 60.0, soon()) == (True, 0.0), "it is the owner's own"
-        assert not claims(other, key_of(1), b"host 2", 60.0, soon())
-        assert claims(other, key_of(2), b"host 2", 60.0, soon())
-        assert other.unclaim(key_of(1), b"host 2", soon()) is False
-        assert not claims(other, key_of(1), b"host 2", 60.0, soon())
-        assert store.unclaim(key_of(1), b"host 1", soon()) is True
-        assert store.unclaim(key_of(1), b"host 1", soon()) is False
-        assert claims(other, key_of(1), b"host 2", 60.0, soon())
+        assert store.claim(key_of(1), b"host 1", 60.0) == (True, 0.0), "it is the owner's own"
+        assert not claims(other, key_of(1), b"host 2", 60.0)
+        assert claims(other, key_of(2), b"host 2", 60.0)
+        assert other.unclaim(key_of(1), b"host 2") is False
+        assert not claims(other, key_of(1), b"host 2", 60.0)
+        assert store.unclaim(key_of(1), b"host 1") is True
+        assert store.unclaim(key_of(1), b"host 1") is False
+        assert claims(other, key_of(1), b"host 2", 60.0)
         other.close()
 
 
-def claims(store: RemoteStore, key: bytes, owner: bytes, seconds: float, deadline: float) -> bool:
+def claims(store: RemoteStore, key: bytes, owner: bytes, seconds: float) -> bool:
     """Whether the owner gets a claim."""
-    claim = store.claim(key, owner, seconds, deadline)
+    claim = store.claim(key, owner, seconds)
     assert claim is not None
     return claim.mine
 

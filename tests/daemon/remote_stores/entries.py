@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,6 @@ from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, RemoteE
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.shm.index.keys import make_key
 from tensord.shm.payloads.copy import checksum_of
-
-PATIENCE_S = 30.0
 
 
 class Made(NamedTuple):
@@ -23,11 +21,6 @@ class Made(NamedTuple):
     @property
     def stored_bytes(self) -> int:
         return OBJECT_HEADER_BYTES + len(self.payload)
-
-
-def soon() -> float:
-    """A deadline that only a hang exceeds."""
-    return time.monotonic() + PATIENCE_S
 
 
 def key_of(number: int) -> bytes:
@@ -52,16 +45,21 @@ def made_of(key: bytes, payload: bytes, **meta: object) -> Made:
 
 def put(store: RemoteStore, *entries: Made) -> None:
     for entry in entries:
-        store.put_from(entry.key, entry.payload, entry.meta, soon())
+        store.put_from(entry.key, entry.payload, entry.meta)
 
 
 def get(store: RemoteStore, key: bytes, room_bytes: int = 1 << 20) -> tuple[bytes, Meta] | None:
     """The payload and its metadata, read into a buffer that had other bytes before."""
     buffer = memoryview(bytearray(b"\xa5" * (OBJECT_HEADER_BYTES + room_bytes)))
-    return payload_of(store.get_into(key, buffer, soon()), buffer)
+    return payload_of(store.get_into(key, buffer), buffer)
 
 
 def payload_of(found: RemoteEntry | None, buffer: memoryview) -> tuple[bytes, Meta] | None:
     if found is None:
         return None
     return bytes(buffer[OBJECT_HEADER_BYTES : OBJECT_HEADER_BYTES + found.payload_bytes]), found.meta
+
+
+def heads(store: RemoteStore, keys: Sequence[bytes]) -> list[RemoteEntry | None]:
+    """What the store says of the keys."""
+    return store.look(keys)[1]

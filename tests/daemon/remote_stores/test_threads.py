@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.core.effects import ReadRemote, RemoveRemote, SaveRemote, Seek, WithdrawClaim
-from tensord.daemon.core.events import RemoteFound, RemoteRead, RemoteSaved
+from tensord.daemon.core.effects import ReadRemote, RemoteRequest, RemoveRemote, SaveRemote, Seek, WithdrawClaim
+from tensord.daemon.core.events import RemoteDone, RemoteFound
 from tensord.daemon.remote_stores.directory import DirectoryStore
 from tensord.daemon.remote_stores.mooncake import MooncakeStore
 from tensord.daemon.remote_stores.store import RemoteStore
-from tensord.daemon.remote_stores.threads import THREAD_NAME, Outcome, RemoteThreads, Request
+from tensord.daemon.remote_stores.threads import THREAD_NAME, RemoteThreads
 from tensord.errors import Corrupt
 from tensord.shm.payloads.copy import checksum_of
 from tensord.shm.ring.layout import SpanHeader
@@ -35,21 +35,21 @@ class Starter(DirectoryStore):
     gives_way = MooncakeStore.gives_way
     niceness = ""
 
-    def remove(self, keys: Sequence[bytes], deadline: float) -> None:
+    def remove(self, keys: Sequence[bytes]) -> None:
         done = subprocess.run([sys.executable, "-c", OWN_NICENESS], capture_output=True, text=True, check=True)
         self.niceness = done.stdout.strip()
 
 
 class Running:
     def __init__(self, store: RemoteStore) -> None:
-        self.outcomes: Queue[Outcome] = Queue()
+        self.outcomes: Queue[RemoteDone] = Queue()
         self.ring: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(4096, np.uint8)
         self.threads = RemoteThreads(
-            store, self.ring, lambda *_: None, self.outcomes.put, 5.0, clock=lambda: 0.0, unix_at_zero=lambda: 0.0
+            store, self.ring, lambda *_: None, self.outcomes.put, clock=lambda: 0.0, unix_at_zero=lambda: 0.0
         )
 
-    def outcome(self, effect: Request) -> Outcome:
-        self.threads.submit(effect)
+    def outcome(self, request: RemoteRequest) -> RemoteDone:
+        self.threads.submit(request)
         return self.outcomes.get(timeout=PATIENCE_S)
 
     def close(self) -> None:
@@ -63,10 +63,8 @@ class Running:
 
     def use(self) -> None:
         """Reads and writes once."""
-        for effect in (Seek(1, KEY), RemoveRemote(2, (KEY,))):
-            self.threads.submit(effect)
-            outcome = self.outcomes.get(timeout=PATIENCE_S)
-            assert not getattr(outcome, "error", None), outcome
+        for request in (Seek((KEY,)), RemoveRemote((KEY,))):
+            assert self.outcome(request).error is None
 
 
 def entry_at(running: Running, offset: int, checksum: int) -> None:
@@ -83,13 +81,10 @@ def test_an_entry_is_read_back_whole_whether_or_not_its_checksum_was_known_when_
     running = Running(DirectoryStore(folder))
     entry_at(running, 0, checksum_of(np.arange(100, dtype=np.uint8)) if known else 0)
     found = RemoteFound(100, 10, tokens=3)
-    saved = running.outcome(SaveRemote(1, KEY, 0, 100))
-    assert isinstance(saved, RemoteSaved) and saved.error is None and saved.written
-    read = running.outcome(ReadRemote(2, KEY, 1024, found))
-    assert read == RemoteRead(2, checksum_of(np.arange(100, dtype=np.uint8)))
+    assert running.outcome(SaveRemote(KEY, 0, 100)).answer.written
+    assert running.outcome(ReadRemote(KEY, 1024, found)).answer == checksum_of(np.arange(100, dtype=np.uint8))
     assert running.ring[1024 + 192 : 1024 + 292].tolist() == list(range(100))
-    other = running.outcome(ReadRemote(3, KEY, 1024, RemoteFound(100, 10, tokens=4)))
-    assert isinstance(other, RemoteRead) and isinstance(other.error, Corrupt)
+    assert isinstance(running.outcome(ReadRemote(KEY, 1024, RemoteFound(100, 10, tokens=4))).error, Corrupt)
     running.close()
 
 
@@ -131,6 +126,6 @@ def test_a_process_that_a_store_starts_while_it_writes_keeps_its_priority(folder
 def test_puts_that_end_after_the_store_was_closed_ask_nothing_of_it(folder: Path) -> None:
     running = Running(DirectoryStore(folder))
     running.close()
-    for effect in (Seek(1, KEY), RemoveRemote(2, (KEY,)), WithdrawClaim(KEY)):
-        running.threads.submit(effect)
+    for request in (Seek((KEY,)), RemoveRemote((KEY,)), WithdrawClaim(KEY)):
+        running.threads.submit(request)
     assert running.outcomes.empty()

@@ -17,10 +17,11 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from tensord.daemon.remote_stores.urls import open_store
-from tensord.errors import BadConfiguration, TierRefused, TierTimedOut, TierUnavailable
+from tensord.errors import BadConfiguration, TierRefused, TierUnavailable
+from tests.daemon_process import until
 
 from .conformance import MIB, AnyStore, claims
-from .entries import get, key_of, made, put, soon
+from .entries import get, heads, key_of, made, put
 from .redis_server import HOST, RedisServer
 from .server_conformance import AnyServer, Server
 
@@ -94,17 +95,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class TestRedisWithTls(AnyStore, AnyServer):
-    """With TLS and a user's password."""
-
-    @pytest.fixture
-    def backend(self, certificates: Path) -> Iterator[Redis]:
-        ca = str(certificates / "ca.pem")
-        with RedisServer("--user", "tensord", "on", ">s%cret", "~tensord-*", "+@all", tls=certificates) as server:
-            url = f"rediss://tensord:s%25cret@{HOST}:{server.port}?ssl_ca_certs={ca}"
-            opened = Redis(server, url, ssl=True, ssl_ca_certs=ca)
-            yield opened
-            opened.direct.close()
+def test_a_server_with_tls_and_a_users_password_is_used(certificates: Path) -> None:
+    ca = str(certificates / "ca.pem")
+    with RedisServer("--user", "tensord", "on", ">s%cret", "~tensord-*", "+@all", tls=certificates) as server:
+        store = open_store(f"rediss://tensord:s%25cret@{HOST}:{server.port}?ssl_ca_certs={ca}")
+        put(store, made(1, MIB))
+        assert get(store, key_of(1)) == (made(1, MIB).payload, made(1, MIB).meta)
+        store.close()
 
 
 def test_a_certificate_of_another_authority_or_host_is_refused(certificates: Path) -> None:
@@ -132,7 +129,7 @@ def test_a_server_with_tls_is_named_to_a_client_without(certificates: Path) -> N
 def test_wrong_credentials_are_refused_and_never_shown(who: str) -> None:
     with RedisServer("--requirepass", "secret", "--user", "tensord", "on", ">right", "~tensord-*", "+@all") as server:
         store = open_store(f"redis://{who}{HOST}:{server.port}")
-        for call in (lambda: get(store, key_of(1)), lambda: put(store, made(1)), lambda: store.heads([b""], soon())):
+        for call in (lambda: get(store, key_of(1)), lambda: put(store, made(1)), lambda: heads(store, [b""])):
             with pytest.raises(TierRefused, match="put the user and password into the URL") as raised:
                 call()
             assert f"redis://{HOST}:{server.port}" in str(raised.value)
@@ -175,23 +172,21 @@ def test_objects_live_for_the_urls_expiry_or_their_own_shorter_time(backend: Red
 
 def test_a_claim_ends_by_itself(backend: Redis) -> None:
     store = backend.open()
-    assert claims(store, key_of(1), b"one", 0.05, soon())
-    deadline = soon()
-    while not claims(store, key_of(1), b"two", 60.0, soon()):
-        assert time.monotonic() < deadline
-    assert store.unclaim(key_of(1), b"one", soon()) is False, "the claim belongs to another owner by now"
+    assert claims(store, key_of(1), b"one", 0.05)
+    until(lambda: claims(store, key_of(1), b"two", 60.0), "the claim to end")
+    assert store.unclaim(key_of(1), b"one") is False, "the claim belongs to another owner by now"
     assert 0 < int(backend.direct.pttl(f"tensord-1:claim:{key_of(1).hex()}")) <= 60_000
     store.close()
 
 
 def test_a_claim_tells_how_long_ago_it_began(backend: Redis) -> None:
     one, two = backend.open(), backend.open()
-    assert claims(one, key_of(1), b"one", 60.0, soon())
+    assert claims(one, key_of(1), b"one", 60.0)
     backend.direct.pexpire(f"tensord-1:claim:{key_of(1).hex()}", 20_000)
-    other = two.claim(key_of(1), b"two", 90.0, soon())
+    other = two.claim(key_of(1), b"two", 90.0)
     assert other is not None and not other.mine and other.age_s == pytest.approx(50.0, abs=10.1)
-    assert claims(one, key_of(1), b"one", 60.0, soon()), "it begins anew"
-    other = two.claim(key_of(1), b"two", 90.0, soon())
+    assert claims(one, key_of(1), b"one", 60.0), "it begins anew"
+    other = two.claim(key_of(1), b"two", 90.0)
     assert other is not None and other.age_s < 20.0
     one.close()
     two.close()
@@ -220,46 +215,11 @@ def test_a_connection_that_the_server_has_ended_is_replaced(backend: Redis) -> N
     store.close()
 
 
-def test_a_read_that_is_cut_by_its_deadline_leaves_no_bytes_for_the_next(backend: Redis) -> None:
-    """A connection with half a reply is not used again, however often that happens."""
-    store = backend.open()
-    large, small = made(1, 34 * MIB), made(2)
-    put(store, large, small)
-    buffer = memoryview(bytearray(large.stored_bytes))
-    cut = 0
-    for wait_ms in range(1, 40, 3):
-        try:
-            store.get_into(large.key, buffer, time.monotonic() + wait_ms / 4000)
-        except TierTimedOut:
-            cut += 1
-        assert get(store, small.key) == (small.payload, small.meta)
-    assert cut
-    assert store.corrupt == 0
-    store.close()
-
-
-def test_a_half_written_put_never_shows(backend: Redis) -> None:
-    store = backend.open()
-    old = made(1, 5 * MIB, tokens=1)
-    put(store, old)
-    new = made(1, 34 * MIB, tokens=2)
-    for wait_ms in range(1, 20, 3):
-        try:
-            store.put_from(new.key, new.payload, new.meta, time.monotonic() + wait_ms / 4000)
-        except TierTimedOut:
-            pass
-        found = get(store, old.key, 34 * MIB)
-        assert found in ((old.payload, old.meta), (new.payload, new.meta))
-        put(store, old)
-    assert store.corrupt == 0
-    store.close()
-
-
 @pytest.mark.parametrize(
     "says",
-    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$abc\r\n", b":" + b"1" * 100_000, b"*1\r\n", b"$99999999999999999\r\n"],
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$abc\r\n", b"*1\r\n", b"$99999999999999999\r\n"],
 )
-def test_a_server_that_is_no_redis_is_named_or_waited_for_until_the_deadline(says: bytes) -> None:
+def test_a_server_that_is_no_redis_is_named_or_left_when_its_time_is_over(says: bytes) -> None:
     with socket.socket() as listening:
         listening.bind((HOST, 0))
         listening.listen()
@@ -279,9 +239,9 @@ def test_a_server_that_is_no_redis_is_named_or_waited_for_until_the_deadline(say
 
         server = threading.Thread(target=serve)
         server.start()
-        store = open_store(f"redis://{HOST}:{port}")
+        store = open_store(f"redis://{HOST}:{port}", 0.5)
         with pytest.raises(TierUnavailable, match=f"redis://{HOST}:{port}"):
-            store.get_into(key_of(1), memoryview(bytearray(1000)), time.monotonic() + 0.5)
+            store.get_into(key_of(1), memoryview(bytearray(1000)))
         store.close()
         listening.shutdown(socket.SHUT_RDWR)
         server.join()
@@ -349,5 +309,5 @@ def test_what_a_server_does_not_have_is_said_with_what_to_write(of: str, says: s
     with RedisServer() as server:
         store = open_store(f"redis://{HOST}:{server.port}{of}")
         with pytest.raises(TierRefused, match=says):
-            store.heads([key_of(1)], soon())
+            heads(store, [key_of(1)])
         store.close()

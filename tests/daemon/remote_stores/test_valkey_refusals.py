@@ -1,4 +1,5 @@
-"""Redis servers that can be read and take no writes: a replica, a full one, one whose user may only read."""
+"""Redis servers that can be read and take no writes: a replica, a full one, one whose user may only read. Keys under
+which another program has stored values of other types."""
 
 from __future__ import annotations
 
@@ -10,14 +11,13 @@ import redis
 
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.daemon.remote_stores.urls import open_store
-from tensord.errors import TierFull, TierReadOnly, TierTooLarge
+from tensord.errors import TierFull, TierReadOnly, TierRefused, TierTooLarge
 from tests.daemon_process import until
 
 from .conformance import MIB, claims
-from .entries import get, key_of, made, put, soon
+from .entries import get, heads, key_of, made, put
 from .redis_server import HOST, RedisServer
-from .test_valkey import Redis
-from .test_valkey_types import make_wrong
+from .test_valkey import Redis, name_of
 
 READER = ("--user", "reader", "on", "nopass", "~tensord-*", "-@all", "+get", "+getrange")
 
@@ -54,18 +54,18 @@ def read_only(request: pytest.FixtureRequest) -> Iterator[RemoteStore]:
 def test_a_server_that_takes_no_writes_says_so_and_is_read(read_only: RemoteStore) -> None:
     writes: list[Callable[[], object]] = [
         lambda: put(read_only, made(2)),
-        lambda: read_only.remove([key_of(1)], soon()),
+        lambda: read_only.remove([key_of(1)]),
     ]
     for write in writes:
         with pytest.raises(TierReadOnly, match="takes no writes"):
             write()
     assert get(read_only, key_of(1)) is not None
-    assert [each is not None for each in read_only.heads([key_of(1), key_of(2)], soon())] == [True, False]
-    assert read_only.generations([key_of(1)[:8]], soon()) == [0]
+    assert [each is not None for each in heads(read_only, [key_of(1), key_of(2)])] == [True, False]
+    assert read_only.generations([key_of(1)[:8]]) == [0]
 
 
 def test_a_server_that_takes_no_writes_has_no_claims(read_only: RemoteStore) -> None:
-    assert read_only.claim(key_of(3), b"host 1", 60.0, soon()) is None
+    assert read_only.claim(key_of(3), b"host 1", 60.0) is None
 
 
 def test_a_full_server_has_no_claims_and_misses_are_misses() -> None:
@@ -75,22 +75,22 @@ def test_a_full_server_has_no_claims_and_misses_are_misses() -> None:
         full.fill()
         with pytest.raises(TierFull):
             put(store, made(1, MIB))
-        assert store.claim(key_of(1), b"host 1", 60.0, soon()) is None
-        assert store.heads([key_of(1)], soon()) == [None]
+        assert store.claim(key_of(1), b"host 1", 60.0) is None
+        assert heads(store, [key_of(1)]) == [None]
         store.close()
         full.direct.close()
 
 
-@pytest.mark.parametrize("kind", ["list", "hash", "stream"])
+@pytest.mark.parametrize("kind", ["list", "stream"])
 def test_a_claim_of_another_type_is_nobodys_and_counts_as_corrupt(kind: str) -> None:
     with RedisServer() as server:
         store = open_store(f"redis://{HOST}:{server.port}")
         make_wrong(server, f"tensord-1:claim:{key_of(1).hex()}", kind)
-        assert store.claim(key_of(1), b"host 1", 60.0, soon()) is None
+        assert store.claim(key_of(1), b"host 1", 60.0) is None
         assert store.corrupt == 1
         assert f"tensord-1:claim:{key_of(1).hex()}" in store.last_corrupt and "delete it" in store.last_corrupt
-        assert store.claim(key_of(2), b"host 1", 60.0, soon()) == (True, 0.0)
-        assert not claims(store, key_of(2), b"host 2", 60.0, soon())
+        assert store.claim(key_of(2), b"host 1", 60.0) == (True, 0.0)
+        assert not claims(store, key_of(2), b"host 2", 60.0)
         store.close()
 
 
@@ -100,4 +100,52 @@ def test_an_object_that_no_server_takes_does_not_mean_that_the_server_is_full(mo
         store = open_store(f"redis://{HOST}:{server.port}")
         with pytest.raises(TierTooLarge, match="larger than a value"):
             put(store, made(1, 2 * MIB))
+        store.close()
+
+
+def make_wrong(server: RedisServer, name: str, kind: str) -> None:
+    with redis.Redis(HOST, server.port) as direct:
+        direct.delete(name)
+        match kind:
+            case "list":
+                direct.rpush(name, b"x")
+            case "stream":
+                direct.xadd(name, {"x": "y"})
+
+
+@pytest.mark.parametrize("kind", ["list", "stream"])
+def test_a_value_that_is_no_string_is_a_miss_counts_as_corrupt_and_is_replaced(kind: str) -> None:
+    wrong, right = made(1), made(2)
+    with RedisServer() as server:
+        store = open_store(f"redis://{HOST}:{server.port}")
+        put(store, right)
+        make_wrong(server, name_of(wrong.key), kind)
+        found = heads(store, [wrong.key, right.key])
+        assert found[0] is None and found[1] is not None
+        assert store.corrupt == 1
+        assert wrong.key.hex() in store.last_corrupt and "WRONGTYPE" in store.last_corrupt
+        assert get(store, wrong.key) is None and get(store, right.key) is not None
+        assert store.corrupt == 2
+        put(store, wrong)
+        assert get(store, wrong.key) == (wrong.payload, wrong.meta)
+        make_wrong(server, name_of(wrong.key), kind)
+        store.remove([wrong.key])
+        assert get(store, wrong.key) is None and store.corrupt == 2
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["list", "many", "99999999999", "-1", ""])
+def test_a_generation_that_is_no_number_is_refused_and_said(kind: str) -> None:
+    tag = key_of(1)[:8]
+    name = f"tensord-1:gen:{tag.hex()}"
+    with RedisServer() as server, redis.Redis(HOST, server.port) as direct:
+        store = open_store(f"redis://{HOST}:{server.port}")
+        make_wrong(server, name, kind)
+        if kind != "list":
+            direct.set(name, kind)
+        for call in (lambda: store.generations([tag]), lambda: store.raise_generation(tag, 1)):
+            with pytest.raises(TierRefused, match=f"delete the key {name}"):
+                call()
+        direct.delete(name)
+        assert store.raise_generation(tag, 1) == 1
         store.close()
