@@ -102,9 +102,6 @@ def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[floa
 
 def _sizes(source: Source, trace: Trace, percents: Sequence[float] | None) -> tuple[float, ...]:
     """The sizes to replay a recorded trace at. Says what is left out of it."""
-    if trace.cut:
-        requests = sum(1 for _ in trace.requests())
-        _told(f"{trace.name}: the file ends before the end of a recording; its {requests} whole requests are replayed")
     shares = [
         share
         for share in source.shares

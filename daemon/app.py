@@ -237,7 +237,6 @@ class _Daemon:
             clock=boot_s,
             tell_watchers=watchers.tell,
             is_watched=lambda: watchers.are_told,
-            want_requests=lambda: watchers.want_requests,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
             times=self._times,
             remote=None if config.remote.url is None else open_store(config.remote.url, config.remote.timeout_s),

@@ -42,7 +42,6 @@ CHUNK_IDS: Final = 16
 """Hash ids of 64 tokens in a chunk. The last id names the chunk, because ids are chained."""
 SEED: Final = 1
 RING_BYTES_MIN: Final = ALIGN_BYTES
-RECORDING_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,7 @@ class Restart:
 class Trace:
     """One workload, in order of time. `sizes` (bytes) and `tokens` have one item for each block number.
 
-    A cache's share is a share of the bytes of all distinct blocks, counted and uncounted. `cut`: the file lacks
-    its end.
+    A cache's share is a share of the bytes of all distinct blocks, counted and uncounted.
     """
 
     name: str
@@ -84,7 +82,6 @@ class Trace:
     events: Sequence[Request | Step | Restart]
     sizes: list[int]
     tokens: list[int]
-    cut: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -123,10 +120,6 @@ class _Call(msgspec.Struct):
     requests: list[_Call] = []
     tool_tokens: int = 0
     system_tokens: int = 0
-
-
-class _Recording(msgspec.Struct):
-    tensord_requests: int = 0
 
 
 class _Session(msgspec.Struct):
@@ -187,52 +180,6 @@ def objects(columns: Callable[[bytes], tuple[float, bytes, int]]) -> Callable[..
         return Trace(name, "object", list(_in_time(found)), blocks.sizes, blocks.tokens)
 
     return read
-
-
-def recorded(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Trace:
-    """Requests that `tensorctl record` has written, after a header line.
-
-    A command that was killed leaves a file without its end: the lines before it are the trace.
-    """
-    decode = msgspec.json.Decoder(tuple[float, str, str, int, int, int]).decode
-    blocks, found = _Blocks(), list[Request]()
-    files = _Recorded(warm), _Recorded(judged or ())
-    for counted, line in _flagged(files[0], None if judged is None else files[1]):
-        at, key, _, size_bytes, tokens, _ = decode(line)
-        number = blocks.number(key, max(size_bytes, 1), tokens)
-        found.append(Request(at, "", np.array([number], np.int64), counted))
-    cut = any(file.cut for file in files)
-    return Trace(name, "object", list(_in_time(found)), blocks.sizes, blocks.tokens, cut)
-
-
-class _Recorded:
-    """The lines of a recording after the header. `cut`: the last line read was not whole, or the .xz has no end."""
-
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        self._lines = lines
-        self.cut = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        whole = self._whole()
-        header = next(whole, None)
-        if header is None:
-            return
-        version = msgspec.json.decode(header, type=_Recording).tensord_requests
-        if version != RECORDING_VERSION:
-            raise ValueError(
-                f"version {version} of the format of tensorctl record; this program reads {RECORDING_VERSION}"
-            )
-        yield from whole
-
-    def _whole(self) -> Iterator[bytes]:
-        try:
-            for line in self._lines:
-                if not line.endswith(b"\n"):
-                    self.cut = True
-                    return
-                yield line
-        except EOFError:
-            self.cut = True
 
 
 def _web_image(line: bytes) -> tuple[float, bytes, int]:
@@ -342,7 +289,6 @@ SOURCES: Final = (
     Source("synthetic", "mooncake_synthetic_trace.jsonl", mooncake, _CHAT_SHARES),
     *(Source(f"agents-{many}", "weka_claude_code_sessions.jsonl", agents(many), _AGENT_SHARES) for many in (4, 16, 64)),
     Source("web-images", "apache_images.csv", objects(_web_image), _CHAT_SHARES),
-    Source("recorded", "tensord_requests.jsonl", recorded, _CHAT_SHARES),
     Source("adaptsize", "adapt_size_request.trace", objects(_adapt_size), _CHAT_SHARES),
 )
 

@@ -27,7 +27,6 @@ from .install.command import install
 from .orders.cards import room
 from .orders.entries import clear, evict, limit
 from .orders.purge import purge
-from .orders.record import record
 from .orders.reload import reload
 from .parameters import DURATION, FILE
 from .show.advise import advise
@@ -96,7 +95,6 @@ for _command in (
     clients,
     latency,
     watch,
-    record,
     limit,
     room,
     evict,

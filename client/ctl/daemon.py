@@ -129,25 +129,20 @@ class Daemon:
                 f"{error}. This is the status socket beside --socket {control}; --status-socket names another"
             ) from None
 
-    def events(
-        self, make: Callable[[int], messages.Message] = messages.Watch, until_s: float | None = None
-    ) -> Iterator[messages.Event]:
-        """The daemon's events after this call, until the daemon ends, or until `until_s` of the monotonic clock.
+    def events(self) -> Iterator[messages.Event]:
+        """The daemon's events after this call, until the daemon ends.
 
         Raises:
             DaemonUnavailable: the daemon has ended.
         """
-        self.ask(make)
-        return self._events(until_s)
+        self.ask(messages.Watch)
+        return self._events()
 
-    def _events(self, until_s: float | None) -> Iterator[messages.Event]:
+    def _events(self) -> Iterator[messages.Event]:
         channel = self._asking
         while channel is not None:
-            left_s = 1.0 if until_s is None else min(1.0, until_s - time.monotonic())
-            if left_s <= 0:
-                return
             try:
-                message, _ = channel.receive(left_s)
+                message, _ = channel.receive(1.0)
             except TimedOut:
                 continue
             if isinstance(message, messages.Event):

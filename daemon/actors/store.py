@@ -71,7 +71,6 @@ class StoreActor:
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
         tell_governor: sends the governor the sizes of the host tier. Must not block.
         is_watched: whether somebody wants to hear of events.
-        want_requests: whether a watcher records requests.
         unix_at_zero: gives the Unix time at which `clock` was zero.
         remote: the store behind the ring.
     """
@@ -86,7 +85,6 @@ class StoreActor:
         tell_watchers: Callable[[WatchEvent], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
         is_watched: Callable[[], bool] = lambda: True,
-        want_requests: Callable[[], bool] = lambda: False,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
         times: RequestTimes | None = None,
         remote: RemoteStore | None = None,
@@ -99,7 +97,6 @@ class StoreActor:
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
         store.parts.outbox.is_watched = is_watched
-        self._want_requests = want_requests
         self._clients: dict[int, Joined] = {}
         self._look_at = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
@@ -211,7 +208,6 @@ class StoreActor:
         if busy and now < self._look_at and not self._store.postponed:
             return 0.0
         self._look_at = now + TIMERS_S
-        self._store.hits.recording = self._want_requests()
         timer = self._store.next_timer()
         if timer is not None and timer <= now:
             self._handle(events.Tick())

@@ -22,7 +22,6 @@ from ...ipc.wire.channel import AsyncChannel
 from ..actors.mailbox import Mailbox, Sender
 from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage, WatchEvent
 from ..claims.rates import Rates
-from ..core.store import REQUESTS
 from ..process.logs import logger, shows
 from ..reports.request_times import RequestTimes
 from .pace import paced
@@ -52,28 +51,21 @@ class Watchers:
         self._watchers: set[_Watcher] = set()
 
     def tell(self, event: WatchEvent) -> None:
-        """Queues an event for the watchers that want it. Never blocks."""
-        requests = event.body["event"] == REQUESTS
-        if shows("debug") and not requests:
+        """Queues an event for all watchers. Never blocks."""
+        if shows("debug"):
             _event_log.debug(**event.body)
         if self._watchers:
             body = {**event.body, "unix_s": self._unix_s()}
             for watcher in self._watchers:
-                if watcher.requests == requests:
-                    watcher.tell(body)
+                watcher.tell(body)
 
     @property
     def are_told(self) -> bool:
         """Whether an event goes anywhere."""
         return bool(self._watchers) or shows("debug")
 
-    @property
-    def want_requests(self) -> bool:
-        """Whether a watcher wants the events `requests`. Without one, the store does not make them."""
-        return any(watcher.requests for watcher in self._watchers)
-
-    def add(self, *, requests: bool) -> _Watcher:
-        watcher = _Watcher(self._outbox_max, requests=requests)
+    def add(self) -> _Watcher:
+        watcher = _Watcher(self._outbox_max)
         self._watchers.add(watcher)
         return watcher
 
@@ -82,8 +74,7 @@ class Watchers:
 
 
 class _Watcher:
-    def __init__(self, outbox_max: int, *, requests: bool) -> None:
-        self.requests = requests
+    def __init__(self, outbox_max: int) -> None:
         self._events: deque[dict[str, Any]] = deque()
         self._outbox_max = outbox_max
         self._dropped = 0
@@ -222,7 +213,7 @@ class StatusSession:
                 self._channel.send(answer)
                 self._timer.answered(answer)
                 if isinstance(message, messages.Watch) and watching is None:
-                    watching = asyncio.create_task(self._send_events(requests=message.requests))
+                    watching = asyncio.create_task(self._send_events())
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
@@ -244,8 +235,8 @@ class StatusSession:
         except TensordError as error:
             return messages.Error.of(error, message.id)
 
-    async def _send_events(self, *, requests: bool) -> None:
-        watcher = self._watchers.add(requests=requests)
+    async def _send_events(self) -> None:
+        watcher = self._watchers.add()
         try:
             while True:
                 event = await watcher.next()

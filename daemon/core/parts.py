@@ -116,7 +116,7 @@ class Parts:
         self.apply_commit_limits()
         self.details = Details(table, slots, memory.ring)
         self.removal_history = RemovalHistory(limits.max_entries)
-        self.hits = Hits(table, self.details, tenants, limits.ring_bytes, lambda: self.budget.put_bytes_max)
+        self.hits = Hits(table, limits.ring_bytes, lambda: self.budget.put_bytes_max)
         self.lifetimes = Lifetimes(
             table,
             self.details,

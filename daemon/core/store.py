@@ -19,7 +19,7 @@ then asks for a Tick at once, and the caller may handle other events before it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from ...errors import CANNOT_BE_STORED, BadMessage, TensordError
 from ...ipc.messages import control as messages
@@ -35,9 +35,6 @@ from .effects import Effect
 from .events import Event
 from .limits import StoreLimits
 from .parts import Parts, StoreMemory
-
-REQUESTS: Final = "requests"
-"""The event that lists requests for a recording."""
 
 
 class Store:
@@ -137,10 +134,6 @@ class Store:
         parts.host_memory.scan_due = False
         # 5. The governor is told of the ring's resident bytes.
         parts.host_memory.report(parts.ring_bytes)
-        # 6. Requests are announced, if a watcher records them.
-        if parts.hits.recording:
-            for rows in parts.hits.take_requests():
-                self._outbox.announce(REQUESTS, rows=rows)
 
     def _committed(self, client: int, now: float, errors: dict[int, TensordError]) -> None:
         """What follows from a batch of records, besides the entries: answers, uses, and those who wait for keys."""

@@ -1,6 +1,6 @@
-"""Hit ratios that a ring of another size would give: one curve of all requests, and one for each namespace.
+"""Hit ratios that a ring of another size would give.
 
-Owns: histograms of reuse distances (`distances`), by namespace and by group of keys. Does not own the sample.
+Owns: a histogram of reuse distances (`distances`), by group of keys. Does not own the sample.
 
 A point of a curve is the share of requests whose distance is at most the size: the hit ratio of a cache of that size
 that evicts the least recently used entry. The sample has too few or too many requests for the most popular keys. The
@@ -13,9 +13,7 @@ GROUPS independent estimates. Without sampling that part is 0. If no request of 
 a sample would have had one with a probability of 95 % (the rule of three). Requests whose distance lies in the same
 column of the histogram as the size may be on either side of it; they are a part of the error too.
 
-The histograms are halved every HALVE_AFTER sampled requests, so older requests count less and less.
-
-Invariant: at most NAMESPACES_MAX namespaces have a histogram of their own. Requests of others are in the curve of all.
+The histogram is halved every HALVE_AFTER sampled requests, so older requests count less and less.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from typing import Any, Final
 import numpy as np
 
 GROUPS: Final = 8
-NAMESPACES_MAX: Final = 16
 HALVE_AFTER: Final = 1 << 20
 MULTIPLES: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 """The sizes of a curve's points, as multiples of the present size."""
@@ -62,47 +59,6 @@ def _within(size_bytes: int) -> float:
     return (size_bytes & (width - 1)) / width
 
 
-class _Histogram:
-    """Requests by group and distance, scaled to all requests: GROUPS rows of _COLUMNS."""
-
-    def __init__(self) -> None:
-        self.counts = array("d", bytes(8 * GROUPS * _COLUMNS))
-        self.requests = 0.0
-
-    def add(self, place: int, requests: int) -> None:
-        """Counts requests. `place`: the row of their group times _COLUMNS, plus their column."""
-        self.counts[place] += requests
-        self.requests += requests
-
-    def halve(self) -> None:
-        self.table()[:] *= 0.5
-        self.requests *= 0.5
-
-    def table(self) -> Array:
-        """The counts as (GROUPS, _COLUMNS) float64, the same memory."""
-        return np.frombuffer(self.counts).reshape(GROUPS, _COLUMNS)
-
-    def point(self, size_bytes: int, unsampled: float, sampled_share: float) -> tuple[float, float]:
-        """The hit ratio of a cache of `size_bytes`, and its error.
-
-        Args:
-            unsampled: requests for stored keys that the sample lacks, or has too many of if below 0.
-            sampled_share: the share of the keys that are in the sample.
-        """
-        counts, column = self.table(), column_of(size_bytes)
-        below = _within(size_bytes)
-        hits = counts[:, :column].sum(axis=1) + below * counts[:, column]
-        requests = counts.sum(axis=1)
-        total = float(requests.sum())
-        if total == 0:
-            return 0.0, 1.0
-        ratio = min(max((float(hits.sum()) + unsampled) / max(total + unsampled, 1.0), 0.0), 1.0)
-        blurred = max(below, 1 - below) * float(counts[:, column].sum()) if below else 0.0
-        spread = 2 * _standard_error(hits, requests, sampled_share) if hits.any() else _spread_of_none(sampled_share)
-        error = (spread + (1 - ratio) * abs(unsampled) + blurred) / total
-        return ratio, min(error, 1.0)
-
-
 def _standard_error(hits: Array, requests: Array, sampled_share: float) -> float:
     """The standard error of the hits, given the requests, both by group, with the correction for a sample of a finite
     population (Cochran, Sampling Techniques, sections 2.8 and 6.4)."""
@@ -117,11 +73,10 @@ def _spread_of_none(sampled_share: float) -> float:
 
 
 class HitCurve:
-    """The histograms."""
+    """The requests by group and distance, scaled to all requests: GROUPS rows of _COLUMNS."""
 
     def __init__(self) -> None:
-        self._all = _Histogram()
-        self._by_namespace: dict[bytes, _Histogram] = {}
+        self._counts = array("d", bytes(8 * GROUPS * _COLUMNS))
         self._sampled = 0
         self._asked = 0.0
         self._unsampled = 0.0
@@ -131,50 +86,44 @@ class HitCurve:
         self._asked += requests
         self._unsampled += here * requests
 
-    def sampled(self, namespace: bytes, number: int, distance_bytes: int, factor: int, *, here: bool) -> None:
+    def sampled(self, number: int, distance_bytes: int, factor: int, *, here: bool) -> None:
         """Counts a sampled request. `factor`: the number of requests that it stands for."""
         self._unsampled -= here * factor
-        place = (number >> _GROUP_SHIFT & GROUPS - 1) * _COLUMNS + column_of(distance_bytes)
-        self._all.add(place, factor)
-        own = self._by_namespace.get(namespace) or self._histogram_of(namespace)
-        own.add(place, factor)
+        self._counts[(number >> _GROUP_SHIFT & GROUPS - 1) * _COLUMNS + column_of(distance_bytes)] += factor
         self._sampled += 1
         if self._sampled >= HALVE_AFTER:
-            self._halve()
+            self._table()[:] *= 0.5
+            self._asked *= 0.5
+            self._unsampled *= 0.5
+            self._sampled //= 2
 
     def as_dict(self, capacity_bytes: int, factor: int) -> dict[str, Any]:
-        """For the answer to an AdviseQuery. `factor`: one key in this number of keys is sampled.
-
-        `points`: size in bytes, hit ratio, error. `namespace`: its tag in hexadecimal digits, None for all requests.
-        The busiest namespace comes first.
-        """
+        """For the answer to an AdviseQuery. `factor`: one key in this number is sampled. `points`: size in bytes,
+        hit ratio, error."""
         sizes = [int(multiple * capacity_bytes) for multiple in MULTIPLES]
-        busiest = sorted(self._by_namespace.items(), key=lambda item: -item[1].requests)
         return {
             "capacity_bytes": capacity_bytes,
             "sampled_requests": self._sampled,
-            "curves": [
-                _curve(None, self._asked, self._all, sizes, self._unsampled, 1 / factor),
-                *(_curve(tag.hex(), own.requests, own, sizes, 0.0, 1 / factor) for tag, own in busiest),
-            ],
+            "requests": self._asked,
+            "points": [[size, *self._point(size, 1 / factor)] for size in sizes],
         }
 
-    def _histogram_of(self, namespace: bytes) -> _Histogram:
-        """A new histogram, in place of the one with the fewest requests if there are too many."""
-        if len(self._by_namespace) >= NAMESPACES_MAX:
-            del self._by_namespace[min(self._by_namespace, key=lambda tag: self._by_namespace[tag].requests)]
-        return self._by_namespace.setdefault(namespace, _Histogram())
+    def _table(self) -> Array:
+        """The counts as (GROUPS, _COLUMNS) float64, the same memory."""
+        return np.frombuffer(self._counts).reshape(GROUPS, _COLUMNS)
 
-    def _halve(self) -> None:
-        for each in (self._all, *self._by_namespace.values()):
-            each.halve()
-        self._asked *= 0.5
-        self._unsampled *= 0.5
-        self._sampled //= 2
-
-
-def _curve(
-    namespace: str | None, requests: float, own: _Histogram, sizes: list[int], unsampled: float, sampled_share: float
-) -> dict[str, Any]:
-    points = [[size, *own.point(size, unsampled, sampled_share)] for size in sizes]
-    return {"namespace": namespace, "requests": requests, "points": points}
+    def _point(self, size_bytes: int, sampled_share: float) -> tuple[float, float]:
+        """The hit ratio of a cache of `size_bytes`, and its error. `sampled_share`: the share of the keys that are in
+        the sample. The sample lacks `_unsampled` requests for stored keys, or has too many of them if below 0."""
+        counts, column, unsampled = self._table(), column_of(size_bytes), self._unsampled
+        below = _within(size_bytes)
+        hits = counts[:, :column].sum(axis=1) + below * counts[:, column]
+        requests = counts.sum(axis=1)
+        total = float(requests.sum())
+        if total == 0:
+            return 0.0, 1.0
+        ratio = min(max((float(hits.sum()) + unsampled) / max(total + unsampled, 1.0), 0.0), 1.0)
+        blurred = max(below, 1 - below) * float(counts[:, column].sum()) if below else 0.0
+        spread = 2 * _standard_error(hits, requests, sampled_share) if hits.any() else _spread_of_none(sampled_share)
+        error = (spread + (1 - ratio) * abs(unsampled) + blurred) / total
+        return ratio, min(error, 1.0)

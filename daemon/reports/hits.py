@@ -13,15 +13,13 @@ Invariant: a sum covers its stretch with an error of at most one part in SLOTS o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from ..store.details import Details
 from ..store.table import RowTable
-from ..store.tenants import Tenants
 from .distances import ReuseDistances, keys_for
 from .hit_curve import HitCurve
 from .removal_history import MADE_ROOM
@@ -29,16 +27,10 @@ from .removal_history import MADE_ROOM
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
 """Parts of a stretch; sums drop one part at a time."""
-REQUESTS: Final = "requests"
-"""The event that lists requests for a recording."""
 SAMPLED_PER_S_MAX: Final = 10_000
 """Sampled requests in a second, of some 4 µs each. With more, the sample is halved."""
-REQUESTS_AT_ONCE: Final = 256
-"""Requests of one event."""
 
 Array = np.ndarray[Any, Any]
-Request = tuple[str, int, int, bool]
-"""Key in hexadecimal digits, bytes of the payload, tokens, and whether the entry was stored already."""
 
 
 class Recent:
@@ -94,17 +86,8 @@ class _Counts:
 class Hits:
     """Lookups and requests of one store. `capacity_bytes()`: the bytes that entries may take now."""
 
-    def __init__(
-        self,
-        table: RowTable,
-        details: Details,
-        tenants: Tenants,
-        ring_bytes: int,
-        capacity_bytes: Callable[[], int],
-    ) -> None:
+    def __init__(self, table: RowTable, ring_bytes: int, capacity_bytes: Callable[[], int]) -> None:
         self._table = table
-        self._details = details
-        self._tags = tenants.tags
         self._digests, self._sizes = table.column("digests"), table.column("sizes")
         self._capacity_bytes = capacity_bytes
         self._distances = ReuseDistances(keys_for(ring_bytes))
@@ -113,9 +96,6 @@ class Hits:
         # Lookups that hit, all lookups, and the counts of requests.
         self._minute, self._ring = Recent(MINUTE_S, 5), Recent(ring_bytes, 5)
         self._put_bytes = 0
-        self.recording = False
-        """Whether requests are kept for `take_requests`."""
-        self._requests: list[Request] = []
         self._paced_at, self._sampled_since = 0.0, 0
 
     def looked_up(self, hits: int, misses: int, now: float) -> None:
@@ -155,12 +135,6 @@ class Hits:
             "sampled_keys": len(self._distances),
         }
 
-    def take_requests(self) -> Iterator[list[Request]]:
-        """The requests since the last call, up to REQUESTS_AT_ONCE at a time."""
-        requests, self._requests = self._requests, []
-        for at in range(0, len(requests), REQUESTS_AT_ONCE):
-            yield requests[at : at + REQUESTS_AT_ONCE]
-
     def curve(self) -> dict[str, Any]:
         """As `HitCurve.as_dict`, with `here`: the store's own hit ratio of the same requests since it started."""
         counts = self._counts
@@ -169,8 +143,6 @@ class Hits:
 
     def _count(self, rows: Array, now: float, *, here: bool) -> None:
         self._curve.asked(len(rows), here=here)
-        if self.recording:
-            self._record(rows, here=here)
         chosen = self._distances.chosen(self._digests[rows])
         if not len(chosen):
             return
@@ -181,11 +153,6 @@ class Hits:
         after = self._counts.as_tuple()
         if after != before:
             self._add((0, 0, *(later - earlier for later, earlier in zip(after, before, strict=True))), now)
-
-    def _record(self, rows: Array, *, here: bool) -> None:
-        table = self._table
-        for row, key in zip(rows.tolist(), self._details.keys(rows), strict=True):
-            self._requests.append((key.tobytes().hex(), table.payloads[row], table.tokens[row], here))
 
     def _pace(self, sampled: int, now: float) -> None:
         """Halves the sample while it takes too much time."""
@@ -206,8 +173,7 @@ class Hits:
         counts.requests += factor
         counts.here += here * factor
         counts.lru += (distance_bytes <= capacity_bytes) * factor
-        tag = self._tags[self._table.namespaces[row]]
-        self._curve.sampled(tag, number, distance_bytes, factor, here=here)
+        self._curve.sampled(number, distance_bytes, factor, here=here)
 
     def _add(self, amounts: Sequence[int], now: float) -> None:
         self._minute.add(now, amounts)

@@ -84,11 +84,7 @@ class LatencyQuery(StatusRequest, frozen=True):
 
 
 class Watch(StatusRequest, frozen=True):
-    """Answered by a Document; Events follow until the connection ends.
-
-    `requests`: send only the events `requests`, which list uses of entries and puts of new ones; else all others.
-    """
+    """Answered by a Document; Events follow until the connection ends."""
 
     answered_by = Document
     pushes = (Event,)
-    requests: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import sys
 from pathlib import Path
 from random import Random
@@ -192,68 +191,14 @@ def test_an_unknown_workload_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_recording_of_a_daemon_is_a_trace(tmp_path: Path) -> None:
-    rows = [[0.0, "aa", "n", 1000, 5, 0], [1.5, "bb", "n", 3000, 7, 0], [2.0, "aa", "n", 1000, 5, 1]]
-    lines = [json.dumps({"tensord_requests": 1, "policy": "lru"}), *map(json.dumps, rows)]
-    (tmp_path / "tensord_requests.jsonl").write_text("\n".join(lines) + "\n")
-    trace = loaded("recorded", tmp_path)
-    assert (trace.kind, trace.sizes, trace.tokens) == ("object", [1000, 3000], [5, 7])
-    assert [(each.at, list(each.blocks)) for each in trace.requests()] == [(0.0, [0]), (1.5, [1]), (2.0, [0])]
-
-
-def test_a_recording_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tensord_requests.jsonl").write_text(json.dumps({"tensord_requests": 2}) + "\n")
-    with pytest.raises(ValueError, match="version 2 of the format of tensorctl record; this program reads 1"):
-        loaded("recorded", tmp_path)
-
-
-def recording(requests: int, keys: int, size_bytes: int) -> bytes:
-    """The file of `tensorctl record`; keys come one after the other, again and again."""
-    rows = ([number / 2, f"{number % keys:016x}", "00", size_bytes, 0, 0] for number in range(requests))
-    return b"".join(json.dumps(line).encode() + b"\n" for line in ({"tensord_requests": 1}, *rows))
-
-
-def replayed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int | str | None, str]:
-    """The exit status of a replay of a folder's recording, and all that it says."""
-    words = ["--traces", str(folder), "--only", "recorded", "--policies", "tensord,lru", "--jobs", "1"]
-    monkeypatch.setattr(sys, "argv", ["replay.py", *words])
-    code: int | str | None
-    try:
-        code = replay.main()
-    except SystemExit as ended:
-        code = ended.code
-    said = capsys.readouterr()
-    return code, said.out + said.err
-
-
-def test_a_small_recording_is_replayed_at_the_sizes_that_hold_an_entry(
+def test_a_small_trace_is_replayed_at_the_sizes_that_hold_an_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "tensord_requests.jsonl").write_bytes(recording(40, 10, 100))
-    code, said = replayed(tmp_path, monkeypatch, capsys)
-    assert "without recorded at 1 %, 5 %: such a share of its 1000 bytes" in said
-    assert code == 0
-    assert "recorded 10 % tensord:" in said
-
-
-@pytest.mark.parametrize("end", ["in the middle of a line", "in the middle of the .xz", "before the first line"])
-def test_what_a_killed_recorder_wrote_is_replayed(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = recording(800, 30, 1000)
-    if end == "in the middle of the .xz":
-        packed = lzma.compress(whole)
-        (tmp_path / "tensord_requests.jsonl.xz").write_bytes(packed[: len(packed) * 2 // 3])
-    else:
-        kept = whole[:-10] if end == "in the middle of a line" else b""
-        (tmp_path / "tensord_requests.jsonl").write_bytes(kept)
-    code, said = replayed(tmp_path, monkeypatch, capsys)
-    requests = len(list(loaded("recorded", tmp_path).requests()))
-    if end == "before the first line":
-        assert (code, requests) == (1, 0)
-        return
-    assert code == 0
-    assert f"recorded: the file ends before the end of a recording; its {requests} whole requests are replayed" in said
-    assert requests == 799 if end == "in the middle of a line" else 0 < requests < 800
+    lines = (f"{number / 2} {number % 10} 1\n" for number in range(40))
+    (tmp_path / "adapt_size_request.trace").write_text("".join(lines))
+    words = ["--traces", str(tmp_path), "--only", "adaptsize", "--policies", "tensord,lru", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", ["replay.py", *words])
+    assert replay.main() == 0
+    said = capsys.readouterr()
+    assert "without adaptsize at 1 %, 5 %: such a share of its 640 bytes" in said.err
+    assert "adaptsize 10 % tensord:" in said.out + said.err

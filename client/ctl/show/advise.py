@@ -16,15 +16,14 @@ from ..output import as_json, number, pairs, share, show, size, table
 
 def advice_text(answer: dict[str, Any]) -> str:
     """The daemon's estimates."""
-    every = answer["curves"][0]
-    if not every["requests"]:
+    if not answer["requests"]:
         return "nothing is known yet: no entry was put or used since the daemon started"
     now_bytes = answer["capacity_bytes"]
     rows = [
-        ("requests", f"{number(round(every['requests']))} uses of entries and puts of new ones"),
+        ("requests", f"{number(round(answer['requests']))} uses of entries and puts of new ones"),
         ("found here", f"{share(answer['here'], 1)}, under policy {answer['policy']}, since the daemon started"),
     ]
-    if not any(ratio for _, ratio, _ in every["points"]):
+    if not any(ratio for _, ratio, _ in answer["points"]):
         rows.append(("reuse", "none seen: a larger ring would find nothing either"))
     return f"{pairs(rows)}\n\nestimated under least recently used:\n\n" + table(
         (">RING", ">SIZE", ">HIT RATIO", ">ERROR", ""),
@@ -36,7 +35,7 @@ def advice_text(answer: dict[str, Any]) -> str:
                 f"± {100 * error:.1f}",
                 "now" if at == now_bytes else "",
             )
-            for at, ratio, error in every["points"]
+            for at, ratio, error in answer["points"]
         ],
     )
 
@@ -48,7 +47,6 @@ def advise(daemon: Daemon, as_json: bool) -> None:
     """The hit ratios that a ring of another size would give.
 
     The daemon estimates them from a sample of the keys, for least recently used. "found here" is what its own policy
-    found of the same requests. ERROR: in points, of the sampling and of the histogram's resolution. --json has
-    the same for each of the busiest namespaces.
+    found of the same requests. ERROR: in points, of the sampling and of the histogram's resolution.
     """
     show(daemon.ask(AdviseQuery), as_json, advice_text)

@@ -36,7 +36,6 @@ MISTAKES = [
     ["clients", "-x"],
     ["latency", "--over", "soon"],
     ["watch", "--count", "-1"],
-    ["record", "file", "--count", "0"],
     ["limit", "much"],
     ["limit", "0"],
     ["limit", "999999TiB"],

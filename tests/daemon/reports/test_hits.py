@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports.hits import REQUESTS_AT_ONCE, SAMPLED_PER_S_MAX, SLOTS, Recent
+from tensord.daemon.reports.hits import SAMPLED_PER_S_MAX, SLOTS, Recent
 
 from ..lifetimes.stand import SPAN, LifetimesStand
-from ..store.rows import TAG, key_of
+from ..store.rows import key_of
 
 
 @settings(max_examples=100, deadline=None)
@@ -84,7 +84,7 @@ def test_an_entry_removed_explicitly_is_no_hit_under_lru_either() -> None:
 
 def test_many_uses_thin_the_sample_so_that_they_take_a_bounded_part_of_the_event_loop() -> None:
     stand = LifetimesStand(1 << 30, buckets=1024, ring=bytearray(1 << 20))
-    stand.hits.__init__(stand.rows.table, stand.details, stand.rows.tenants, 1 << 30, lambda: 1 << 30)  # type: ignore[misc]
+    stand.hits.__init__(stand.rows.table, 1 << 30, lambda: 1 << 30)  # type: ignore[misc]
     rows = np.array([stand.put(number) for number in range(1000)])
     second = 10.0
     for _ in range(9):
@@ -108,18 +108,6 @@ def test_the_sample_has_what_a_new_daemon_found() -> None:
     assert told(stand)["since_start"] == {"requests": 1, "here": 1, "lru": 1}
 
 
-def test_requests_are_listed_for_a_recording_only() -> None:
-    stand = LifetimesStand(1 << 20)
-    stand.put(1)
-    stand.hits.recording = True
-    stand.put(2, 64, tokens=7)
-    stand.read(1, *[2] * REQUESTS_AT_ONCE)
-    first, second = stand.hits.take_requests()
-    assert first[:2] == [(key_of(2).hex(), 64, 7, False), (key_of(1).hex(), 100, 0, True)]
-    assert len(first) + len(second) == 2 + REQUESTS_AT_ONCE
-    assert list(stand.hits.take_requests()) == []
-
-
 def test_the_store_answers_with_its_curve_and_its_own_hit_ratio() -> None:
     stand, chance = LifetimesStand(64 * SPAN, policy="lru"), random.Random(1)
     for number in chance.choices(range(200), k=2000):
@@ -127,8 +115,6 @@ def test_the_store_answers_with_its_curve_and_its_own_hit_ratio() -> None:
     answer = stand.report.hit_curve()
     assert answer["policy"] == "lru"
     assert answer["capacity_bytes"] == 64 * SPAN
-    every, one = answer["curves"]
-    assert one["namespace"] == TAG.hex()
-    now = next(ratio for size, ratio, _ in every["points"] if size == 64 * SPAN)
+    now = next(ratio for size, ratio, _ in answer["points"] if size == 64 * SPAN)
     assert answer["here"] == pytest.approx(now, abs=0.05)
-    assert every["points"][-1][1] > now + 0.2
+    assert answer["points"][-1][1] > now + 0.2

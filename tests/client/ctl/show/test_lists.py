@@ -214,23 +214,12 @@ MULTIPLES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 RISING = (0.1, 0.2, 0.3, 0.43, 0.5, 0.61, 0.65, 0.7, 0.9)
 
 
-def advice(*curves: tuple[str | None, tuple[float, ...]], requests: float = 12345.0) -> str:
-    """What is told of these hit ratios, by namespace."""
-    told = [
-        {
-            "namespace": namespace,
-            "requests": requests,
-            "points": [[int(at * 1000 * MIB), ratio, 0.004] for at, ratio in zip(MULTIPLES, ratios, strict=True)],
-        }
-        for namespace, ratios in curves
-    ]
-    text = advice_text({"policy": "hazard", "here": 0.452, "capacity_bytes": 1000 * MIB, "curves": told})
-    assert max(map(len, text.splitlines())) <= WIDTH
-    return "\n".join(" ".join(line.split()) for line in text.splitlines())
-
-
 def test_the_hit_ratio_of_each_size_is_told() -> None:
-    text = advice((None, RISING), ("aa" * 8, RISING), ("bb" * 8, RISING))
+    points = [[int(at * 1000 * MIB), ratio, 0.004] for at, ratio in zip(MULTIPLES, RISING, strict=True)]
+    told = {"policy": "hazard", "here": 0.452, "capacity_bytes": 1000 * MIB, "requests": 12345.0, "points": points}
+    shown = advice_text(told)
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    text = "\n".join(" ".join(line.split()) for line in shown.splitlines())
     assert "found here 45.2 %, under policy hazard" in text
     assert "1.00 1000 MiB 43.0 % ± 0.4 now\n" in text and "2.00 1.95 GiB 61.0 % ± 0.4\n" in text
     assert "reuse" not in text
@@ -246,7 +235,7 @@ def test_a_loop_over_more_than_the_ring_is_seen_to_fit_twice_the_ring(daemon: Da
                 client.put(key, np.zeros(MIB - 4096, np.uint8), wait=True)
     daemon.until(lambda now: now["store"]["hit_ratios"]["since_start"]["requests"] >= 4 * 24, "all requests are known")
     told = json.loads(ctl("advise", "--json").out)
-    ratios = {round(at / told["capacity_bytes"], 2): ratio for at, ratio, _ in told["curves"][0]["points"]}
+    ratios = {round(at / told["capacity_bytes"], 2): ratio for at, ratio, _ in told["points"]}
     assert ratios[1.0] < 0.1
     assert ratios[2.0] == pytest.approx(0.75, abs=0.05)
 
