@@ -27,8 +27,7 @@ from ..link.absence import attach_limit_s
 from ..pressure.async_subscription import AsyncSubscription
 from ..pressure.device_reservation import DeviceReservation
 from ..pressure.modes import ModeChange
-from ..threads.aside import later
-from ..threads.event_loop import in_thread, to_its_end
+from ..threads.event_loop import begun, in_thread, to_its_end
 from ..writing.outcomes import Put, wait_for_all
 from .client import TIMEOUT_S, Client
 from .lookups import joined_keys
@@ -190,7 +189,6 @@ class AsyncClient:
     unpin = _threaded(Client.unpin)
     modes = _threaded(Client.modes)
     workflow = _threaded(Client.workflow)
-    declare_baseline = _threaded(Client.declare_baseline)
 
     # ---- with a difference
 
@@ -260,13 +258,22 @@ class AsyncClient:
         wait_s: float | None = None,
         timeout_s: float | None = None,
     ) -> DeviceReservation:
-        request = self._client.device_request(device, size_bytes, for_s, priority, wait_s, timeout_s)
+        options: Any = {"priority": priority, "wait_s": wait_s, "timeout_s": timeout_s}
+        asked = begun(lambda: self._client.reserve_device(device, size_bytes, for_s, **options))
         try:
-            return await in_thread(request.outcome)
+            return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
-            # Its thread may have the reservation by now, and nobody to give it to.
-            later(request.give_up)
+            # Its thread may have the reservation by now, or get it, and nobody to give it to.
+            asked.add_done_callback(_released)
             raise
+        finally:
+            # An error has this frame in its traceback.
+            del asked
+
+
+def _released(reserved: Future[DeviceReservation]) -> None:
+    if not reserved.cancelled() and reserved.exception() is None:
+        reserved.result().release()
 
 
 async def _computed(compute: Callable[[], Any]) -> Any:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ...ipc.messages import control as messages
 from ...ipc.messages.governance import ARRIVALS_MAX, DEVICE_BLOCKS_MAX
 from ..arguments.checks import check_count, check_name, check_seconds, check_timeout
-from ..pressure import baselines
-from ..pressure.device_reservation import DeviceRequest, DeviceReservation
+from ..pressure.device_reservation import DeviceReservation, checked, reserve
 from ..pressure.modes import ModeChange, Subscription, TierState
 from ..pressure.workflow import Workflow
 from .base import ClientBase
@@ -91,21 +90,6 @@ class PressureCalls(ClientBase):
         served_s, blocks = check_seconds("service_s", service_s), check_count("blocks", blocks, DEVICE_BLOCKS_MAX)
         self._governor.tell(messages.RequestCompleted(device, served_s, blocks))
 
-    def declare_baseline(self, device: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
-        """Says that this process holds `size_bytes` of a device by plan, as an engine's weights and KV cache. The
-        device's modes are about the rest.
-
-        Lasts until the client is closed, also with a new daemon; 0 ends it. The declarations of several clients add up.
-        Without a daemon, sends it once there is one.
-
-        Raises:
-            UsageError: a value is out of its range.
-            NoGauge: `device` is the host's gauge.
-            LimitReached: as many devices as the daemon allows have a declared baseline.
-        """
-        self._expect_answer(self._timeout_s)
-        baselines.declare(self._link, self._governor, device, size_bytes, check_timeout(timeout_s, self._timeout_s))
-
     def reserve_device(
         self,
         device: str,
@@ -136,27 +120,9 @@ class PressureCalls(ClientBase):
             LimitReached: this client has 64 reservations.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return self.device_request(device, size_bytes, for_s, priority, wait_s, timeout_s).outcome()
-
-    def device_request(
-        self,
-        device: str,
-        size_bytes: int,
-        for_s: float,
-        priority: int,
-        wait_s: float | None,
-        timeout_s: float | None,
-    ) -> DeviceRequest:
-        """The request of `reserve_device`, which waits for nothing before its `outcome`. For the library."""
         limit_s = check_timeout(timeout_s, self._timeout_s)
-        return DeviceRequest(
-            self._link,
-            device,
-            size_bytes,
-            for_s,
-            priority,
-            wait_s,
-            limit_s,
-            expect=self._expect_answer,
-            hold=lambda reservation: reservation.hold(self._governor),
-        )
+        request = checked(device, size_bytes, for_s, priority, wait_s, limit_s)
+        self._expect_answer(limit_s)
+        reservation = reserve(self._link, request, limit_s)
+        reservation.hold(self._governor)
+        return reservation

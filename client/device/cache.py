@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Self, get_args
 
 from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError, shown
+from ...ipc.messages import control as messages
 from ...ipc.messages.governance import EntryKind
 from ...ipc.messages.modes import Mode
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
@@ -22,7 +23,7 @@ from ..arguments.checks import check_count, check_flag, check_key, check_name, c
 from ..arguments.put_options import check_cost
 from ..core.client import Client, check_client
 from ..gpu.interface import Device
-from ..pressure.device_reservation import DeviceRequest, DeviceReservation
+from ..pressure.device_reservation import DeviceReservation, reserve
 from ..reading.lease import Lease
 from ..threads.aside import aside
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally
@@ -89,13 +90,12 @@ class DeviceCache:
     ) -> Registration:
         """Keeps tensors that lie on the device, without copying them. They must not be written any more.
 
-        Without a daemon the tensors are kept, and registered once a daemon is there. A refused entry is not kept. A put
-        under an existing key replaces the entry and keeps its count of uses; if the put is refused, the earlier entry
-        stays. A key names one content: a put under a key that was offloaded earlier does not replace the copy in the
-        host tier.
+        Without a daemon the tensors are kept, and registered once a daemon is there. A refused entry is not kept. A key
+        names one content: under the key of an entry that is there, the put changes nothing, and counts as a use. Under
+        a key that was offloaded earlier, it does not replace the copy in the host tier.
 
-        A tensor keeps the whole memory that it is a view of. Entries whose tensors are views of the same memory, such
-        as the parts of one batch, count equal shares of it. It is free once the last of them is gone.
+        An entry counts the bytes of its tensors. A tensor keeps the whole memory that it is a view of: clone a small
+        part that is to outlive a large batch.
 
         Args:
             key: 32 bytes, as made by `Namespace.key`.
@@ -126,8 +126,8 @@ class DeviceCache:
         if self.closed:
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration
-        memory = self._device.memory_of(tensors)
-        if not memory:
+        size_bytes = self._device.bytes_of(tensors)
+        if not size_bytes:
             raise UsageError(f"the tensors use no memory of {self._device.name}: put tensors that lie on it")
         blocked = self._blocked()
         if blocked is not None and key not in self._entries:
@@ -136,15 +136,16 @@ class DeviceCache:
                 self._entries.tally.blocked += 1
             registration.settle("refused", blocked)
             return registration
-        entry = DeviceEntry(key, tensors, memory, tokens, agent, registration, [self._device.mark()])
+        entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
         entry.cost_ms, entry.kind = cost_ms, kind
-        if not aside(partial(self._entries.put, entry)):
+        kept = aside(partial(self._entries.put, entry))
+        if kept is None:
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration
         self._upkeep.wake()
         if wait and self._client.connected:
-            registration.wait(limit_s)
-        return registration
+            kept.registration.wait(limit_s)
+        return kept.registration
 
     def get(self, key: bytes, *, promote: bool = False) -> DeviceLease | None:
         """A lease on the entry of `key`: from the device, else from the host tier, else None. Sends no message.
@@ -191,8 +192,8 @@ class DeviceCache:
     def offload(self, *keys: bytes, wait: bool = False, timeout_s: float | None = None) -> int:
         """Offloads entries to the host tier in the background, like an order of the daemon.
 
-        An entry in use is offloaded once no lease on it is left. Unlike with an order, an entry that the host tier does
-        not take is not dropped: it stays on the device, `tally.stayed` counts it, and a log line names it.
+        An entry in use stays. Unlike with an order, an entry that the host tier does not take is not dropped: it stays
+        on the device, and a log line names it.
 
         Args:
             wait: whether to return only after each entry was tried once.
@@ -234,8 +235,7 @@ class DeviceCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the device's memory that the entries keep from being freed. Memory that several entries share counts
-        once, in full, until the last of them is gone."""
+        """Bytes of the entries' tensors."""
         return self._entries.size_bytes
 
     @property
@@ -340,12 +340,12 @@ class DeviceCache:
             DeviceFull, LimitReached: the device would not stay below pressure, or is not known to.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        link, name, wait_s = self._client.link, self._device.name, 0.0
         try:
-            size_bytes = max(size_bytes, 1)
-            return DeviceRequest(
-                link, name, size_bytes, _PROMOTION_S, 0, wait_s, _PROMOTION_ASK_S, promotes=True
-            ).outcome()
+            return reserve(
+                self._client.link,
+                messages.ReserveDevice(0, self._device.name, max(size_bytes, 1), _PROMOTION_S, promotes=True),
+                _PROMOTION_ASK_S,
+            )
         except NoGauge:
             return nullcontext()
 
@@ -353,7 +353,7 @@ class DeviceCache:
         with self._entries.lock:
             lease = self._entries.lease(entry.key, self._device)
             if lease is None:
-                if not self._entries.put(entry, reserved=True):
+                if self._entries.put(entry, reserved=True) is None:
                     return None
                 self._entries.tally.promoted += 1
                 lease = DeviceLease.of(entry, self._entries, self._device)

@@ -4,7 +4,7 @@ Owns: the table from keys to tensors and their state, the uses not reported to t
 the daemon does not know yet. Does not own: the communication with the daemon (upkeep.py), a put's state
 (registration.py), the device.
 
-Invariants: only the owner's delete or put removes an entry with a live lease. Every access to the tables holds `lock`,
+Invariants: only the owner's delete removes an entry with a live lease. Every access to the tables holds `lock`,
 briefly, and never while waiting for a device or a daemon. A lease is returned without the lock, since a finalizer may
 do so at any point of any thread.
 """
@@ -12,7 +12,7 @@ do so at any point of any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,7 +23,6 @@ from ...ipc.messages.governance import EntryKind
 from ..gpu.interface import Device, Mark
 from ..reading.lease import Lease
 from .registration import Registration
-from .shares import SharedStorage, Shares
 
 DeviceTier = Literal["device", "host"]
 _MARKS: Final = 4
@@ -35,26 +34,22 @@ _serials = count(1)
 class DeviceEntry:
     """Tensors in this process's VRAM.
 
-    `memory`: as `Device.memory_of` returns it. `held`: see shares.py. `marks`: points that streams must reach
-    before the tensors may be copied or dropped. `leases`: the present leases. `uses`: the number of uses since the
-    put, the put included. `before`: the entry that a put replaced, kept until the daemon accepts the put. `said`: a
-    registration is in flight. `known`: a daemon has registered the entry. `serial`: distinguishes entries of one
-    key.
-    `new_bytes`: memory that was taken for it and that no daemon was told of.
-    `cost_ms` and `kind`: what computing the tensors again takes, as reported by the put.
+    `marks`: points that streams must reach before the tensors may be copied or dropped. `leases`: the present leases.
+    `uses`: the number of uses since the put, the put included. `said`: a registration is in flight. `known`: a daemon
+    has registered the entry. `serial`: distinguishes entries of one key, one after the other. `new_bytes`: memory that
+    was taken for it, that no reservation counts and no daemon was told of. `cost_ms` and `kind`: what computing the
+    tensors again takes, as reported by the put.
     """
 
     key: bytes
     tree: Any
-    memory: Mapping[Hashable, int]
+    size_bytes: int
     tokens: int
     agent: str
     registration: Registration
     marks: list[Mark] = field(default_factory=list)
-    held: tuple[SharedStorage, ...] = ()
     leases: dict[int, None] = field(default_factory=dict)
     uses: int = 1
-    before: DeviceEntry | None = None
     cost_ms: float = 0.0
     kind: EntryKind = "unknown"
     new_bytes: int = 0
@@ -66,16 +61,6 @@ class DeviceEntry:
     def in_use(self) -> bool:
         """Whether a lease on the entry exists."""
         return bool(self.leases)
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes that the entry counts: of each of its storages its present share, which other entries change."""
-        return sum(storage.share_bytes for storage in self.held) or sum(self.memory.values())
-
-    @property
-    def version(self) -> tuple[int, int]:
-        """What the daemon is told of the entry, for comparison: its serial and bytes."""
-        return self.serial, self.size_bytes
 
     def give_up(self) -> None:
         """Settles the registration as lost, unless the daemon's answer is outstanding. The entry has left the cache."""
@@ -174,8 +159,7 @@ class DeviceLease:
 class DeviceTally:
     """Counts of one DeviceCache: lookups by tier, and entries by what happened to them.
 
-    `blocked`: the part of `refused` that was refused in emergency mode without asking the daemon. `stayed`: the part of
-    `kept` that the owner offloaded and the host tier did not take.
+    `blocked`: the part of `refused` that was refused in emergency mode without asking the daemon.
     """
 
     hits: int = 0
@@ -187,7 +171,6 @@ class DeviceTally:
     offloaded: int = 0
     dropped: int = 0
     kept: int = 0
-    stayed: int = 0
     promoted: int = 0
     freed_bytes: int = 0
 
@@ -200,8 +183,8 @@ class DeviceEntries:
         self.lock = threading.RLock()
         self.closed = False
         self.tokens = 0
+        self.size_bytes = 0
         self.tally = DeviceTally()
-        self._shares = Shares()
         self.unsynced: dict[bytes, None] = {}
         """Keys whose present entry, or absence, the daemon does not know, in order of the change."""
         self.unreported_uses: dict[bytes, int] = {}
@@ -213,11 +196,6 @@ class DeviceEntries:
 
     def __contains__(self, key: object) -> bool:
         return key in self._table
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the entries' storages, each counted once."""
-        return self._shares.bytes
 
     def find(self, key: bytes) -> DeviceEntry | None:
         """The present entry of a key, or None."""
@@ -234,8 +212,7 @@ class DeviceEntries:
             entry = self._table.get(key)
             if entry is None:
                 return None
-            entry.uses += 1
-            self.unreported_uses[key] = self.unreported_uses.get(key, 0) + 1
+            self._use(entry)
             self.tally.hits += 1
             if len(entry.marks) > _MARKS:
                 # Only marks before the last one are removed: a release appends without this lock.
@@ -244,86 +221,59 @@ class DeviceEntries:
                     entry.marks[:settled] = [mark for mark in entry.marks[:settled] if not mark.wait(0)]
             return DeviceLease.of(entry, self, device)
 
-    def put(self, entry: DeviceEntry, *, reserved: bool = False) -> bool:
-        """Adds an entry, in place of an earlier one under its key. Returns False, without a change, if the table is
-        closed. `reserved`: its memory was taken under a reservation, which counts it."""
+    def put(self, entry: DeviceEntry, *, reserved: bool = False) -> DeviceEntry | None:
+        """Adds an entry. Returns the entry of its key: an earlier one stays, and is used. None, without a change, if
+        the table is closed. `reserved`: its memory was taken under a reservation, which counts it."""
         with self.lock:
             if self.closed:
-                return False
-            before = self._table.pop(entry.key, None)
+                return None
+            before = self._table.get(entry.key)
             if before is not None:
-                self._count(before, -1)
-                before.give_up()
-                entry.uses += before.uses
-                # Of several entries that no daemon has accepted, only the last one matters.
-                entry.before = before if before.known else before.before
+                self._use(before)
+                return before
             self._table[entry.key] = entry
-            size_bytes = self.size_bytes
             self._count(entry, 1)
-            entry.new_bytes = 0 if reserved else self.size_bytes - size_bytes
+            entry.new_bytes = 0 if reserved else entry.size_bytes
             self.unsynced[entry.key] = None
-            return True
+            return entry
 
     def agreed(self, entry: DeviceEntry) -> None:
-        """Records that the daemon has registered the entry. The entry that it replaced is dropped."""
+        """Records that the daemon has registered the entry."""
         with self.lock:
             if not entry.known:
                 self.tally.registered += 1
             entry.known = True
             entry.new_bytes = 0
-            entry.before = None
-            current = self._table.get(entry.key)
-            if current is not None and current is not entry and current.before is not None:
-                # A later put has replaced the entry that is now registered. If the daemon refuses that put, this entry
-                # returns.
-                current.before = entry
 
     def refused(self, entry: DeviceEntry) -> None:
-        """Removes an entry that the daemon refused. The entry that it replaced returns, if there is one."""
+        """Removes an entry that the daemon refused."""
         with self.lock:
             self.tally.refused += 1
-            if self._table.get(entry.key) is not entry:
-                return
-            del self._table[entry.key]
-            self._count(entry, -1)
-            before, entry.before = entry.before, None
-            if before is not None:
-                self._table[before.key] = before
-                self._count(before, 1)
-            self.unsynced[entry.key] = None
+            if self._table.get(entry.key) is entry:
+                self._remove(entry)
 
     def delete(self, keys: Iterable[bytes]) -> int:
         """Removes entries. Returns the number of removed entries."""
         with self.lock:
-            gone = 0
-            for key in keys:
-                entry = self._table.pop(key, None)
-                if entry is None:
-                    continue
-                gone += 1
-                self._count(entry, -1)
+            found = [entry for key in keys if (entry := self._table.get(key)) is not None]
+            for entry in found:
+                self._remove(entry)
                 entry.give_up()
-                self.unreported_uses.pop(key, None)
-                self.unsynced[key] = None
-            return gone
+                self.unsynced[entry.key] = None
+            return len(found)
 
-    def leave(self, entry: DeviceEntry, uses: int, *, stored: bool) -> Literal["left", "in use", "replaced", "deleted"]:
+    def leave(self, entry: DeviceEntry, uses: int, *, stored: bool) -> Literal["left", "in use", "gone"]:
         """Removes an entry on an order of the daemon or its owner, unless the entry is in use, or has been used since
         the caller read `uses`. A removed entry drops its tensors, even if other references to the entry exist. It is
         counted as offloaded if the host tier has `stored` it, or else as dropped."""
         with self.lock:
-            current = self._table.get(entry.key)
-            if current is None:
-                return "deleted"
-            if current is not entry:
-                return "replaced"
+            if self._table.get(entry.key) is not entry:
+                return "gone"
             if entry.uses != uses or entry.in_use:
                 return "in use"
-            del self._table[entry.key]
-            self._count(entry, -1)
-            self.unreported_uses.pop(entry.key, None)
+            self._remove(entry)
             entry.give_up()
-            entry.tree = entry.before = None
+            entry.tree = None
             entry.marks.clear()
             self.tally.offloaded += stored
             self.tally.dropped += not stored
@@ -333,8 +283,6 @@ class DeviceEntries:
         """Marks all entries as unknown to the daemon, for a new daemon. Each will be registered with its count of
         uses."""
         with self.lock:
-            for entry in self._table.values():
-                entry.before = None
             self.unsynced = dict.fromkeys(self._table)
             self.unreported_uses.clear()
 
@@ -346,8 +294,7 @@ class DeviceEntries:
             self._table.clear()
             self.unsynced.clear()
             self.unreported_uses.clear()
-            self._shares.clear()
-            self.tokens = 0
+            self.tokens = self.size_bytes = 0
             return left
 
     def close_in_child(self) -> list[DeviceEntry]:
@@ -355,17 +302,23 @@ class DeviceEntries:
         self.lock = threading.RLock()
         return self.close()
 
+    def _use(self, entry: DeviceEntry) -> None:
+        entry.uses += 1
+        self.unreported_uses[entry.key] = self.unreported_uses.get(entry.key, 0) + 1
+
+    def _remove(self, entry: DeviceEntry) -> None:
+        del self._table[entry.key]
+        self._count(entry, -1)
+        self.unreported_uses.pop(entry.key, None)
+
     def _count(self, entry: DeviceEntry, sign: int) -> None:
-        """Counts an entry of the table, or counts it no more. Entries whose share of a storage has changed with it are
-        to be registered anew."""
         self.tokens += sign * entry.tokens
-        for other in self._shares.add(entry) if sign > 0 else self._shares.remove(entry):
-            self.unsynced[other.key] = None
+        self.size_bytes += sign * entry.size_bytes
 
     def check_invariants(self) -> None:
         """Asserts that the totals agree with the table."""
         with self.lock:
             assert self.tokens == sum(entry.tokens for entry in self._table.values())
-            self._shares.check_invariants(self._table.values())
+            assert self.size_bytes == sum(entry.size_bytes for entry in self._table.values())
             assert all(entry.key == key for key, entry in self._table.items())
             assert not self.closed or not self._table

@@ -30,8 +30,6 @@ from .entries import DeviceEntries, DeviceEntry
 _WINDOW: Final = 256
 _USES_MAX: Final = 16_384
 _PAUSE_S: Final = 0.1
-SIZES_A_TURN: Final = 16
-"""Entries whose refused bytes `register_sizes` asks for again in one call."""
 _log = logging.getLogger("tensord")
 
 Post = Callable[[Callable[[], None]], None]
@@ -41,14 +39,14 @@ Post = Callable[[Callable[[], None]], None]
 class Ledger:
     """The daemon's knowledge of one cache's entries.
 
-    `connected`: the present connection, or None. `registered`: the version with which each key was registered.
+    `connected`: the present connection, or None. `registered`: the serial with which each key was registered.
     `under_way`: entries whose registration is unanswered. `unwelcome`: keys that a former daemon had and the present
     one refused. `resume_at`: the monotonic time before which nothing is sent; 0 if sending is not paused.
     """
 
     def __init__(self, link: Link, device_name: str, entries: DeviceEntries, post: Post) -> None:
         self.connected: Connected | None = None
-        self.registered: dict[bytes, tuple[int, int]] = {}
+        self.registered: dict[bytes, int] = {}
         self.under_way: dict[bytes, DeviceEntry] = {}
         self.unwelcome: deque[bytes] = deque()
         self.resume_at = 0.0
@@ -60,9 +58,6 @@ class Ledger:
         # registration only if that registration was answered before the order arrived.
         self._since: dict[bytes, int] = {}
         self._later: set[bytes] = set()
-        # The version of each entry that the daemon has refused last, while the entry stays: it is logged once. Those
-        # that are registered with another number of bytes are asked for again, in this order.
-        self._refused: dict[bytes, tuple[int, int]] = {}
 
     # ---- the daemon
 
@@ -81,7 +76,6 @@ class Ledger:
             self._unanswered(entry)
         self.under_way.clear()
         self._later.clear()
-        self._refused.clear()
         self.unwelcome.clear()
 
     def close(self) -> None:
@@ -110,15 +104,6 @@ class Ledger:
                 if key not in self.registered:
                     self._entries.unsynced[key] = None
 
-    def register_sizes(self) -> None:
-        """Queues a few entries whose present number of bytes was refused, since there may be room by now. Each call
-        goes on after those of the last one."""
-        outgrown = [key for key in self._refused if key in self.registered][:SIZES_A_TURN]
-        with self._entries.lock:
-            for key in outgrown:
-                self._refused[key] = self._refused.pop(key)
-                self._entries.unsynced[key] = None
-
     def tell_differences(self) -> bool:
         """Sends registrations and releases, up to the limit in flight. Returns whether more can be sent at once."""
         connected = self.connected
@@ -138,12 +123,12 @@ class Ledger:
                 entry = self._entries.find(key)
                 if key in self.under_way:
                     self._later.add(key)
-                elif entry is not None and self.registered.get(key) != entry.version:
-                    wanted.append(entry)
-                elif entry is None and key in self.registered:
+                    continue
+                serial = entry.serial if entry is not None else None
+                if key in self.registered and self.registered[key] != serial:
                     released.append(key)
-                elif entry is None:
-                    self._refused.pop(key, None)
+                if entry is not None and self.registered.get(key) != serial:
+                    wanted.append(entry)
         self._release(released, connected)
         for entry in wanted:
             self._register(entry, connected)
@@ -159,13 +144,12 @@ class Ledger:
         """Records that the daemon does not have the key any more."""
         self.registered.pop(key, None)
         self._since.pop(key, None)
-        self._refused.pop(key, None)
 
     def not_gone(self, keys: Iterable[bytes]) -> None:
         """Records that the daemon still has the keys, so that each is released, or registered again."""
         with self._entries.lock:
             for key in keys:
-                self.registered.setdefault(key, (0, 0))
+                self.registered.setdefault(key, 0)
                 self._entries.unsynced[key] = None
 
     # ---- uses
@@ -212,25 +196,21 @@ class Ledger:
 
     def _register(self, entry: DeviceEntry, connected: Connected) -> None:
         key = entry.key
-        before = self.registered.get(key)
-        uses = 0
         with self._entries.lock:
             if self._entries.find(key) is not entry:
-                # The entry has left or was replaced since it was chosen. That change is queued separately.
+                # The entry has left since it was chosen. That change is queued separately.
                 return
             entry.said = True
-            if before is None:
-                uses = entry.uses
-                self._entries.unreported_uses.pop(key, None)
-            version = entry.version
-        self.registered[key] = version
+            uses = entry.uses
+            self._entries.unreported_uses.pop(key, None)
+        self.registered[key] = entry.serial
         self.under_way[key] = entry
         self._link.ask(
             lambda number: messages.RegisterEntry(
                 number,
                 self._device_name,
                 key,
-                version[1],
+                entry.size_bytes,
                 entry.tokens,
                 entry.agent,
                 uses,
@@ -239,17 +219,10 @@ class Ledger:
                 entry.new_bytes,
             ),
             connected=connected,
-            then=lambda answer: self._post(partial(self._on_registered, entry, version, before, connected, answer)),
+            then=lambda answer: self._post(partial(self._on_registered, entry, connected, answer)),
         )
 
-    def _on_registered(
-        self,
-        entry: DeviceEntry,
-        version: tuple[int, int],
-        before: tuple[int, int] | None,
-        connected: Connected,
-        answer: Future[Any],
-    ) -> None:
+    def _on_registered(self, entry: DeviceEntry, connected: Connected, answer: Future[Any]) -> None:
         if connected is not self.connected:
             return
         key = entry.key
@@ -259,17 +232,13 @@ class Ledger:
             self._entries.unsynced[key] = None
         error = answer.exception()
         if error is None:
-            self._refused.pop(key, None)
             if key in self.registered:
                 self._since.setdefault(key, entry.serial)
             self._entries.agreed(entry)
             entry.registration.settle("registered")
             return
-        if self.registered.get(key) == version:
-            if before is None:
-                del self.registered[key]
-            else:
-                self.registered[key] = before
+        if self.registered.get(key) == entry.serial:
+            del self.registered[key]
         if isinstance(error, Unavailable):
             self._unanswered(entry)
             with self._entries.lock:
@@ -277,21 +246,10 @@ class Ledger:
             self.resume_at = time.monotonic() + _PAUSE_S
             return
         refusal = error if isinstance(error, TensordError) else TensordError(str(error))
-        if before is not None and before[0] == entry.serial:
-            # The daemon has the entry, with the share of its memory that it had before.
-            if self._is_news(key, version):
-                _log.info("%s of %s stays at %d bytes: %s", key.hex(), self._device_name, before[1], refusal)
-            return
         if entry.known:
             # A former daemon had the entry. The present daemon has no room for it, so it is offloaded.
-            if self._is_news(key, version):
-                _log.info("%s of %s is not registered again: %s", key.hex(), self._device_name, refusal)
+            _log.info("%s of %s is not registered again: %s", key.hex(), self._device_name, refusal)
             self.unwelcome.append(key)
         else:
             self._entries.refused(entry)
         entry.registration.settle("refused", refusal)
-
-    def _is_news(self, key: bytes, refused: tuple[int, int]) -> bool:
-        """Records the version of an entry that the daemon has refused now. Whether it is another than before."""
-        before, self._refused[key] = self._refused.get(key), refused
-        return before != refused

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
-from ...ipc.messages.governance import EntryKind
 from ..arguments.put_options import PutOptions
 from ..gpu.interface import Device, Mark
 from ..gpu.outgoing import payload_of
@@ -31,7 +30,6 @@ from .registration import Registration
 if TYPE_CHECKING:
     from ..core.client import Client
 
-REMEMBERED_MAX: Final = 65_536
 _MARK_S: Final = 5.0
 _PUT_S: Final = 5.0
 _log = logging.getLogger("tensord")
@@ -39,21 +37,18 @@ _log = logging.getLogger("tensord")
 
 @dataclass(slots=True)
 class MoveResult:
-    """The keys of a move, each in one list. `unknown`: not in the table, or deleted meanwhile. `stayed`: the keys of
-    `kept` that the host tier has no copy of. `copy_s`: how long copying to the host tier took."""
+    """The keys of a move, each in one list. `unknown`: not in the table, or deleted meanwhile."""
 
     offloaded: list[bytes] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
     unknown: list[bytes] = field(default_factory=list)
-    stayed: list[bytes] = field(default_factory=list)
     freed_bytes: int = 0
-    copy_s: float = field(default=0.0, compare=False)
     error: Exception | None = None
 
 
 class Moves:
-    """Moves entries of one cache. Keeps tokens and agent of offloaded entries, to restore them on promotion.
+    """Moves entries of one cache.
 
     `in_vain_at`: when entries last left and no memory went back to the driver; inf if some has gone back since.
     """
@@ -62,7 +57,6 @@ class Moves:
         self._client = client
         self._device = device
         self._entries = entries
-        self._remembered: dict[bytes, tuple[int, str, float, EntryKind]] = {}
         self.in_vain_at = math.inf
 
     def away(
@@ -89,15 +83,14 @@ class Moves:
         for entry, uses, put in leaving:
             stored = put is not None and self._is_stored(entry, put, moved)
             if offload and not stored and not (may_drop and has_daemon()):
+                if not may_drop:
+                    _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), self._device.name)
                 moved.kept.append(entry.key)
-                moved.stayed.append(entry.key)
                 continue
             match self._entries.leave(entry, uses, stored=stored):
                 case "left":
                     (moved.offloaded if stored else moved.dropped).append(entry.key)
-                    if stored:
-                        self._remember(entry)
-                case "deleted":
+                case "gone":
                     moved.unknown.append(entry.key)
                 case _:
                     moved.kept.append(entry.key)
@@ -131,13 +124,13 @@ class Moves:
             # An engine may be waiting for this call. It uses the host tier's copy instead.
             _log.warning("%s is not promoted to %s: %s", key.hex(), self._device.name, error)
             return None
-        memory = self._device.memory_of(tree)
-        if not memory:
+        size_bytes = self._device.bytes_of(tree)
+        if not size_bytes:
             return None
-        tokens, agent, cost_ms, kind = self._remembered.get(key) or (self._tokens(key), "", 0.0, "unknown")
-        entry = DeviceEntry(key, tree, memory, tokens, agent, Registration(key), [self._device.mark()])
-        entry.cost_ms, entry.kind = cost_ms, kind
-        return entry
+        found = self._client.peek(key)
+        tokens = found.tokens if found is not None else 0
+        # The daemon remembers the agent and the cost of what has left.
+        return DeviceEntry(key, tree, size_bytes, tokens, "", Registration(key), [self._device.mark()])
 
     def _is_reached(self, entry: DeviceEntry, deadline: float, moved: MoveResult) -> bool:
         """Whether the streams have reached the entry's marks by the deadline. An entry whose mark raises stays."""
@@ -151,7 +144,6 @@ class Moves:
 
     def _copied(self, entry: DeviceEntry, moved: MoveResult) -> Put | None:
         marks = list(entry.marks)
-        began_s = time.monotonic()
         try:
             link = self._client.link
             leaving = self._device.outgoing(entry.tree, marks[-1])
@@ -167,8 +159,6 @@ class Moves:
             if not isinstance(error, TensordError):
                 moved.error = error
             return None
-        finally:
-            moved.copy_s += time.monotonic() - began_s
 
     def _is_stored(self, entry: DeviceEntry, put: Put, moved: MoveResult) -> bool:
         try:
@@ -180,14 +170,3 @@ class Moves:
             _log.warning("%s of %s may not be in the host tier: %s", entry.key.hex(), self._device.name, error)
             moved.error = error
             return False
-
-    def _remember(self, entry: DeviceEntry) -> None:
-        with self._entries.lock:
-            self._remembered.pop(entry.key, None)
-            self._remembered[entry.key] = entry.tokens, entry.agent, entry.cost_ms, entry.kind
-            if len(self._remembered) > REMEMBERED_MAX:
-                del self._remembered[next(iter(self._remembered))]
-
-    def _tokens(self, key: bytes) -> int:
-        found = self._client.peek(key)
-        return found.tokens if found is not None else 0

@@ -1,7 +1,7 @@
 """Requests to move entries of one cache: orders of the daemon, and offloads by its owner; their execution and
 acknowledgement.
 
-Owns: the orders with their remaining keys, and the owner's entries that wait until no lease is left. Does not own: the
+Owns: the orders with their remaining keys. Does not own: the
 move of an entry (moves.py), the daemon's knowledge (ledger.py), the schedule (upkeep.py). All calls but `queue` and
 `send_away` run in the upkeep thread.
 
@@ -15,7 +15,6 @@ former connection is not acknowledged. An entry that its owner offloads leaves o
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -35,8 +34,6 @@ ORDERS_MAX: Final = 4096
 """Limit on waiting orders. Further orders are dropped, without a message to the daemon."""
 _SLICE_ENTRIES: Final = 16
 _SLICE_BYTES: Final = 256 << 20
-_AGAIN_S: Final = 1.0
-"""Seconds until an entry that was used during its copy is copied again. Each try costs a copy."""
 _log = logging.getLogger("tensord")
 
 
@@ -86,7 +83,6 @@ class OrderRunner:
         self._post = post
         self._jobs: deque[Job] = deque()
         self._taken = 0
-        self._in_use: dict[bytes, tuple[int, float]] = {}
 
     def __bool__(self) -> bool:
         """Whether work is left."""
@@ -126,16 +122,6 @@ class OrderRunner:
             leaving.end()
         return leaving
 
-    def send_released_away(self) -> None:
-        """Offloads entries whose owner had asked for it while they were in use, once they are not."""
-        now = time.monotonic()
-        for key, (serial, not_before) in list(self._in_use.items()):
-            entry = self._entries.find(key)
-            if entry is not None and (entry.in_use or now < not_before):
-                continue
-            del self._in_use[key]
-            self._jobs.append(Job(None, "offload", deque([(key, serial)]), None, Leaving(1)))
-
     def forget_daemon(self) -> None:
         """Drops the orders of a daemon that is gone. The owner's offloads stay."""
         self._taken -= sum(job.order is not None for job in self._jobs)
@@ -147,7 +133,6 @@ class OrderRunner:
             if job.leaving is not None:
                 job.leaving.end()
         self._jobs.clear()
-        self._in_use.clear()
         self._taken = 0
 
     # ---- execution
@@ -170,7 +155,7 @@ class OrderRunner:
         try:
             if job.leaving is not None and self._link.connection is None:
                 # No daemon can take a copy, so no copy is made.
-                moved = MoveResult(kept=keys, stayed=list(keys))
+                moved = MoveResult(kept=keys)
             else:
                 moved = self._moves.away(
                     keys,
@@ -221,11 +206,12 @@ class OrderRunner:
         tally.kept += len(moved.kept)
         tally.freed_bytes += moved.freed_bytes
         if job.leaving is not None:
-            self._finish_leaving(job, job.leaving, moved)
-            return
+            job.leaving.gone += len(moved.offloaded)
         if job.order is None:
             # The key may have been registered anew meanwhile, so its absence is reported to the daemon.
             self._post(partial(self._queue_releases, [*moved.offloaded, *moved.dropped]))
+            if job.leaving is not None and not job.keys:
+                job.leaving.end()
             return
         connected = self._ledger.connected
         if connected is None or connected is not job.connected:
@@ -235,22 +221,6 @@ class OrderRunner:
             self._ledger.forget(key)
         if moved.offloaded or moved.dropped or moved.kept:
             self._acknowledge(job.order, moved, connected)
-
-    def _finish_leaving(self, job: Job, leaving: Leaving, moved: MoveResult) -> None:
-        gone = [*moved.offloaded, *moved.dropped]
-        leaving.gone += len(moved.offloaded)
-        self._entries.tally.stayed += len(moved.stayed)
-        for key in moved.stayed:
-            _log.warning("%s stays on %s: the host tier did not take it", key.hex(), self._device_name)
-        stayed = set(moved.stayed)
-        for key in moved.kept:
-            entry = self._entries.find(key)
-            if entry is not None and key not in stayed:
-                self._in_use[key] = entry.serial, time.monotonic() + (0.0 if entry.in_use else _AGAIN_S)
-        if gone:
-            self._post(partial(self._queue_releases, gone))
-        if not job.keys:
-            leaving.end()
 
     def _queue_releases(self, keys: list[bytes]) -> None:
         with self._entries.lock:
@@ -266,7 +236,6 @@ class OrderRunner:
                 moved.dropped,
                 moved.kept,
                 moved.freed_bytes,
-                moved.copy_s,
             ),
             connected=connected,
             then=lambda answer: self._post(partial(self._on_acknowledged, order, moved, connected, answer)),

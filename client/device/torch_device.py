@@ -1,7 +1,7 @@
 """A GPU through torch: CUDA, or HIP, for which torch uses the same names.
 
 Owns: the calls of torch, and one side stream. Does not own: the tensors, torch's caching allocator, private pools in it
-(pools.py), buffers for copies (stages.py), the pause while a CUDA graph is captured (gate.py).
+(pools.py), the pause while a CUDA graph is captured (gate.py).
 
 Invariants: only making a TorchDevice imports torch and makes a GPU context, on its own GPU only: the calls of all
 threads are made with that GPU as the current one. All memory that a copy reads or writes is referenced until the copy
@@ -11,9 +11,8 @@ is complete, so that no allocator reuses it earlier. What allocates, frees, copi
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import ModuleType
@@ -30,7 +29,6 @@ from ..gpu.gpu_name import gpu_name
 from ..gpu.interface import Mark, mapped
 from ..gpu.outgoing import Outgoing
 from ..gpu.pools import Pools
-from ..gpu.stages import Stages
 from ..gpu.torch_mark import TorchMark
 
 __all__ = ["TorchDevice", "TorchMark"]
@@ -105,9 +103,7 @@ class TorchDevice:
         self.gate: Final[Gate] = getattr(accelerator, "gate", GATE)
         with self.current():
             self._copies = accelerator.Stream(device=index)
-        self._stages = Stages(torch, self._marked, self._work)
         self._pools = Pools(torch, accelerator, index, self.name, self.gate) if gives_back == "pool" else None
-        self._copying = threading.Lock()
         self._told = False
 
     # ---- Device
@@ -130,24 +126,23 @@ class TorchDevice:
             free_bytes, total_bytes = self._accelerator.mem_get_info(self._index)
         return total_bytes - free_bytes, total_bytes
 
-    def memory_of(self, tree: Any) -> dict[Hashable, int]:
-        """As in Device: the tensors' storages. Does not include the rounding of sizes by the allocator.
+    def bytes_of(self, tree: Any) -> int:
+        """As in Device.
 
         Raises:
             UnsupportedLeaf: a tensor has no plain memory, or none any more, or a dtype that no payload can have.
         """
-        storages: dict[Hashable, int] = {}
+        sizes: dict[int, int] = {}
 
         def add(leaf: Any, place: str) -> None:
             here = self._lies_here(leaf, place)
             check_tensor(leaf, place)
             if here:
-                storage = leaf.untyped_storage()
-                if storage.nbytes():
-                    storages[storage.data_ptr()] = storage.nbytes()
+                at, size_bytes = leaf.data_ptr(), min(leaf.nbytes, leaf.untyped_storage().nbytes())
+                sizes[at] = max(size_bytes, sizes.get(at, 0))
 
         mapped(tree, add)
-        return storages
+        return sum(sizes.values())
 
     def mark(self) -> TorchMark:
         """As in Device."""
@@ -165,23 +160,8 @@ class TorchDevice:
 
             mapped(tree, add)
 
-    def to_host(self, tree: Any, mark: Mark) -> Any:
-        """As in Device; the leaves are CPU tensors. Only a tensor that is not one plain block of memory, with
-        dimensions in any order, needs a copy on the GPU."""
-        mark.wait()
-        with self._copying:
-            try:
-                pairs: list[tuple[Any, Any]] = []
-                copy = mapped(tree, lambda leaf, place: self._paired(leaf, place, pairs))
-                self._stages.copy_down(pairs)
-            except self._accelerator.OutOfMemoryError as error:
-                raise DeviceFull(
-                    f"{self.name} has no room to make a strided tensor contiguous; keep contiguous ones: {error}"
-                ) from None
-        return copy
-
     def outgoing(self, tree: Any, mark: Mark) -> Any:
-        """As in Device. A tensor whose elements do not lie in C order is copied to the host as by `to_host`."""
+        """As in Device."""
         mark.wait()
 
         def leaving(leaf: Any, place: str) -> Any:
@@ -190,7 +170,7 @@ class TorchDevice:
             check_tensor(leaf, place)
             plain = leaf.detach()
             if not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
-                return self.to_host(leaf, mark)
+                return self._copied(plain)
             return Outgoing(Spec(tuple(plain.shape), plain.dtype), partial(self._read, plain, place))
 
         return mapped(tree, leaving)
@@ -290,8 +270,15 @@ class TorchDevice:
         ):
             yield
 
-    def _marked(self) -> TorchMark:
-        return TorchMark(self, self._copies)
+    def _copied(self, tensor: Any) -> Any:
+        """A copy in host memory of a tensor in any order of its dimensions."""
+        try:
+            with self._work(), self._allocating(tensor.nbytes):
+                return self._torch.empty_like(tensor, device="cpu").copy_(tensor)
+        except self._accelerator.OutOfMemoryError as error:
+            raise DeviceFull(
+                f"{self.name} has no room to make a strided tensor contiguous; keep contiguous ones: {error}"
+            ) from None
 
     @contextmanager
     def _allocating(self, size_bytes: int) -> Iterator[None]:
@@ -332,25 +319,6 @@ class TorchDevice:
                 "pass x.to_dense(), or another plain dtype"
             )
         return True
-
-    def _paired(self, leaf: Any, place: str, pairs: list[tuple[Any, Any]]) -> Any:
-        """The CPU tensor that a leaf is copied to. The bytes of both tensors are added to `pairs`."""
-        if not self._lies_here(leaf, place):
-            return leaf
-        check_tensor(leaf, place)
-        torch = self._torch
-        with self._work(), self._allocating(leaf.nbytes):
-            plain = leaf.detach().resolve_conj().resolve_neg()
-        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
-        block = plain.permute(order)
-        if not block.is_contiguous():
-            order = list(range(plain.dim()))
-            with self._work(), self._allocating(leaf.nbytes):
-                block = plain.contiguous()
-        host = torch.empty(block.shape, dtype=block.dtype, device="cpu")
-        if block.numel():
-            pairs.append((block.reshape(-1).view(torch.uint8), host.reshape(-1).view(torch.uint8)))
-        return host.permute([order.index(at) for at in range(len(order))])
 
     def _on_host(self, leaf: Any, place: str) -> Any:
         """A CPU tensor over the leaf's memory; None for leaves that pass through unchanged."""

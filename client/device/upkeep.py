@@ -42,8 +42,6 @@ _PAUSE_S: Final = 0.1
 _AGAIN_S: Final = 0.01
 """Seconds until a paused device is looked at again: engines capture many graphs, one soon after the other."""
 _GIVE_BACK_S: Final = 1.0
-_SIZES_EVERY: Final = 4
-"""Reports of uses from one try of refused bytes to the next: a second, unless the user sets `uses_every_s`."""
 _END_S: Final = 2.0
 _log = logging.getLogger("tensord")
 
@@ -79,7 +77,7 @@ class Upkeep:
         self._orders = OrderRunner(
             self._link, self.device.name, self._entries, self.moves, self.ledger, self._events.put
         )
-        self._flush_at = self._sizes_at = self._report_at = self._give_back_at = 0.0
+        self._flush_at = self._report_at = self._give_back_at = 0.0
 
     @property
     def error(self) -> Exception | None:
@@ -211,7 +209,6 @@ class Upkeep:
         """One turn: handles events, sends differences, and executes a part of the orders."""
         self._take_events()
         self._orders.send_unwelcome_away()
-        self._orders.send_released_away()
         if self.ledger.tell_differences():
             self.wake()
         if self._orders and not self.device.paused:
@@ -220,9 +217,6 @@ class Upkeep:
         if now >= self._flush_at:
             self._flush_at = now + self._uses_every_s
             self.ledger.flush_uses()
-        if now >= self._sizes_at:
-            self._sizes_at = now + _SIZES_EVERY * self._uses_every_s
-            self.ledger.register_sizes()
         if self._report_every_s and now >= self._report_at and not self.device.paused:
             self._report_at = now + self._report_every_s
             self._report()

@@ -11,7 +11,7 @@ Invariants: values that are not tensors pass through unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -53,7 +53,7 @@ class Device(Protocol):
         ...
 
     def pause(self) -> AbstractContextManager[None]:
-        """For the block, the device does nothing: `mark`, `lend` and `memory_of` return at once, `give_back` returns 0,
+        """For the block, the device does nothing: `mark`, `lend` and `bytes_of` return at once, `give_back` returns 0,
         no mark is reached, and all other calls wait for the end. Waits for the piece of work that is under way."""
         ...
 
@@ -61,11 +61,8 @@ class Device(Protocol):
         """(used, total) bytes of the whole GPU, other processes included, as its driver reports them."""
         ...
 
-    def memory_of(self, tree: Any) -> dict[Hashable, int]:
-        """The pieces of this GPU's memory that the tree's tensors keep from being freed, each with its bytes.
-
-        A piece's key identifies it as long as one of its tensors lives. Views of one tensor have one piece, and keep
-        all of its bytes, however small they are.
+    def bytes_of(self, tree: Any) -> int:
+        """The bytes of the tree's tensors on this GPU. Several tensors at one address count once.
 
         Raises:
             UsageError: a tensor lies on another device; the message names its place in the tree.
@@ -84,26 +81,14 @@ class Device(Protocol):
         """
         ...
 
-    def to_host(self, tree: Any, mark: Mark) -> Any:
-        """A copy of the tree in host memory, as the tensors were when `mark` was reached. Waits for the mark without
-        the GIL, and returns once the copy is complete. The caller neither writes the tensors after the mark, nor drops
-        them before this returns.
-
-        Returns:
-            The tree with a numpy array or a CPU tensor for every tensor, bfloat16 and float8 included.
+    def outgoing(self, tree: Any, mark: Mark) -> Any:
+        """The tree with an `Outgoing` (outgoing.py) for every tensor, which reads the tensor's bytes as they were when
+        `mark` was reached; of a tensor whose elements do not lie in C order with a copy in host memory. Waits for the
+        mark without the GIL. The caller neither writes nor drops the tensors before the last read.
 
         Raises:
             DeviceFull: a tensor that is not one plain block of memory needs a copy on the GPU, which has no room for
                 it.
-        """
-        ...
-
-    def outgoing(self, tree: Any, mark: Mark) -> Any:
-        """The tree with an `Outgoing` (outgoing.py) for every tensor, which reads the tensor's bytes as they were when
-        `mark` was reached. Waits for the mark like `to_host`. The caller neither writes nor drops the tensors before
-        the last read.
-
-        Raises: as `to_host`.
         """
         ...
 

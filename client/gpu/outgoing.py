@@ -4,7 +4,7 @@
 
 Owns: the payload whose leaves are read from the device. Does not own: the copies (the device), nor the place.
 
-Invariants: the bytes are those of `pack(device.to_host(tree, mark))`. No copy of a whole leaf is made on the host,
+Invariants: the bytes are those that `pack` has of a copy on the host. No copy of a whole leaf is made on the host,
 unless the device itself has made one. A leaf that cannot be read raises a TensordError, so that the put ends without
 a record.
 """

@@ -1,6 +1,6 @@
 """Reservations of a device's free memory, for one process before it allocates.
 
-Owns: a request until its caller has the reservation, releasing it exactly once, and its repetition at each new daemon.
+Owns: the request, releasing what was reserved exactly once, and its repetition at each new daemon.
 Does not own: the memory, nor the account of free bytes. The daemon keeps that account for all processes.
 Invariants: two processes never reserve more together than was free (the daemon checks it). A new daemon is told of each
 reservation whose time is not over, with what is left of that time.
@@ -9,22 +9,20 @@ reservation whose time is not over, with what is left of that time.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NoReturn, Self
 from weakref import ref
 
-from ...errors import DaemonUnavailable, Unavailable
+from msgspec.structs import replace
+
+from ...errors import Unavailable
 from ...ipc.messages import control as messages
 from ...ipc.messages.governance import PRIORITY_MAX
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 from ..arguments.checks import check_count, check_name, check_seconds
-from ..link.answers import PendingRequest
 from ..link.link import SAY_S, Connected, Link
-from ..threads.aside import aside
 from .modes import GovernorListener
 
 RESERVE_WAIT_S: Final = 5.0
@@ -117,105 +115,34 @@ class DeviceReservation:
         self.release()
 
 
-class DeviceRequest:
-    """One request for a reservation, until its caller has it. Nothing is left of a request that is given up, whether it
-    was sent, waits, or was granted meanwhile. The arguments are those of `Client.reserve_device`.
+def reserve(link: Link, request: messages.ReserveDevice, timeout_s: float) -> DeviceReservation:
+    """Asks for a reservation, and waits for the answer, `timeout_s` beside the wait of the request. What is granted to
+    a caller that waits no more is given back.
 
-    Args:
-        expect: waits for a connection, so many seconds.
-        hold: takes the reservation before the caller does.
-        promotes: for an entry of the host tier; the device must stay below pressure.
+    Raises:
+        DeviceFull, NoGauge, LimitReached, DaemonUnavailable, TimedOut: as `Client.reserve_device`.
+    """
+    connected = link.connection
+    if connected is None:
+        raise link.unavailable()
+    limit_s = timeout_s + request.wait_s
+    answer = link.answers.wait(
+        link.ask(lambda number: replace(request, id=number), limit_s, connected=connected), limit_s
+    )
+    return DeviceReservation(link, connected, request.device, request.size_bytes, answer)
+
+
+def checked(
+    device: str, size_bytes: int, for_s: float, priority: int, wait_s: float | None, timeout_s: float
+) -> messages.ReserveDevice:
+    """The request of `Client.reserve_device`, without its number.
 
     Raises:
         UsageError: a value is out of its range.
     """
-
-    def __init__(
-        self,
-        link: Link,
-        device: str,
-        size_bytes: int,
-        for_s: float,
-        priority: int,
-        wait_s: float | None,
-        timeout_s: float,
-        *,
-        expect: Callable[[float], None] = lambda _: None,
-        hold: Callable[[DeviceReservation], object] = lambda _: None,
-        promotes: bool = False,
-    ) -> None:
-        check_name("device", device)
-        size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
-        lasts_s = check_seconds("for_s", for_s, above_0=True)
-        waits_s = min(RESERVE_WAIT_S, timeout_s) if wait_s is None else check_seconds("wait_s", wait_s)
-        priority = check_count("priority", priority, PRIORITY_MAX, least=-PRIORITY_MAX)
-        self._wanted = (device, size_bytes, lasts_s, priority, waits_s, promotes)
-        self._link = link
-        self._device = device
-        self._size_bytes = size_bytes
-        self._expect = partial(expect, timeout_s)
-        self._hold = hold
-        self._limit_s = timeout_s + waits_s
-        self._asking = threading.Lock()
-        self._asked: PendingRequest | None = None
-        self._number = 0
-        self._connected: Connected | None = None
-        self._given_up = self._handed_over = False
-
-    def outcome(self) -> DeviceReservation:
-        """Asks for the reservation, and waits for it. Called once.
-
-        Raises:
-            DeviceFull, NoGauge, LimitReached, DaemonUnavailable, TimedOut: as `Client.reserve_device`.
-        """
-        try:
-            self._expect()
-            aside(self._ask)
-            assert self._asked is not None and self._connected is not None
-            answer = self._link.answers.wait(self._asked, self._limit_s)
-            granted = DeviceReservation(self._link, self._connected, self._device, self._size_bytes, answer)
-            self._hold(granted)
-            # From here to the end of the call, the interpreter runs no signal handler.
-            self._handed_over = True
-            return granted
-        finally:
-            if not self._handed_over:
-                aside(self.give_up)
-
-    def give_up(self) -> None:
-        """Withdraws the request, or gives back what was granted. May be called at any time, from any thread."""
-        with self._asking:
-            self._given_up = True
-            asked, connected = self._asked, self._connected
-        if asked is None:
-            return
-        if asked.cancel():
-            # The daemon's answer to this one comes after that to the request, if there is one.
-            self._link.ask(
-                lambda number: messages.WithdrawReservation(number, self._number),
-                SAY_S,
-                connected=connected,
-                then=self._withdrawn,
-            )
-        elif asked.exception() is None:
-            token = asked.result().reservation
-            self._link.ask(lambda number: messages.ReleaseReservation(number, token), SAY_S, connected=connected)
-        else:
-            # The error has the caller's frame in its traceback, and must not find itself from there.
-            self._asked = None
-
-    def _withdrawn(self, _: Future[Any]) -> None:
-        self._link.answers.take(self._number)
-
-    def _ask(self) -> None:
-        with self._asking:
-            if self._given_up:
-                raise DaemonUnavailable("the request was given up before it was sent")
-            self._connected = self._link.connection
-            if self._connected is None:
-                raise self._link.unavailable()
-            self._asked = self._link.ask(self._request, self._limit_s, connected=self._connected)
-
-    def _request(self, number: int) -> messages.ReserveDevice:
-        self._number = number
-        return messages.ReserveDevice(number, *self._wanted)
+    check_name("device", device)
+    size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
+    lasts_s = check_seconds("for_s", for_s, above_0=True)
+    waits_s = min(RESERVE_WAIT_S, timeout_s) if wait_s is None else check_seconds("wait_s", wait_s)
+    priority = check_count("priority", priority, PRIORITY_MAX, least=-PRIORITY_MAX)
+    return messages.ReserveDevice(0, device, size_bytes, lasts_s, priority, waits_s)

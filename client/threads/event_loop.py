@@ -27,7 +27,7 @@ async def in_thread(call: Callable[Arguments, Result], /, *args: Arguments.args,
     Raises:
         ProcessLimit: this process can start no thread; the call is not carried out.
     """
-    return await asyncio.wrap_future(_begun(partial(call, *args, **named)))
+    return await asyncio.wrap_future(begun(partial(call, *args, **named)))
 
 
 async def to_its_end(call: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
@@ -37,12 +37,12 @@ async def to_its_end(call: Callable[Arguments, Result], /, *args: Arguments.args
     Raises:
         ProcessLimit: as for `in_thread`.
     """
-    begun = _begun(partial(call, *args, **named))
-    ended = asyncio.wrap_future(begun)
+    under_way = begun(partial(call, *args, **named))
+    ended = asyncio.wrap_future(under_way)
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
-        begun.cancel()
+        under_way.cancel()
         while not ended.done():
             try:
                 await asyncio.wait([ended])
@@ -53,7 +53,7 @@ async def to_its_end(call: Callable[Arguments, Result], /, *args: Arguments.args
         raise
     finally:
         # An error has this frame in its traceback, and these have the error.
-        del begun, ended
+        del under_way, ended
 
 
 def _carry_out(holder: list[Future[Result]], call: Callable[[], Result]) -> None:
@@ -72,7 +72,12 @@ def _carry_out(holder: list[Future[Result]], call: Callable[[], Result]) -> None
         del outcome
 
 
-def _begun(call: Callable[[], Result]) -> Future[Result]:
+def begun(call: Callable[[], Result]) -> Future[Result]:
+    """The future of a call that a thread of the loop's executor carries out.
+
+    Raises:
+        ProcessLimit: as for `in_thread`.
+    """
     outcome: Future[Result] = Future()
     context = contextvars.copy_context()
 

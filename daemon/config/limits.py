@@ -105,6 +105,5 @@ def governor_limits(config: Config) -> GovernorLimits:
         neighbours=config.neighbours.servers or (),
         neighbour_answer_s=config.neighbours.answer_s,
         baselines=device.baseline or (),
-        baseline_learn_s=device.baseline_learn_s,
         block_bytes=config.queueing.block_bytes,
     )

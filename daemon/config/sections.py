@@ -126,8 +126,6 @@ class DeviceSection:
     baseline: tuple[tuple[str, int], ...] | None = setting(SIZES, None, reload=True)
     """Bytes of a device that are held by plan, as by an inference engine: modes are about the rest; one size for all
     devices, or by name; none: no plan."""
-    baseline_learn_s: float | None = setting(DURATION, None, 60.0, DAY_S, reload=True)
-    """Learn a device's baseline from what is no entry and has been held steadily for this time; none: do not learn."""
 
 
 @dataclasses.dataclass(frozen=True)

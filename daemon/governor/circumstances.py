@@ -11,7 +11,6 @@ from ...errors import DeviceFull, NoGauge
 from ...ipc.messages.modes import HOST_GAUGE, Mode, Tier
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 from .devices.circumstances import Circumstances
-from .forms.events import Sample
 from .host import accepts_offload
 from .modes.tiers import Gauge
 
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
 def known(governor: Governor, device: str) -> bool:
     """Whether a device has a gauge or entries."""
     return governor.tiers.find(device) is not None or governor.devices.held_bytes(device) > 0
-
-
-def others_bytes(governor: Governor, sample: Sample) -> int:
-    """What of a reading is no entry. It does not show the entries that were registered since it was begun."""
-    unseen_bytes = governor.reservations.registered.since(sample.gauge, sample.began_at)
-    return max(0, sample.used_bytes - max(0, governor.devices.held_bytes(sample.gauge) - unseen_bytes))
 
 
 def of_device(governor: Governor, device: str, now: float) -> Circumstances:
@@ -84,7 +77,7 @@ def _may_be_found(governor: Governor) -> bool:
 
 def of_gauge(governor: Governor, gauge: Gauge, now: float) -> Circumstances:
     """The circumstances of a device by its gauge."""
-    sample, queue, baseline_bytes = gauge.sample, governor.queue, gauge.baseline.size_bytes
+    sample, queue, baseline_bytes = gauge.sample, governor.queue, gauge.baseline_bytes
     refuses = ""
     if gauge.refuses:
         beside = f" beside its baseline of {baseline_bytes} bytes" if baseline_bytes else ""

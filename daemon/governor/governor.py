@@ -52,7 +52,6 @@ from .forms.events import (
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorClient, GovernorOutbox
 from .host import Host
-from .modes.baselines import Baselines
 from .modes.configured_cards import OWNERS_SOURCE, ConfiguredCards
 from .modes.tiers import Changes, Gauge, Tiers
 from .reservations.queue import FreeRoom, ReservationQueue
@@ -72,9 +71,8 @@ class Governor:
         self._outbox = GovernorOutbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
         self.unix_at_zero_s = unix_at_zero_s
-        self.baselines = Baselines(limits)
         self.cards = ConfiguredCards(limits, self._outbox)
-        self.tiers = Tiers(limits.thresholds, self._outbox, self.baselines.of)
+        self.tiers = Tiers(limits, self._outbox)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
         self.queue = ReservationQueue(limits, self._outbox, self.reservations)
@@ -112,10 +110,8 @@ class Governor:
             messages.AcknowledgeOrder: self._acknowledge_order,
             messages.ReserveDevice: self._reserve_device,
             messages.ReleaseReservation: self._release_reservation,
-            messages.WithdrawReservation: self._withdraw_reservation,
             messages.MakeRoom: self._make_room,
             messages.EndRoom: self.rooms.end,
-            messages.DeclareBaseline: self._declare_baseline,
             messages.RegisterWorkflow: self._register_workflow,
             messages.AdvanceWorkflow: self._advance_workflow,
             messages.EndWorkflow: self._end_workflow,
@@ -170,7 +166,6 @@ class Governor:
         self.reservations.check_invariants()
         self.queue.check_invariants(set(self.clients))
         self.rooms.check_invariants(set(self.clients))
-        self.baselines.check_invariants(set(self.clients))
         self.workflows.check_invariants()
         self.host.check_invariants()
         self.floors.check_invariants()
@@ -191,7 +186,6 @@ class Governor:
         del self.clients[client]
         self.queue.client_left(client)
         self.rooms.client_left(client)
-        self.baselines.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
         self.tiers.subscribers.discard(client)
@@ -213,16 +207,11 @@ class Governor:
         self.cards.sampled(event.samples)
         self.floors.forget(now)
         self._workflows_changed(now)
-        devices = {sample.gauge for sample in event.samples if sample.tier is Tier.DEVICE}
-        self.baselines.keep_only(devices.__contains__)
-        for sample in event.samples:
-            if sample.tier is Tier.DEVICE and not sample.stale:
-                self.baselines.read(sample.gauge, circumstances.others_bytes(self, sample), sample.total_bytes, now)
         self._apply_changes(self.tiers.sampled(event.samples, now), now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
         self.limits.become(event.limits)
-        self.tiers.change_thresholds(self.limits.thresholds)
+        self.tiers.change_thresholds()
 
     def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)
@@ -250,10 +239,8 @@ class Governor:
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
         under = circumstances.of_device(self, message.device, now)
-        before_bytes = self.devices.size_bytes(message.device, message.key)
         self._outbox.send(client, self.devices.register(client, message, under, now))
-        new_bytes = max(0, message.size_bytes - before_bytes) if message.new_bytes is None else message.new_bytes
-        self.reservations.registered.add(message.device, new_bytes, now)
+        self.reservations.registered.add(message.device, message.new_bytes, now)
 
     def _release_entries(self, client: int, message: messages.ReleaseEntries, now: float) -> None:
         self._outbox.send(client, messages.Counted(message.id, self.devices.release(client, message, now)))
@@ -276,16 +263,6 @@ class Governor:
 
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
         self.reservations.release(client, message.reservation, now)
-        self._outbox.send(client, messages.Done(message.id))
-
-    def _withdraw_reservation(self, client: int, message: messages.WithdrawReservation, now: float) -> None:
-        self.queue.withdraw(client, message.request)
-        self._outbox.send(client, messages.Done(message.id))
-
-    def _declare_baseline(self, client: int, message: messages.DeclareBaseline, now: float) -> None:
-        if message.device == HOST_GAUGE:
-            raise NoGauge(f"{HOST_GAUGE!r} is the host tier's gauge, which has no baseline: give the device's name")
-        self.baselines.declare(client, message)
         self._outbox.send(client, messages.Done(message.id))
 
     def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:

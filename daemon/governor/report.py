@@ -54,8 +54,7 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
         "source": sample.source,
         "used_bytes": sample.used_bytes,
         "total_bytes": sample.total_bytes,
-        "baseline_bytes": gauge.baseline.size_bytes,
-        "baseline": gauge.baseline.source,
+        "baseline_bytes": gauge.baseline_bytes,
         "share": round(gauge.share, 4),
         "mode": gauge.mode.value,
         "level": gauge.level.value,
@@ -100,7 +99,6 @@ _EMPTY: dict[str, Any] = {
     "ordered_bytes": 0,
     "owners": 0,
     "stuck": "",
-    "copy_bytes_per_s": 0,
 }
 
 

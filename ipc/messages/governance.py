@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 
 from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest, Question, Reply
 from .modes import Mode, Tier
-from .schema import Bytes, Count, Id, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
+from .schema import Bytes, Count, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
 from .steps import STEPS_MAX
 from .steps import AgentStep as AgentStep
 
@@ -118,18 +118,15 @@ class OpenDevice(GovernorRequest, Question, frozen=True):
 
 
 class Registered(Reply, frozen=True):
-    """Answers RegisterEntry if it was not refused. `renewed`: this client had registered the key before."""
-
-    renewed: bool = False
+    """Answers RegisterEntry if it was not refused."""
 
 
 class RegisterEntry(GovernorRequest, Question, frozen=True):
-    """Registers a tree of tensors in this client's VRAM. For a registered key the sizes are replaced, the uses kept.
+    """Registers a tree of tensors in this client's VRAM. Of a key that this client has registered, it is a use.
 
     `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
     `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from `kind` and `tokens`.
-    `new_bytes`: the memory that was taken for it and that no registration or reservation of this client has counted;
-    None: a client of before says nothing, and what the key has grown by counts.
+    `new_bytes`: the memory that was taken for it, and that no registration or reservation of this client has counted.
     """
 
     answered_by = Registered
@@ -141,7 +138,7 @@ class RegisterEntry(GovernorRequest, Question, frozen=True):
     uses: Count = 0
     cost_ms: Milliseconds = 0.0
     kind: EntryKind = "unknown"
-    new_bytes: Bytes | None = None
+    new_bytes: Bytes = 0
 
 
 class UseEntries(GovernorRequest, frozen=True):
@@ -164,7 +161,6 @@ class AcknowledgeOrder(GovernorRequest, Question, frozen=True):
 
     `offloaded`: now in the ring. `dropped`: deleted without a copy in the ring. `kept`: in use by this client, so they
     stay device entries. `freed_bytes`: the memory returned to the driver for the entries of this message.
-    `copy_s`: how long copying the offloaded entries to the host took; 0 if it was not measured.
     """
 
     answered_by = Done
@@ -174,7 +170,6 @@ class AcknowledgeOrder(GovernorRequest, Question, frozen=True):
     dropped: Keys = field(default_factory=list)
     kept: Keys = field(default_factory=list)
     freed_bytes: Bytes = 0
-    copy_s: SecondsOrNone = 0.0
 
 
 class Reserved(Reply, frozen=True):
@@ -203,24 +198,6 @@ class ReserveDevice(GovernorRequest, Question, frozen=True):
     wait_s: SecondsOrNone = 0.0
     promotes: bool = False
     held: bool = False
-
-
-class DeclareBaseline(GovernorRequest, Question, frozen=True):
-    """Says how much of a device is held by plan: its modes are about the rest. Replaces the former declaration.
-
-    It holds until the client's connection ends; those of several clients add up. 0 bytes: ends the declaration.
-    """
-
-    answered_by = Done
-    device: GaugeName
-    size_bytes: Bytes
-
-
-class WithdrawReservation(GovernorRequest, Question, frozen=True):
-    """Ends the wait of a ReserveDevice, `request`, which gets no answer then. It may have been answered already."""
-
-    answered_by = Done
-    request: Id
 
 
 class ReleaseReservation(GovernorRequest, Question, frozen=True):

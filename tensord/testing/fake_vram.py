@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
@@ -32,7 +32,7 @@ from ..errors import DeviceFull, UnsupportedLeaf, UsageError
 from ..shm.payloads.dtypes import dtype_named, name_of
 from ..shm.payloads.specs import Spec
 from ..shm.payloads.tensors import loaded_torch, tensor_leaf
-from .fake_allocator import BLOCK_BYTES, GARBAGE, Allocator, CountedStorage
+from .fake_allocator import BLOCK_BYTES, Allocator, CountedStorage
 from .fake_card import FakeCard
 from .fake_stream import FakeMark, FakeStream, Hold
 
@@ -67,7 +67,7 @@ class FakeTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements. The bytes used on the card are those of `device.memory_of(tensor)`."""
+        """Bytes of the elements. On the card a tensor takes whole blocks of BLOCK_BYTES."""
         return self._array.nbytes
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> FakeTensor:
@@ -103,8 +103,8 @@ class FakeTensor:
 
     def numpy(self) -> Array:
         """A copy on the host, after all work queued on the current stream."""
-        copied: Array = self.device.to_host(self, self.device.mark())
-        return copied
+        self.device.mark().wait()
+        return self._array.copy()
 
     def peek(self) -> Array:
         """A copy of the present memory without waiting, for tests of missing synchronisation."""
@@ -135,7 +135,7 @@ class FakeVram:
 
     Attributes:
         stream: the default current stream.
-        copies: the stream for to_host and to_device.
+        copies: the stream for copies from the card and to it.
 
     Example:
         >>> import tempfile
@@ -215,18 +215,17 @@ class FakeVram:
         with self._gate.work():
             return self.card.reading()
 
-    def memory_of(self, tree: Any) -> dict[Hashable, int]:
+    def bytes_of(self, tree: Any) -> int:
         """As in Device."""
-        blocks: dict[Hashable, int] = {}
+        sizes: dict[int, int] = {}
 
         def add(leaf: Any, place: str) -> None:
             if isinstance(leaf, FakeTensor):
-                block = self._own(leaf, place)._storage.block
-                if len(block.buffer):
-                    blocks[id(block)] = len(block.buffer)
+                array = self._own(leaf, place)._array
+                sizes[array.ctypes.data] = max(array.nbytes, sizes.get(array.ctypes.data, 0))
 
         mapped(tree, add)
-        return blocks
+        return sum(sizes.values())
 
     def mark(self) -> Mark:
         """As in Device."""
@@ -243,23 +242,6 @@ class FakeVram:
                     storage.lent_to.add(stream)
 
         mapped(tree, add)
-
-    def to_host(self, tree: Any, mark: Mark) -> Any:
-        """As in Device; the leaves are numpy arrays."""
-        mark.wait()
-
-        def copied(leaf: Any, place: str) -> Any:
-            if not isinstance(leaf, FakeTensor):
-                return leaf
-            source = self._own(leaf, place)._array
-            host = _garbage(source.shape, source.dtype)
-            self.copies.enqueue(lambda: np.copyto(host, source))
-            return host
-
-        with self._gate.work():
-            copy = mapped(tree, copied)
-            self.copies.mark().wait()
-        return copy
 
     def outgoing(self, tree: Any, mark: Mark) -> Any:
         """As in Device."""
@@ -320,11 +302,6 @@ class FakeVram:
         if tensor._storage._allocator is not self._allocator:
             raise UsageError(f"{place} lies on another device, {tensor.device.name}; this one is {self.name}")
         return tensor
-
-
-def _garbage(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    wanted_bytes = math.prod(shape) * dtype.itemsize
-    return np.ndarray(shape, dtype, np.full(wanted_bytes, GARBAGE, np.uint8))
 
 
 def _is_array(leaf: Any) -> bool:

@@ -104,7 +104,6 @@ def test_calls_beside_a_silent_daemon_do_as_without_one(daemon: Daemon) -> None:
         assert prefixes.match(TOKENS) is None and prefixes.put(TOKENS + 1, layers, wait=True).state == "lost"
         visual = tensord.VisualCache(client, NAMESPACE)
         assert visual.store("image", b"picture", np.zeros(3)).wait().state == "lost"
-        client.declare_baseline("card0", 1)
     assert client.wait_connected(PATIENCE_S)
     assert client.put(key(2), payload(2), wait=True).state == "stored"
     match = prefixes.match(TOKENS)

@@ -119,7 +119,7 @@ def test_a_daemon_of_another_version_gets_its_own_page(tab: Tab) -> None:
 def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
     """Figures that are written down, shown by the page of a daemon that has none of these troubles."""
     card = documents.gauge(documents.CARD, 79 * documents.GIB, 80 * documents.GIB, "emergency", source="file")
-    stale = documents.gauge("host", 9, 10, "critical", stale=True, age_s=75.0, baseline="learned", baseline_bytes=2048)
+    stale = documents.gauge("host", 9, 10, "critical", stale=True, age_s=75.0, baseline_bytes=2048)
     governor = documents.governor(
         gauges=[card, stale],
         sources=[documents.source("nvidia", state="hangs", why="a call has not returned", problem=True)],
@@ -137,7 +137,7 @@ def test_what_an_operator_must_look_at_is_said_in_words(tab: Tab) -> None:
     made_up, read, source = rows(tab, "gauges")
     assert made_up[2:5] == ["98.8 %", "79.0 GiB", "emergency"]
     assert made_up[-1] == "read from a FILE; REFUSES new entries"
-    assert read[-1] == "STALE: cannot be read, its value of 1m15s ago is used; beside a learned baseline of 2.00 KiB"
+    assert read[-1] == "STALE: cannot be read, its value of 1m15s ago is used; beside a baseline of 2.00 KiB"
     assert source[0] == "source" and source[-1] == "nvidia: hangs for 5m00s. a call has not returned"
     assert rows(tab, "devices")[0][-2:] == ["35 of 41.0k blocks", "STUCK: engine-1 holds 3 GiB"]
     assert [row[-1] for row in rows(tab, "clients")] == ["NOT ANSWERING", "orphaned"]

@@ -46,7 +46,7 @@ _TIER: Final = (
 # A part is shown if its field is neither 0, false, empty nor missing.
 _GAUGE: Final = {
     "gauge": "{gauge}: {mode} for {since_s}, {share} of {total_bytes}",
-    "baseline_bytes": " beside a {baseline} baseline of {baseline_bytes}",
+    "baseline_bytes": " beside a baseline of {baseline_bytes}",
     "source": "; from {source}, read {age_s} ago",
     "stale": "; STALE: its last value is used",
     "refuses": "; REFUSES new entries",

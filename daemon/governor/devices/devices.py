@@ -24,7 +24,6 @@ from ..forms.outbox import GovernorOutbox
 from ..reservations.queue import FreeRoom
 from . import room as device_room
 from .circumstances import Circumstances
-from .copies import CopyRates
 from .orders import DeviceOrders
 from .passes import DevicePasses, Outlook
 from .promotion import Promotions
@@ -38,11 +37,9 @@ class Devices:
         self._limits = limits
         self._outbox = outbox
         self._devices: dict[str, DeviceRecord] = {}
-        self.copies = CopyRates(limits)
-        self._orders = DeviceOrders(limits, outbox, self.copies)
+        self._orders = DeviceOrders(limits, outbox)
         self._passes = DevicePasses(limits, outbox, self._orders, outlook)
         self._promotions = Promotions(limits, outlook)
-        self._now = 0.0
 
     @property
     def remembered(self) -> int:
@@ -76,7 +73,7 @@ class Devices:
     def register(
         self, client: int, message: messages.RegisterEntry, circumstances: Circumstances, now: float
     ) -> messages.Registered:
-        """Registers a new entry, or a new version of a registered one. Other entries may be ordered away for it.
+        """Registers a new entry. Other entries may be ordered away for it. Of a registered one it is a use.
 
         Raises:
             NoGauge: the client has not opened the device.
@@ -85,7 +82,6 @@ class Devices:
             DeviceFull: a budget would be exceeded even after evicting every entry that may go.
             BelowFloor: only entries that the queueing floor protects could go.
         """
-        self._now = now
         owner = self._owner(client, message.device)
         if owner is None:
             raise NoGauge(
@@ -95,36 +91,31 @@ class Devices:
         entry = device.entries.get(message.key)
         if entry is not None and entry.owner is not owner:
             raise OwnedElsewhere(self._outbox.owned_elsewhere(entry.owner.client, message.key, device.name))
-        if entry is None and circumstances.refuses:
+        if entry is not None:
+            self._use(entry, now)
+        elif circumstances.refuses:
             raise UnderPressure(circumstances.refuses)
-        victims = device_room.victims(device, entry, message, circumstances, self._limits, now)
-        # The owner drops the entries that the host does not accept.
-        self._orders.order_away(device, victims, circumstances.host_accepts, "budget", now)
-        self._mark_responsive(owner)
-        if entry is None:
-            self._add(device, owner, message, now)
         else:
-            device.renew(entry, message)
-            device.use(entry, now)
-            self._outbox.counters.renewed += 1
-        return messages.Registered(message.id, renewed=entry is not None)
+            victims = device_room.victims(device, message, circumstances, self._limits, now)
+            # The owner drops the entries that the host does not accept.
+            self._orders.order_away(device, victims, circumstances.host_accepts, "budget", now)
+            self._add(device, owner, message, now)
+        self._mark_responsive(owner)
+        return messages.Registered(message.id)
 
     def use(self, client: int, message: messages.UseEntries, now: float) -> None:
         """Counts one use for each time that a key is listed. Keys that are not the client's are ignored."""
-        self._now = now
         owner = self._owner(client, message.device)
         if owner is None:
             return
         for key in message.keys:
             entry = owner.device.entries.get(key)
             if entry is not None and entry.owner is owner:
-                owner.device.use(entry, now)
-                self._outbox.counters.used += 1
+                self._use(entry, now)
         self._mark_responsive(owner)
 
     def release(self, client: int, message: messages.ReleaseEntries, now: float) -> int:
         """Removes entries that the client deleted. Returns how many of them were registered by it."""
-        self._now = now
         owner = self._owner(client, message.device)
         if owner is None:
             return 0
@@ -143,7 +134,6 @@ class Devices:
         Raises:
             UnknownOrder: the order, or one of the keys, is not the client's.
         """
-        self._now = now
         order, counters = self._orders.find(client, message), self._outbox.counters
         owner, device = order.owner, order.owner.device
         offloaded = [order.entries[key] for key in message.offloaded]
@@ -151,7 +141,6 @@ class Devices:
         kept = [order.entries[key] for key in message.kept]
         gone = [*offloaded, *dropped]
         offloaded_bytes = sum(entry.size_bytes for entry in offloaded)
-        self.copies.copied(device.name, offloaded_bytes, message.copy_s, now)
         if offloaded:
             self._outbox.offload_took(client, now - order.sent_at, offloaded_bytes)
         counters.offloaded += len(offloaded)
@@ -179,7 +168,6 @@ class Devices:
 
     def client_left(self, client: int, now: float) -> None:
         """Removes the client's entries, which ended with it."""
-        self._now = now
         for device in list(self._devices.values()):
             owner = device.owners.get(client)
             if owner is None:
@@ -191,7 +179,6 @@ class Devices:
             if not device.owners:
                 del self._devices[device.name]
                 self._promotions.closed(device.name)
-                self.copies.closed(device.name)
         self._promotions.client_left(client)
 
     # ---- gauges
@@ -199,7 +186,6 @@ class Devices:
     def sampled(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Processes a new sample of a device: the current pass may end, the next one begin, and entries may be
         promoted."""
-        self._now = now
         device = self._devices.get(name)
         if device is None:
             return
@@ -211,7 +197,6 @@ class Devices:
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Begins a pass for a waiting reservation, without a new sample."""
-        self._now = now
         device = self._devices.get(name)
         if device is not None and circumstances.wanted_bytes:
             self._passes.ask_again(device)
@@ -226,12 +211,6 @@ class Devices:
         """The bytes of a device's entries."""
         device = self._devices.get(name)
         return 0 if device is None else device.held.bytes
-
-    def size_bytes(self, name: str, key: bytes) -> int:
-        """The bytes of an entry; 0 if the key is not registered."""
-        device = self._devices.get(name)
-        entry = None if device is None else device.entries.get(key)
-        return 0 if entry is None else entry.size_bytes
 
     def is_passing(self, name: str) -> bool:
         """Whether a pass over a device's entries is under way."""
@@ -264,7 +243,6 @@ class Devices:
     def tick(self, now: float) -> None:
         """Processes missed deadlines: entries of late owners are resident again, since they are not known to be
         gone."""
-        self._now = now
         while late := self._orders.pop_late_owner(now):
             owner, entries = late
             for entry in entries:
@@ -277,11 +255,7 @@ class Devices:
 
     def status(self) -> list[dict[str, Any]]:
         """One row for each device."""
-        rates = self.copies
-        return [
-            {**device.status(), "copy_bytes_per_s": round(rates.bytes_per_s(device.name, self._now))}
-            for device in self._devices.values()
-        ]
+        return [device.status() for device in self._devices.values()]
 
     def owners(self) -> list[dict[str, Any]]:
         """One row for each owner and device."""
@@ -299,7 +273,6 @@ class Devices:
             device.check_invariants()
         self._orders.check_invariants(list(self._devices.values()))
         self._promotions.check_invariants(self._devices)
-        self.copies.check_invariants(set(self._devices))
         count = self._outbox.counters
         resident = sum(len(device.entries) for device in self._devices.values())
         gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
@@ -329,16 +302,21 @@ class Devices:
             entries=entries,
         )
 
+    def _use(self, entry: HeldEntry, now: float) -> None:
+        entry.owner.device.use(entry, now)
+        self._outbox.counters.used += 1
+
     def _add(self, device: DeviceRecord, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
-        counters = self._outbox.counters
-        uses = max(1, message.uses)
+        uses, about = max(1, message.uses), (message.tokens, message.agent, message.cost_ms, message.kind)
         trace = self._promotions.registered(device.name, message.key)
         if trace is not None:
             uses = max(trace.uses + 1, message.uses)
-            counters.promoted += 1
-        sizes = message.size_bytes, message.tokens
-        device.add(HeldEntry(message.key, owner, *sizes, message.agent, uses, message.cost_ms, message.kind, now))
-        counters.registered += 1
+            if not message.agent:
+                # An owner that brings an entry back does not remember it.
+                about = trace.tokens, trace.agent, trace.cost_ms, trace.kind
+            self._outbox.counters.promoted += 1
+        device.add(HeldEntry(message.key, owner, message.size_bytes, *about, uses, now))
+        self._outbox.counters.registered += 1
         self._passes.clear_stuck(device)
 
     def _remove(self, device: DeviceRecord, entries: list[HeldEntry], now: float) -> None:

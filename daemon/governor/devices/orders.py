@@ -10,7 +10,7 @@ while it has an open order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from ....errors import UnknownOrder
@@ -18,17 +18,15 @@ from ....ipc.messages import control as messages
 from ...claims.deadlines import Deadlines
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
-from .copies import CopyRates
 from .record import SLOW_S, DeviceRecord, HeldEntry, OpenOrder, Owner, Pass
 
 
 class DeviceOrders:
     """The orders of all devices that still have entries."""
 
-    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, copies: CopyRates) -> None:
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
         self._outbox = outbox
-        self._copies = copies
         self._last = 0
         self._open: dict[int, OpenOrder] = {}
         self._due: Deadlines[Owner] = Deadlines()
@@ -49,7 +47,7 @@ class DeviceOrders:
         """Orders resident entries away, each from its owner, as offload or drop. Every owner's first order is sent
         before any owner's second."""
         groups: dict[tuple[Owner, bool], list[HeldEntry]] = {}
-        offloads = set(self.offloads(device, entries, host_accepts, now))
+        offloads = {entry for entry in entries if host_accepts and _is_worth_its_copy(entry, self._limits)}
         for entry in entries:
             self.detach(entry, now)
             groups.setdefault((entry.owner, entry in offloads), []).append(entry)
@@ -62,15 +60,6 @@ class DeviceOrders:
         for _, owner, offload, part in sorted(parts, key=lambda each: each[0]):
             self._send(owner, "offload" if offload else "drop", part, reason, now, part_of)
         self._outbox.counters.ordered += len(entries)
-
-    def offloads(
-        self, device: DeviceRecord, entries: Iterable[HeldEntry], host_accepts: bool, now: float
-    ) -> list[HeldEntry]:
-        """Those of the entries that go to the host tier; the others are dropped."""
-        if not host_accepts:
-            return []
-        bytes_per_s = self._copies.bytes_per_s(device.name, now)
-        return [entry for entry in entries if self._copies.is_worth(entry, bytes_per_s)]
 
     def promote(self, device: str, client: int, keys: list[bytes], size_bytes: int, reason: str) -> None:
         """Asks a client to bring entries back. There is no acknowledgement."""
@@ -207,3 +196,10 @@ class DeviceOrders:
         if order.part_of is not None:
             order.part_of.open_orders -= 1
             order.part_of.closed_at = max(order.part_of.closed_at, now)
+
+
+def _is_worth_its_copy(entry: HeldEntry, limits: GovernorLimits) -> bool:
+    """Whether copying takes no longer than computing again. That takes the reported milliseconds; without them it is
+    estimated from the tokens, by kind. An entry of which neither is known is worth its copy."""
+    compute_s = entry.cost_ms / 1000 or entry.tokens * limits.s_per_token(entry.kind)
+    return not compute_s or entry.size_bytes / limits.copy_bytes_per_s <= compute_s

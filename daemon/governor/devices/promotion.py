@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ....ipc.messages.governance import EntryKind
 from ....ipc.messages.modes import Mode
 from ..forms.limits import GovernorLimits
 from .circumstances import Circumstances
@@ -33,6 +34,8 @@ class OffloadedEntry:
     size_bytes: int
     tokens: int
     agent: str
+    cost_ms: float
+    kind: EntryKind
     uses: int
     asked_until: float = 0.0
 
@@ -63,9 +66,8 @@ class Promotions:
         """Remembers entries that their owners have offloaded."""
         known = self._remembered[device]
         for entry in entries:
-            known[entry.key] = OffloadedEntry(
-                entry.key, entry.owner.client, entry.size_bytes, entry.tokens, entry.agent, entry.uses
-            )
+            about = entry.size_bytes, entry.tokens, entry.agent, entry.cost_ms, entry.kind, entry.uses
+            known[entry.key] = OffloadedEntry(entry.key, entry.owner.client, *about)
         for key in list(known)[: max(0, len(self) - self._most)]:
             del known[key]
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final, Literal, NamedTuple
 
-from ....ipc.messages import control as messages
 from ....ipc.messages.governance import EntryKind
 from .circumstances import Circumstances
 
@@ -59,9 +58,9 @@ class HeldEntry:
     size_bytes: int
     tokens: int
     agent: str
-    uses: int
     cost_ms: float
     kind: EntryKind
+    uses: int
     used_at: float
     not_before: float = 0.0
     ordered: bool = False
@@ -188,16 +187,6 @@ class DeviceRecord:
         """Adds an entry that was used now."""
         self.entries[entry.key] = entry
         entry.owner.held = entry.owner.held.plus(entry.sums)
-
-    def renew(self, entry: HeldEntry, message: messages.RegisterEntry) -> None:
-        """Replaces what a registration says of an entry; its uses, owner and order are kept."""
-        before = entry.sums
-        entry.size_bytes, entry.tokens, entry.agent = message.size_bytes, message.tokens, message.agent
-        entry.cost_ms, entry.kind = message.cost_ms, message.kind
-        owner, more = entry.owner, entry.sums.minus(before)
-        owner.held = owner.held.plus(more)
-        if entry.ordered:
-            owner.ordered = owner.ordered.plus(more)
 
     def use(self, entry: HeldEntry, now: float) -> None:
         """Counts a use."""

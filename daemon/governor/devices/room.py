@@ -18,24 +18,19 @@ from .record import DeviceRecord, HeldEntry, Sums
 
 def victims(
     device: DeviceRecord,
-    entry: HeldEntry | None,
     message: messages.RegisterEntry,
     circumstances: Circumstances,
     limits: GovernorLimits,
     now: float,
 ) -> list[HeldEntry]:
-    """The entries to order away so that one fits, least recently used first. `entry`: the present one of its key.
+    """The entries to order away so that one fits, least recently used first.
 
     Raises:
         DeviceFull: evicting every entry that may go would not make room; the text names the budget.
         BelowFloor: it would, but the rest would be below the queueing floor.
     """
     _check_alone(message, limits)
-    if entry is not None and entry.ordered:
-        return []  # ordered away already, whatever its size
     after = device.held.minus(device.ordered).plus(Sums(1, message.size_bytes, message.tokens))
-    if entry is not None:
-        after = after.minus(entry.sums)
     needs = lacking(after, limits)
     if max(needs) <= 0:
         return []
@@ -47,10 +42,10 @@ def victims(
             f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
             "serve fewer requests at once, or raise max_bytes"
         )
-    found = _coldest(device, entry, needs, after.bytes - floor_bytes, now)
+    found = _coldest(device, needs, after.bytes - floor_bytes, now)
     if found is not None:
         return found
-    if floor_bytes and _coldest(device, entry, needs, after.bytes, now) is not None:
+    if floor_bytes and _coldest(device, needs, after.bytes, now) is not None:
         raise BelowFloor(
             f"{device.name}: {_exceeded(after, limits)}, and only {max(0, after.bytes - floor_bytes)} bytes are above "
             f"the queueing floor of {floor_bytes}, of a capacity of {capacity} blocks of {limits.block_bytes} bytes; "
@@ -87,14 +82,12 @@ def lacking(after: Sums, limits: GovernorLimits) -> Sums:
     )
 
 
-def _coldest(
-    device: DeviceRecord, entry: HeldEntry | None, needs: Sums, spare_bytes: int, now: float
-) -> list[HeldEntry] | None:
+def _coldest(device: DeviceRecord, needs: Sums, spare_bytes: int, now: float) -> list[HeldEntry] | None:
     """The least recently used entries that meet every need and are at most `spare_bytes` together; None if there are
     none. One that exceeds these bytes is passed over."""
     found: list[HeldEntry] = []
     for each in device.may_go(now):
-        if each is entry or each.size_bytes > spare_bytes:
+        if each.size_bytes > spare_bytes:
             continue
         found.append(each)
         needs = needs.minus(each.sums)

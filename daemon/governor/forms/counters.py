@@ -15,12 +15,11 @@ from typing import Any
 class GovernorCounters:
     """Monotonic counters. `refused` by the error's code, `transitions` by the mode entered.
 
-    `renewed`: registrations of registered keys. `promoted`: registrations of offloaded keys, a part of `registered`.
+    `promoted`: registrations of offloaded keys, a part of `registered`.
     `used`: uses that owners reported. `freed_bytes`: bytes that owners report their drivers got back.
     """
 
     registered: int = 0
-    renewed: int = 0
     promoted: int = 0
     used: int = 0
     offloaded: int = 0

@@ -14,6 +14,8 @@ from ....ipc.messages.governance import EntryKind
 from .thresholds import Thresholds
 
 DEVICES_MAX: Final = 64
+BASELINE_SHARE_MAX: Final = 0.95
+"""Modes about a smaller rest of a device would change with every allocation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class NeighbourPlace:
 
 @dataclass(slots=True, kw_only=True)
 class GovernorLimits:
-    """Bytes, counts, seconds and shares. None stands for "no limit"; for `copy_bytes_per_s`: measured.
+    """Bytes, counts, seconds and shares. None stands for "no limit".
 
     `baselines`: bytes by device; the empty name: of all other devices. `neighbours`: in the order in which they are
     asked for memory. Those from `pass_share` on are no settings. `pass_share`: the share of a device's entries that one
@@ -57,10 +59,9 @@ class GovernorLimits:
     neighbours: tuple[NeighbourPlace, ...] = ()
     neighbour_answer_s: float = 20.0
     baselines: tuple[tuple[str, int], ...] = ()
-    baseline_learn_s: float | None = None
     block_bytes: int = 2 << 20
     pass_share: float = 0.25
-    copy_bytes_per_s: int | None = None
+    copy_bytes_per_s: int = 4 << 30
     compute_s_per_token: float = 60e-6
     encoder_s_per_token: float = 100e-6
     max_entries: int = 65_536
@@ -81,6 +82,11 @@ class GovernorLimits:
     def s_per_token(self, kind: EntryKind) -> float:
         """The seconds that computing a token of an entry of this kind takes."""
         return self.encoder_s_per_token if kind == "encoder" else self.compute_s_per_token
+
+    def baseline_bytes(self, device: str, total_bytes: int) -> int:
+        """What is held by plan of a device of `total_bytes`, BASELINE_SHARE_MAX of it at most."""
+        configured = dict(self.baselines)
+        return min(configured.get(device, configured.get("", 0)), int(BASELINE_SHARE_MAX * total_bytes))
 
     def capacity_blocks(self, total_bytes: int | None) -> int:
         """The capacity of a device of `total_bytes` for entries, in blocks of the queueing floor.

@@ -11,44 +11,39 @@ stale, or not newer than the last, changes no mode; an older one changes nothing
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import LEVELS, Mode, Tier
 from ..forms.events import Sample
+from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
-from ..forms.thresholds import Thresholds
-from .baselines import Baseline
 from .modes import TierMode
 
 TRANSITIONS_SHOWN: Final = 32
 """The latest transitions that status lists."""
 
 
-def no_baseline(sample: Sample) -> Baseline:
-    """The whole tier counts."""
-    return Baseline(0, "")
-
-
 @dataclass(slots=True)
 class Gauge:
-    """One gauge's last reading, and the mode that its readings have led to. `baseline_of`: gives the baseline."""
+    """One gauge's last reading, and the mode that its readings have led to."""
 
     sample: Sample
     state: TierMode
-    baseline_of: Callable[[Sample], Baseline] = no_baseline
+    limits: GovernorLimits
 
     @property
-    def baseline(self) -> Baseline:
-        """What is held by plan."""
-        return self.baseline_of(self.sample)
+    def baseline_bytes(self) -> int:
+        """What is held by plan. The host has no such plan."""
+        sample = self.sample
+        return 0 if sample.tier is Tier.HOST else self.limits.baseline_bytes(sample.gauge, sample.total_bytes)
 
     @property
     def share(self) -> float:
         """Used bytes divided by total bytes, both without the baseline. May exceed 1."""
-        baseline_bytes = self.baseline.size_bytes
+        baseline_bytes = self.baseline_bytes
         used_bytes = max(0, self.sample.used_bytes - baseline_bytes)
         return used_bytes / max(self.sample.total_bytes - baseline_bytes, 1)
 
@@ -82,9 +77,9 @@ class Gauge:
 
     def to_message(self) -> messages.TierState:
         sample = self.sample
-        baseline_bytes = self.baseline.size_bytes
+        sizes = sample.used_bytes, sample.total_bytes
         return messages.TierState(
-            sample.gauge, sample.tier, self.mode, sample.used_bytes, sample.total_bytes, self.refuses, baseline_bytes
+            sample.gauge, sample.tier, self.mode, *sizes, refuses=self.refuses, baseline_bytes=self.baseline_bytes
         )
 
 
@@ -100,16 +95,10 @@ class Changes:
 class Tiers:
     """All gauges by name. Every method that changes gauges returns the changes."""
 
-    def __init__(
-        self,
-        thresholds: Thresholds,
-        outbox: GovernorOutbox,
-        baseline_of: Callable[[Sample], Baseline] = no_baseline,
-    ) -> None:
-        self.baseline_of = baseline_of
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
+        self._limits = limits
         self.subscribers: set[int] = set()
         self.transitions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=TRANSITIONS_SHOWN)
-        self.thresholds = thresholds
         self._outbox = outbox
         self._workflow: frozenset[str] = frozenset()
         self._gauges: dict[str, Gauge] = {}
@@ -140,8 +129,7 @@ class Tiers:
         return max(0.0, now - self._announced[name][1])
 
     def _new_state(self, name: str) -> TierMode:
-        """The mode of a gauge without any reading."""
-        state = TierMode(self.thresholds)
+        state = TierMode(self._limits.thresholds)
         state.workflow = name in self._workflow
         return state
 
@@ -153,7 +141,7 @@ class Tiers:
             gauge = self._gauges.get(name)
             if gauge is None:
                 before = replace(sample, began_at=float("-inf"))
-                gauge = self._gauges[name] = Gauge(before, self._new_state(name), self.baseline_of)
+                gauge = self._gauges[name] = Gauge(before, self._new_state(name), self._limits)
             if gauge.take(sample):
                 fresh.append(gauge)
         gone = tuple(self._gauges.pop(name) for name in list(self._gauges) if name not in read)
@@ -172,11 +160,10 @@ class Tiers:
             gauge.state.workflow = gauge.sample.gauge in workflow
         return Changes((), self._announce_modes(now))
 
-    def change_thresholds(self, thresholds: Thresholds) -> None:
-        """Applies to later readings."""
-        self.thresholds = thresholds
+    def change_thresholds(self) -> None:
+        """The limits have other thresholds, for later readings."""
         for gauge in self:
-            gauge.state.change_thresholds(thresholds)
+            gauge.state.change_thresholds(self._limits.thresholds)
 
     def to_messages(self) -> list[messages.TierState]:
         """The state of every gauge, for a client."""

@@ -10,7 +10,7 @@ promise: memory is promised once a reading shows it as free.
 A daemon that follows another one grants nothing for REATTACH_S: within that time clients attach anew, and say what the
 daemon before has granted them. That counts at once, whatever the gauge shows.
 
-Invariants: a request is answered once, or was withdrawn, or its client has left. A client has at most reservations_max
+Invariants: a request is answered once, or its client has left. A client has at most reservations_max
 requests and reservations together. A waiting request has a deadline.
 """
 
@@ -174,12 +174,6 @@ class ReservationQueue:
         """Refuses all requests of a device."""
         for _, number in list(self._ranks.get(device, ())):
             self._refuse(number, error)
-
-    def withdraw(self, client: int, request: int) -> None:
-        """Forgets the client's request of that id, if it waits. A room waits for the operator, under its own id."""
-        for number, waiting in list(self._waiting.items()):
-            if waiting.client == client and waiting.message.id == request and waiting.told is None:
-                self._remove(number)
 
     def client_left(self, client: int) -> None:
         """Forgets the client's requests."""

@@ -30,10 +30,6 @@ class UnseenBytes:
         """The bytes that count on a device."""
         return sum(size_bytes for _, size_bytes in self._sums.get(device, ()))
 
-    def since(self, device: str, began_at: float) -> int:
-        """The bytes that a reading cannot show that was begun at `began_at`."""
-        return sum(size_bytes for at, size_bytes in self._sums.get(device, ()) if at >= began_at)
-
     def devices(self) -> set[str]:
         """The devices on which bytes count."""
         return set(self._sums)

@@ -171,7 +171,6 @@ def gauge(name: str, used_bytes: int, total_bytes: int, mode: str, **changed: An
         "used_bytes": used_bytes,
         "total_bytes": total_bytes,
         "baseline_bytes": 0,
-        "baseline": "",
         "share": used_bytes / total_bytes,
         "mode": mode,
         "level": mode,
@@ -208,7 +207,6 @@ def device(name: str, **changed: Any) -> dict[str, Any]:
         "waiting_bytes": 0,
         "owners": 2,
         "stuck": "",
-        "copy_bytes_per_s": 9_000_000_000,
         "floor_blocks": 35,
         "capacity_blocks": 40960,
         "queueing": {
@@ -281,7 +279,6 @@ def governor(**changed: Any) -> dict[str, Any]:
         "reservations": 1,
         "counters": {
             "registered": 500,
-            "renewed": 40,
             "promoted": 30,
             "offloaded": 120,
             "dropped": 40,

@@ -75,19 +75,15 @@ class Conversation(RuleBasedStateMachine):
     def put(self, key: bytes, tokens: int, blocks: int) -> None:
         tensor = self.device.upload(np.full(blocks * ENTRY_BYTES, key[0], np.uint8))
         registration = Registration(key)
-        self.registrations.append(registration)
-        memory = self.device.memory_of(tensor)
-        assert self.entries.put(DeviceEntry(key, tensor, memory, tokens, "", registration, [self.device.mark()]))
+        entry = DeviceEntry(key, tensor, tensor.nbytes, tokens, "", registration, [self.device.mark()])
+        kept = self.entries.put(entry)
+        assert kept is not None
+        self.registrations.append(kept.registration)
 
-    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=2, max_size=3, unique=True))
-    def put_parts_of_a_batch(self, keys: list[bytes]) -> None:
-        batch = self.device.empty((len(keys), ENTRY_BYTES), np.uint8)
-        for part, key in enumerate(keys):
-            tensor = batch[part].fill_(key[0])
-            self.registrations.append(Registration(key))
-            memory = self.device.memory_of(tensor)
-            marks = [self.device.mark()]
-            assert self.entries.put(DeviceEntry(key, tensor, memory, 1, "", self.registrations[-1], marks))
+    @rule(key=st.sampled_from(KEYS), blocks=st.integers(1, 2))
+    def put_anew(self, key: bytes, blocks: int) -> None:
+        self.entries.delete([key])
+        self.put(key, 1, blocks)
 
     @rule(key=st.sampled_from(KEYS))
     def delete(self, key: bytes) -> None:
@@ -192,7 +188,7 @@ def test_a_key_put_anew_while_its_old_registration_is_refused_leaves_both_sides_
     conversation.connect_anew()
     conversation.sample(share=0.99)
     conversation.turn(turns=1)
-    conversation.put(key=KEYS[0], tokens=0, blocks=1)
+    conversation.put_anew(KEYS[0], 1)
     conversation.deliver_up(count=2)
     conversation.teardown()
 
@@ -201,11 +197,12 @@ def test_a_key_put_anew_while_its_order_is_answered_key_by_key_stays_registered(
     conversation = Conversation()
     conversation.wait(30.0)
     conversation.sample(0.75)
-    conversation.put_parts_of_a_batch([KEYS[5], KEYS[0]])
-    conversation.put_parts_of_a_batch([KEYS[0], KEYS[4]])
+    conversation.put_anew(KEYS[0], 2)
+    conversation.put(KEYS[4], 1, 1)
     conversation.deliver_down(2)
     conversation.turn(1)
-    conversation.put_parts_of_a_batch([KEYS[0], KEYS[1]])
+    conversation.put_anew(KEYS[0], 1)
+    conversation.put(KEYS[1], 1, 1)
     # The order has timed out, so that the daemon rejects its acknowledgement as a whole.
     conversation.wait(30.0)
     conversation.wait(30.0)
@@ -218,18 +215,4 @@ def test_many_offloads_that_end_unacknowledged_leave_both_sides_in_agreement() -
         conversation.send_away({KEYS[0]})
     conversation.deliver_up(4)
     conversation.send_away({KEYS[0], KEYS[1]})
-    conversation.teardown()
-
-
-def test_bytes_that_the_daemon_had_no_room_for_are_told_again() -> None:
-    conversation = Conversation()
-    conversation.put_parts_of_a_batch(KEYS[:2])
-    conversation.turn(1)
-    # The second part keeps the memory of the first one, which is replaced twice beside two new entries.
-    conversation.put_parts_of_a_batch([KEYS[0], KEYS[4]])
-    conversation.put_parts_of_a_batch([KEYS[0], KEYS[5]])
-    conversation.deliver_up(2)
-    conversation.turn(1)
-    conversation.deliver_up(2)
-    conversation.wait(30.0)
     conversation.teardown()

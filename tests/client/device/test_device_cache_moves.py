@@ -34,8 +34,7 @@ class Owner:
     def put(self, number: int) -> DeviceEntry:
         tensor = self.device.upload(values(number))
         registration = Registration(key(number))
-        memory = self.device.memory_of(tensor)
-        entry = DeviceEntry(key(number), tensor, memory, 1, "", registration, [self.device.mark()])
+        entry = DeviceEntry(key(number), tensor, tensor.nbytes, 1, "", registration, [self.device.mark()])
         assert self.entries.put(entry)
         return entry
 
@@ -46,16 +45,6 @@ class Owner:
 
     def away(self, *numbers: int, offload: bool = True, has_daemon: bool = True) -> MoveResult:
         return self.moves.away([key(n) for n in numbers], offload=offload, has_daemon=lambda: has_daemon)
-
-    def turn(self) -> None:
-        self.upkeep.wake()
-        self.upkeep.turn()
-
-    def exchange(self) -> None:
-        for _ in range(50):
-            self.turn()
-            self.wire.deliver_up()
-            self.wire.deliver_down()
 
 
 @pytest.fixture
@@ -93,21 +82,3 @@ def test_nothing_goes_before_every_stream_that_used_it_has_done_so(owner: Owner,
         assert owner.away(1, offload=offload).kept == [key(1)]
         assert waits
         hold.release()
-
-
-# ---- what its owner sends away
-
-
-def test_an_ordered_entry_in_use_leaves_after_its_last_release(owner: Owner) -> None:
-    for n in (1, 2):
-        owner.put(n)
-    leases = [owner.get(n) for n in (1, 2)]
-    owner.upkeep.send_away([key(1), key(2)])
-    owner.exchange()
-    assert len(owner.entries) == 2 and not owner.host.trees
-    owner.put(2)
-    for lease in leases:
-        lease.release()
-    owner.exchange()
-    assert set(owner.entries.keys()) == {key(2)} == owner.wire.registered()
-    assert set(owner.host.trees) == {key(1)}

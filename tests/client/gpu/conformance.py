@@ -22,9 +22,7 @@ from tensord.client.gpu.interface import Device, Mark
 from tensord.client.gpu.outgoing import payload_of
 from tensord.errors import DeviceFull, UsageError
 from tensord.shm.payloads.dtypes import dtype_named, name_of
-from tensord.shm.payloads.packing import pack
 from tensord.shm.payloads.recipe import recipe
-from tensord.shm.payloads.tensors import tensor_leaf
 
 from ...daemon_process import PATIENCE_S, until
 
@@ -71,29 +69,19 @@ class Rig(ABC):
         """A tensor of some other device."""
 
 
-def size_of(device: Device, tree: Any) -> int:
-    """How much of the device's memory the tree's tensors keep."""
-    return sum(device.memory_of(tree).values())
-
-
 def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
-    """Dtype, shape and bytes of a host leaf, for comparison to the bit."""
-    if isinstance(leaf, np.ndarray):
-        name, array = name_of(leaf.dtype), leaf
-    else:
-        import torch
-
-        name, array, _ = tensor_leaf(torch, leaf, lambda: "leaf")
+    """Dtype, shape and bytes of an array, for comparison to the bit."""
+    name = name_of(leaf.dtype)
     assert name is not None
-    return name, array.shape, array.tobytes()
+    return name, leaf.shape, leaf.tobytes()
 
 
-def stored(tree: Any) -> Any:
-    """The tree as it comes out of the ring: read-only views of one payload."""
-    payload = pack(tree)
-    memory = bytearray(payload.payload_bytes)
-    payload.write(memoryview(memory), 0)
-    return recipe(payload.header).view(np.frombuffer(bytes(memory), np.uint8))
+def landed(device: Device, tree: Any, mark: Mark | None = None) -> Any:
+    """The tree as it comes out of the ring after it has left the device: read-only views of one payload."""
+    payload = payload_of(device.outgoing(tree, mark or device.mark()), device.name, depth_max=32)
+    memory = np.zeros(payload.payload_bytes, np.uint8)
+    payload.write(memory.data, 0)
+    return recipe(payload.header).view(memory)
 
 
 def collected() -> None:
@@ -143,37 +131,20 @@ class Conformance:
         assert isinstance(rig.device.mark(), Mark)
         assert rig.device.name == rig.device.name.lower()
 
-    def test_a_tree_goes_to_the_ring_and_back_to_the_device_without_a_changed_bit(self, rig: Rig) -> None:
+    def test_a_tree_goes_to_the_ring_in_any_pieces_and_back_without_a_changed_bit(self, rig: Rig) -> None:
         device = rig.device
 
         @settings(max_examples=80, deadline=None)
-        @given(trees(arrays(rig.dtypes)))
-        def check(tree: Any) -> None:
-            expected = with_arrays(tree, bits)
-            on_device = with_arrays(tree, rig.upload)
-            host = device.to_host(on_device, device.mark())
-            assert with_arrays(host, bits) == expected
-            again = device.to_device(stored(host))
-            assert size_of(device, again) == size_of(device, on_device)
-            assert with_arrays(device.to_host(again, device.mark()), bits) == expected
-
-        check()
-
-    def test_what_leaves_is_the_payload_of_its_copy_on_the_host_in_any_pieces(self, rig: Rig) -> None:
-        device = rig.device
-
-        @settings(max_examples=30, deadline=None)
         @given(trees(arrays(rig.dtypes)), st.integers(40, 300))
         def check(tree: Any, piece_bytes: int) -> None:
             patch.setattr(outgoing, "PIECE_BYTES", piece_bytes)
+            expected = with_arrays(tree, bits)
             on_device = with_arrays(tree, rig.upload)
-            expected = pack(device.to_host(on_device, device.mark()))
-            payload = payload_of(device.outgoing(on_device, device.mark()), device.name, depth_max=32)
-            assert (payload.header, payload.payload_bytes) == (expected.header, expected.payload_bytes)
-            wanted, found = (np.zeros(payload.payload_bytes, np.uint8) for _ in "12")
-            expected.write(wanted.data, 0)
-            payload.write(found.data, 0)
-            assert found.tobytes() == wanted.tobytes()
+            host = landed(device, on_device)
+            assert with_arrays(host, bits) == expected
+            again = device.to_device(host)
+            assert device.bytes_of(again) == device.bytes_of(on_device)
+            assert with_arrays(landed(device, again), bits) == expected
 
         with pytest.MonkeyPatch.context() as patch:
             check()
@@ -198,36 +169,24 @@ class Conformance:
         leaving["x"][0].read(found, 5 * KIB, 9 * KIB)
         assert found.tobytes() == array.tobytes()[5 * KIB : 9 * KIB]
 
-    def test_views_of_any_strides_leave_as_their_copies_on_the_host(self, rig: Rig) -> None:
-        tensor = rig.upload(np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8))
-        views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "single": tensor[3, 5, 7]}
-        expected = pack(rig.device.to_host(views, rig.device.mark()))
-        payload = payload_of(rig.device.outgoing(views, rig.device.mark()), rig.device.name, depth_max=32)
-        wanted, found = (np.zeros(expected.payload_bytes, np.uint8) for _ in "12")
-        expected.write(wanted.data, 0)
-        payload.write(found.data, 0)
-        assert found.tobytes() == wanted.tobytes()
+    def test_a_view_of_any_strides_leaves_whole(self, rig: Rig) -> None:
+        array = np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8)
+        tensor = rig.upload(array)
+        views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "one": tensor[2], "single": tensor[3, 5, 7]}
+        expected = {"rows": array[1:3], "columns": array[:, 1:4, 2:3], "one": array[2], "single": array[3, 5, 7, ...]}
+        found = landed(rig.device, views)
+        assert {name: bits(leaf) for name, leaf in found.items()} == {
+            name: bits(leaf) for name, leaf in expected.items()
+        }
 
     def test_large_tensors_go_and_come_back_whole(self, rig: Rig) -> None:
         array = np.random.default_rng(7).integers(0, 256, (3, 100 * KIB + 1), np.uint8)
         tensor = rig.upload(array)
-        host = rig.device.to_host(tensor, rig.device.mark())
+        host = landed(rig.device, tensor)
         assert bits(host) == bits(array)
         del tensor
         collected()
-        again = rig.device.to_device(stored(host))
-        assert bits(rig.device.to_host(again, rig.device.mark())) == bits(array)
-
-    def test_a_copy_to_the_host_has_what_was_there_when_the_mark_was_reached(self, rig: Rig) -> None:
-        array = np.arange(KIB, dtype="<i4")
-        copies: list[Any] = []
-        with rig.hold():
-            tensor = rig.upload(array)
-            mark = rig.device.mark()
-            copying = threading.Thread(target=lambda: copies.append(rig.device.to_host({"x": tensor}, mark)))
-            copying.start()
-        copying.join(PATIENCE_S)
-        assert bits(copies[0]["x"]) == bits(array)
+        assert bits(landed(rig.device, rig.device.to_device(host))) == bits(array)
 
     def test_a_mark_tells_whether_it_was_reached(self, rig: Rig) -> None:
         with rig.hold():
@@ -242,32 +201,16 @@ class Conformance:
             marks = [rig.device.mark() for _ in range(100)]
         assert all(mark.wait(PATIENCE_S) for mark in marks)
 
-    def test_memory_that_several_tensors_share_counts_once(self, rig: Rig) -> None:
+    def test_tensors_at_one_address_count_once(self, rig: Rig) -> None:
         base = rig.empty(8 * KIB)
-        assert size_of(rig.device, base) == 8 * KIB
-        assert size_of(rig.device, {"a": base, "b": [base[:KIB], (base[KIB:], 3, "x")], "c": base}) == 8 * KIB
-        assert size_of(rig.device, [base[:1]]) == 8 * KIB
-        assert size_of(rig.device, [base, rig.empty(4 * KIB)]) == 12 * KIB
-
-    def test_views_of_one_tensor_are_known_as_one_piece_of_memory(self, rig: Rig) -> None:
-        batch, other = rig.empty(8 * KIB), rig.empty(8 * KIB)
-        parts = [rig.device.memory_of({"x": batch[n * KIB : (n + 1) * KIB]}) for n in range(8)]
-        assert all(part == parts[0] == rig.device.memory_of(batch) for part in parts)
-        assert not parts[0].keys() & rig.device.memory_of(other).keys()
+        assert rig.device.bytes_of(base) == 8 * KIB
+        assert rig.device.bytes_of({"a": base, "b": [base[:KIB], (3, "x")], "c": base}) == 8 * KIB
+        assert rig.device.bytes_of([base[:1]]) == 1
+        assert rig.device.bytes_of([base[:KIB], base[KIB:], rig.empty(4 * KIB)]) == 12 * KIB
 
     def test_a_tree_on_the_host_has_no_size_on_the_device(self, rig: Rig) -> None:
-        assert size_of(rig.device, {"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
-        assert size_of(rig.device, 3) == 0
-
-    def test_a_view_of_any_strides_goes_and_comes_back(self, rig: Rig) -> None:
-        array = np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8)
-        tensor = rig.upload(array)
-        views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "one": tensor[2], "single": tensor[3, 5, 7]}
-        host = rig.device.to_host(views, rig.device.mark())
-        expected = {"rows": array[1:3], "columns": array[:, 1:4, 2:3], "one": array[2], "single": array[3, 5, 7, ...]}
-        assert {name: bits(leaf) for name, leaf in host.items()} == {
-            name: bits(leaf) for name, leaf in expected.items()
-        }
+        assert rig.device.bytes_of({"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
+        assert rig.device.bytes_of(3) == 0
 
     def test_a_dropped_tensor_moves_no_gauge_until_the_memory_is_given_back(self, rig: Rig) -> None:
         collected()  # devices of earlier tests may have memory on the card
@@ -293,7 +236,6 @@ class Conformance:
         assert mark.wait(PATIENCE_S)
         done: list[Any] = []
         late = [
-            lambda: device.to_host(tensor, device.mark()),
             lambda: device.outgoing(tensor, mark),
             lambda: device.to_device(array),
             device.reading,
@@ -305,12 +247,12 @@ class Conformance:
                 thread.start()
             later = device.mark()
             device.lend(tensor)
-            assert device.memory_of(tensor) and device.give_back() == 0
+            assert device.bytes_of(tensor) and device.give_back() == 0
             assert not mark.wait(0) and not later.wait(0.001)
         assert [*paused, device.paused] == [False, True, False]
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert len(done) == 4
+        assert len(done) == 3
         assert mark.wait(PATIENCE_S) and later.wait(PATIENCE_S)
 
     def test_a_pause_begins_after_the_work_that_is_under_way(self, rig: Rig) -> None:
@@ -319,7 +261,7 @@ class Conformance:
         assert rig.device.mark().wait(PATIENCE_S)
         rig.slow_copies()
         copies: list[Any] = []
-        copying = threading.Thread(target=lambda: copies.append(rig.device.to_host(tensor, rig.device.mark())))
+        copying = threading.Thread(target=lambda: copies.append(landed(rig.device, tensor)))
         copying.start()
         with rig.device.pause():
             pass
@@ -332,7 +274,7 @@ class Conformance:
         before_bytes = rig.gauge()
         assert rig.device.give_back() == 0
         assert rig.gauge() == before_bytes
-        assert bits(rig.device.to_host(kept, rig.device.mark())) == bits(np.arange(KIB, dtype="<i8"))
+        assert bits(landed(rig.device, kept)) == bits(np.arange(KIB, dtype="<i8"))
 
     def test_the_gauge_is_of_the_whole_card(self, rig: Rig) -> None:
         used_bytes, total_bytes = rig.device.reading()
@@ -348,7 +290,7 @@ class Conformance:
             rig.device.to_device([np.zeros(KIB), np.zeros(rig.full_at_bytes, np.uint8)])
         collected()
         assert rig.gauge() == before_bytes
-        assert bits(rig.device.to_host(kept, rig.device.mark()))[2] == b"\7" * (rig.full_at_bytes // 2)
+        assert bits(landed(rig.device, kept))[2] == b"\7" * (rig.full_at_bytes // 2)
 
     def test_its_own_unused_memory_makes_room_before_it_refuses(self, rig: Rig) -> None:
         if rig.full_at_bytes is None:
@@ -357,7 +299,7 @@ class Conformance:
         del tensor
         collected()
         made = rig.device.to_device(np.ones(rig.full_at_bytes // 2, np.uint8))
-        assert size_of(rig.device, made) == rig.full_at_bytes // 2
+        assert rig.device.bytes_of(made) == rig.full_at_bytes // 2
 
     def test_a_promoted_tree_is_complete_before_the_caller_gets_it(self, rig: Rig) -> None:
         array = np.arange(16 * KIB, dtype="<i4")
@@ -367,21 +309,15 @@ class Conformance:
             made = rig.device.to_device({"x": array})
             assert bits(rig.now(made["x"])) == bits(array)
 
-    def test_a_copy_to_the_host_is_whole_when_it_is_returned(self, rig: Rig) -> None:
-        array = np.arange(16 * KIB, dtype="<i4")
-        tensor = rig.upload(array)
-        rig.slow_copies()
-        assert bits(rig.device.to_host(tensor, rig.device.mark())) == bits(array)
-
     def test_tensors_of_another_device_are_refused_by_place(self, rig: Rig) -> None:
         with pytest.raises(UsageError, match=r"tree\['a'\]\[1\] lies on"):
-            size_of(rig.device, {"a": [1, rig.another()]})
+            rig.device.bytes_of({"a": [1, rig.another()]})
 
     def test_a_tree_that_contains_itself_is_refused(self, rig: Rig) -> None:
         endless: list[Any] = []
         endless.append({"x": endless})
         with pytest.raises(UsageError, match=r"tree\[0\]\['x'\] is a list that contains itself"):
-            size_of(rig.device, endless)
+            rig.device.bytes_of(endless)
 
     def test_several_threads_copy_at_once(self, rig: Rig) -> None:
         expected = [np.full(5 * KIB + number, number, "<i4") for number in range(6)]
@@ -391,8 +327,8 @@ class Conformance:
 
         def copy(number: int) -> None:
             for _ in range(5):
-                found[number] = rig.device.to_host(tensors[number], mark)
-                rig.device.to_device(stored(found[number]))
+                found[number] = landed(rig.device, tensors[number], mark)
+                rig.device.to_device(found[number])
 
         threads = [threading.Thread(target=copy, args=(number,)) for number in range(6)]
         for thread in threads:
@@ -406,7 +342,7 @@ class Conformance:
         with rig.hold():
             tensor = rig.upload(np.zeros(4, "<f4"))
             mark = rig.device.mark()
-            copying = threading.Thread(target=rig.device.to_host, args=(tensor, mark))
+            copying = threading.Thread(target=rig.device.outgoing, args=(tensor, mark))
             copying.start()
             other = threading.Thread(target=ran.set)
             other.start()

@@ -19,7 +19,7 @@ from tensord.testing.fake_allocator import BLOCK_BYTES
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import PATIENCE_S
-from .conformance import CAPACITY_BYTES, GARBAGE, Conformance, Rig, collected
+from .conformance import CAPACITY_BYTES, GARBAGE, Conformance, Rig, collected, landed
 
 
 class FakeRig(Rig):
@@ -83,7 +83,7 @@ def test_a_read_before_the_stream_s_write_is_garbage(rig: FakeRig) -> None:
     with rig.hold():
         tensor = rig.device.upload(array)
         assert garbage(tensor.peek())
-        assert garbage(rig.device.to_host(tensor, _Reached()))
+        assert garbage(landed(rig.device, tensor, _Reached()))
     assert (tensor.numpy() == array).all()
 
 
@@ -150,7 +150,7 @@ def test_the_fake_runs_without_torch() -> None:
             "from tensord.testing.fake_vram import FakeCard, FakeVram",
             "device = FakeVram(FakeCard(tempfile.mkdtemp(), 'card', 1 << 20))",
             "tree = device.to_device({'x': np.arange(5), 'y': 'z'})",
-            "assert device.to_host(tree, device.mark())['x'].tolist() == [0, 1, 2, 3, 4]",
+            "assert tree['x'].numpy().tolist() == [0, 1, 2, 3, 4]",
         ]
     )
     subprocess.run([sys.executable, "-c", script], check=True)

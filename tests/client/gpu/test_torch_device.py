@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from tensord.client.device.torch_device import TorchDevice
-from tensord.client.gpu import gpu_name, stages
-from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
+from tensord.client.gpu import gpu_name
+from tensord.errors import UnsupportedLeaf, UsageError
 from tensord.shm.payloads.dtypes import _TORCH_NAMES
 from tensord.shm.payloads.tensors import tensor_over
 
 from ..device.standin import Accelerator, LateStream
-from .conformance import CAPACITY_BYTES, KIB, Conformance, Rig, bits
+from .conformance import CAPACITY_BYTES, KIB, Conformance, Rig, bits, landed
 
 PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
 DTYPES = tuple(name for name, of_torch in _TORCH_NAMES.items() if hasattr(torch, of_torch))
@@ -47,7 +47,7 @@ class StandinRig(Rig):
         return self.card.hold()
 
     def now(self, tensor: Any) -> Any:
-        return tensor.clone()
+        return tensor.clone().numpy()
 
     def slow_copies(self) -> None:
         self.device._copies.belt.delay_s = 0.02
@@ -79,7 +79,7 @@ class CudaRig(Rig):
 
     def now(self, tensor: Any) -> Any:
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            return tensor.cpu()
+            return tensor.cpu().numpy()
 
     def slow_copies(self) -> None:
         assert isinstance(self.device, TorchDevice)
@@ -117,33 +117,18 @@ def test_tensors_in_any_order_of_their_dimensions_need_no_memory_on_the_card(rig
     assert not tensor.is_contiguous()
     assert rig.device.mark().wait()
     before_bytes = rig.gauge()
-    host = rig.device.to_host(tensor, rig.device.mark())
+    host = landed(rig.device, tensor)
     assert rig.gauge() == before_bytes
-    assert bits(host.contiguous()) == bits(np.ascontiguousarray(array.transpose(2, 0, 3, 1)))
-
-
-def test_a_strided_tensor_that_finds_no_room_to_be_made_whole_is_refused(rig: StandinRig) -> None:
-    tensor = rig.empty(CAPACITY_BYTES * 3 // 4).reshape(2, -1)[:, :-1]
-    with pytest.raises(DeviceFull, match="contiguous ones"):
-        rig.device.to_host(tensor, rig.device.mark())
+    assert bits(host) == bits(np.ascontiguousarray(array.transpose(2, 0, 3, 1)))
 
 
 def test_conjugates_and_gradients_are_resolved_on_the_way(rig: StandinRig) -> None:
     array = np.array([1 + 2j, 3 - 4j], "<c8")
     tensor = rig.upload(array)
     assert rig.device.mark().wait()
-    host = rig.device.to_host({"c": tensor.conj(), "g": torch.nn.Parameter(tensor.real)}, rig.device.mark())
+    host = landed(rig.device, {"c": tensor.conj(), "g": torch.nn.Parameter(tensor.real)})
     assert bits(host["c"]) == bits(array.conj())
     assert bits(host["g"]) == bits(array.real)
-    assert not host["g"].requires_grad
-
-
-def test_a_copy_of_more_than_the_stage_is_whole(rig: StandinRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "STAGE_BYTES", 1000)
-    array = np.random.default_rng(3).integers(0, 256, 10_001, np.uint8)
-    trees = [rig.upload(array), rig.upload(array[:1000]), rig.upload(array[:7])]
-    host = rig.device.to_host(trees, rig.device.mark())
-    assert [bits(leaf) for leaf in host] == [bits(array), bits(array[:1000]), bits(array[:7])]
 
 
 def test_a_promoted_tensor_belongs_to_the_side_stream_and_is_lent_to_the_caller_s(rig: StandinRig) -> None:
@@ -244,7 +229,7 @@ def test_without_a_card_it_says_so() -> None:
 def test_leaves_that_no_payload_can_have_are_refused_by_place(rig: StandinRig) -> None:
     sparse = torch.zeros(3, 3).to_sparse()
     with pytest.raises(UnsupportedLeaf, match=r"tree\['s'\].*to_dense"):
-        rig.device.memory_of({"s": sparse})
+        rig.device.bytes_of({"s": sparse})
     with pytest.raises(UnsupportedLeaf, match=r"^tree\[1\]: "):
         rig.device.to_device([1, np.array(["x"])])
 
@@ -265,9 +250,8 @@ def test_a_tensor_whose_memory_was_freed_is_neither_registered_nor_copied(rig: S
     tensor.untyped_storage().resize_(size_bytes)
     says = rf"^tree\[0\] .* needs 4096 bytes of its storage, which has {size_bytes}"
     for call in (
-        lambda: rig.device.memory_of([tensor]),
+        lambda: rig.device.bytes_of([tensor]),
         lambda: rig.device.outgoing([tensor], mark),
-        lambda: rig.device.to_host([tensor], mark),
         lambda: leaving[0].read(np.empty(10, np.uint8), 0, 10),
     ):
         with pytest.raises(UnsupportedLeaf, match=says):

@@ -18,7 +18,7 @@ from tensord.client.gpu.gate import Gate, follow_torch
 
 from ...daemon_process import PATIENCE_S
 from ..device.standin import Accelerator
-from .conformance import CAPACITY_BYTES, KIB, bits
+from .conformance import CAPACITY_BYTES, KIB, bits, landed
 
 PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
 
@@ -117,7 +117,7 @@ def test_a_pluggable_allocator_is_served_and_named_once_in_the_log(
     with caplog.at_level(logging.WARNING, "tensord"):
         for _ in range(3):
             made = promoted(device, 4 * KIB)
-            assert bits(device.to_host(made, device.mark())) == bits(np.arange(KIB, dtype="<i4"))
+            assert bits(landed(device, made)) == bits(np.arange(KIB, dtype="<i4"))
             assert device.give_back() == 0
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("0000:65:00.0: torch's allocator") and "does not yet support" in line
@@ -139,10 +139,9 @@ def test_no_call_makes_a_context_on_another_card(gives_back: Any) -> None:
         mark = device.mark()
         assert mark.wait(PATIENCE_S)
         device.lend(made)
-        device.to_host(made, mark)
         leaving = device.outgoing(made, mark)
         leaving["a"].read(np.zeros(8 * KIB, np.uint8), 0, 8 * KIB)
-        device.memory_of(made)
+        device.bytes_of(made)
         device.reading()
         del made, leaving
         gc.collect()
@@ -167,7 +166,7 @@ def test_what_an_engines_thread_calls_during_a_capture_does_not_ruin_it(card: Ac
         assert device.paused
         marks = [before, device.mark()]
         device.lend(tensor)
-        device.memory_of(tensor)
+        device.bytes_of(tensor)
         assert not any(mark.wait(0) for mark in marks)
         assert device.give_back() == 0
     assert not card.ruined

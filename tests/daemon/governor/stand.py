@@ -165,6 +165,7 @@ class Stand:
 
     def register(self, client: int, number: int, size: int = MIB, tokens: int = 1, **more: Any) -> Any:
         device = more.pop("device", GPU)
+        more.setdefault("new_bytes", size)
         return self.ask(client, messages.RegisterEntry, device, key(number), size, tokens, **more)
 
     def orders(self, client: int | None = None, *kinds: str) -> list[messages.Order]:

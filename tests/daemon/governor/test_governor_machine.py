@@ -81,7 +81,7 @@ class AnyOrder(Judged):
         card = self.cards[device]
         known = card.entries.get(number)
         emergency = any(t.gauge == device and t.mode is Mode.EMERGENCY for t in self.stand.governor.modes())
-        answer = self.ask(client, messages.RegisterEntry, device, key(number), size, tokens, agent)
+        answer = self.ask(client, messages.RegisterEntry, device, key(number), size, tokens, agent, new_bytes=size)
         if client not in card.owners:
             assert answer.code == "NoGauge"
         elif known is not None and known.client != client:
@@ -92,14 +92,13 @@ class AnyOrder(Judged):
             assert answer.code in ("DeviceFull", "BelowFloor")
             assert not self.fits(card, number, size, tokens), "refused though there was room"
         else:
-            assert answer.renewed == (known is not None)
             self.heard(card, client)
             self.after()  # what goes for it was ordered before it came
-            self.taken[device].append((self.stand.now, max(0, size - (known.size if known else 0))))
-            entry = card.entries.setdefault(number, Entry(client, size, self.stand.now))
-            entry.size, entry.tokens, entry.used_at = size, tokens, self.stand.now
-            self.counted["renewed" if known else "registered"] += 1
-            assert entry.open or self.fits(card, number, size, tokens), "more than the budget stays"
+            self.taken[device].append((self.stand.now, size))
+            entry = card.entries.setdefault(number, Entry(client, size, self.stand.now, tokens))
+            entry.used_at = self.stand.now
+            self.counted["used" if known else "registered"] += 1
+            assert known or self.fits(card, number, size, tokens), "more than the budget stays"
         self.after()
 
     def fits(self, card: Card, number: int, size: int, tokens: int) -> bool:
@@ -354,17 +353,9 @@ class AnyOrder(Judged):
         self.after()
 
     @precondition(lambda self: self.disturbed == "baselines")
-    @rule(data=st.data(), device=ONE_DEVICE, size=st.sampled_from([0, 300, 800, 2000]))
-    def declare_baseline(self, data: st.DataObject, device: str, size: int) -> None:
-        client = self.client_of(data)
-        answer = self.ask(client, messages.DeclareBaseline, device, size * MIB)
-        assert isinstance(answer, messages.Done)
-        self.after()
-
-    @precondition(lambda self: self.disturbed == "baselines")
-    @rule(configured=st.sampled_from([(), (("", 500 * MIB),)]), learn_s=st.sampled_from([None, 1.0]))
-    def change_baselines(self, configured: tuple[tuple[str, int], ...], learn_s: float | None) -> None:
-        self.stand.change_limits(baselines=configured, baseline_learn_s=learn_s)
+    @rule(configured=st.sampled_from([(), (("", 500 * MIB),), (("", 2000 * MIB), (DEVICES[0], 300 * MIB))]))
+    def change_baselines(self, configured: tuple[tuple[str, int], ...]) -> None:
+        self.stand.change_limits(baselines=configured)
         self.after()
 
     @precondition(lambda self: self.disturbed == "limits")

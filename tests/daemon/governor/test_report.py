@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tensord.daemon.governor.devices.copies import ASSUMED_BYTES_PER_S
 from tensord.daemon.governor.forms.events import GovernorClientJoined
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE
@@ -79,7 +78,6 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
             "used_bytes": 500 * MIB,
             "total_bytes": TOTAL,
             "baseline_bytes": 0,
-            "baseline": "",
             "share": 0.5,
             "mode": "relaxed",
             "level": "relaxed",
@@ -96,7 +94,6 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
             "used_bytes": 930 * MIB,
             "total_bytes": TOTAL,
             "baseline_bytes": 0,
-            "baseline": "",
             "share": 0.93,
             "mode": "critical",
             "level": "critical",
@@ -117,7 +114,6 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
         "ordered_bytes": 30 * MIB,
         "owners": 2,
         "stuck": "",
-        "copy_bytes_per_s": ASSUMED_BYTES_PER_S,
         "reserved_bytes": 3 * MIB,
         "waiting_reservations": 0,
         "waiting_bytes": 0,

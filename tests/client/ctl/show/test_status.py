@@ -101,8 +101,8 @@ def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
             f"{CARD}: pid 8 (unknown), unknown, perhaps a client",
         ),
         (
-            {"gauges": [documents.gauge(CARD, 1, 4, "relaxed", baseline_bytes=72 * GIB, baseline="declared")]},
-            "beside a declared baseline of 72.0 GiB; from nvidia",
+            {"gauges": [documents.gauge(CARD, 1, 4, "relaxed", baseline_bytes=72 * GIB)]},
+            "beside a baseline of 72.0 GiB; from nvidia",
         ),
         ({}, f"gauge {OTHER}: emergency for 3m12s, 98.8 % of 80.0 GiB; from a FILE, and no measurement"),
         ({}, "REFUSES new entries"),

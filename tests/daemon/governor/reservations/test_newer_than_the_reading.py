@@ -7,7 +7,7 @@ from typing import Any
 from tensord.daemon.governor.reservations.unseen import SUMS_MAX, UnseenBytes
 from tensord.ipc.messages import control as messages
 
-from ..stand import GPU, MIB, TOTAL, Make, Stand, refused
+from ..stand import GPU, MIB, Make, Stand, refused
 
 
 def reserve(stand: Stand, client: int, size: int, **more: Any) -> Any:
@@ -61,15 +61,6 @@ def test_an_entry_in_memory_that_was_held_before_counts_only_what_it_has_taken_a
     assert isinstance(reserve(stand, 2, 900), messages.Reserved)
 
 
-def test_an_entry_of_a_client_that_does_not_say_what_is_new_counts_what_it_grows(make: Make) -> None:
-    stand = filled(make, entries=100)
-    stand.sample(100 * MIB, after_s=0.2)
-    stand.now += 0.5
-    stand.register(1, 1, 400 * MIB)
-    refused(reserve(stand, 2, 601), "DeviceFull")
-    assert isinstance(reserve(stand, 2, 600), messages.Reserved)
-
-
 def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
     stand = filled(make, entries=800)
     refused(reserve(stand, 2, 50, promotes=True), "DeviceFull")
@@ -80,27 +71,12 @@ def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what
     refused(reserve(stand, 2, 1, promotes=True), "DeviceFull")
 
 
-def test_what_a_learned_baseline_is_about_is_not_less_for_entries_that_the_reading_does_not_show(make: Make) -> None:
-    stand = make(baseline_learn_s=10.0)
-    stand.open(1)
-    for _ in range(12):
-        stand.sample(0.5)
-    (before,) = (each["baseline_bytes"] for each in stand.status()["gauges"])
-    assert before == TOTAL // 2
-    stand.now += 1
-    stand.register(1, 1, 300 * MIB)
-    stand.sample(0.5, after_s=0.1, began_at=stand.now - 0.5)
-    (after,) = (each["baseline_bytes"] for each in stand.status()["gauges"])
-    assert after == before
-
-
 def test_sums_of_unseen_bytes_are_bounded_for_a_device_and_by_devices() -> None:
     unseen = UnseenBytes(devices_max=2)
     for at in range(10 * SUMS_MAX):
         unseen.add(GPU, 1, float(at))
         unseen.check_invariants()
     assert unseen.of(GPU) == 10 * SUMS_MAX
-    assert unseen.since(GPU, float(SUMS_MAX - 10)) == 10 * SUMS_MAX - (SUMS_MAX - 10)
     for device in ("b", "c"):
         unseen.add(device, 1, 0.0)
     assert unseen.of(GPU) == 0 and unseen.of("b") == unseen.of("c") == 1
