@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,37 +21,18 @@ _PREFIX: Final = "tensord."
 _SECTOR_BYTES: Final = 512
 
 
-class LeftoverSegment(NamedTuple):
-    """One segment. `taken_bytes`: its memory. `held`: some process has it open or mapped (lanes only)."""
-
-    name: str
-    taken_bytes: int
-    uid: int
-    held: bool = False
-
-
 class Leftover(NamedTuple):
-    """An instance's segments. `served`: whether a daemon holds its lock; None if that cannot be determined."""
+    """An instance's segments: the bytes of memory of each, by name. `uid`: the owner of the ring, or else of another.
+    `served`: whether a daemon holds the instance's lock; None if that cannot be determined."""
 
     instance: str
-    segments: tuple[LeftoverSegment, ...]
+    segments: dict[str, int]
+    uid: int
     served: bool | None
 
     @property
     def taken_bytes(self) -> int:
-        return sum(segment.taken_bytes for segment in self.segments)
-
-    @property
-    def uid(self) -> int:
-        """The instance's owner: the owner of its ring, or else of another of its segments."""
-        uids = {segment.name: segment.uid for segment in self.segments}
-        names = (f"{_PREFIX}{self.instance}.{part}" for part in ("ring", "index", "lock"))
-        return next((uids[name] for name in names if name in uids), self.segments[0].uid)
-
-    @property
-    def views(self) -> int:
-        """Number of lanes that a process holds. Their processes keep their mappings even if the names are removed."""
-        return sum(segment.held for segment in self.segments)
+        return sum(self.segments.values())
 
 
 def instances(folder: Path = segments.SHM_FOLDER) -> list[str]:
@@ -67,12 +47,20 @@ def instances(folder: Path = segments.SHM_FOLDER) -> list[str]:
 
 def look(instance: str) -> Leftover | None:
     """The segments of an instance; None if there are none. Holds no lock on return."""
-    found = tuple(_segments_of(instance))
-    return Leftover(instance, found, _locked(segments.SHM_FOLDER / f"{_PREFIX}{instance}.lock")) if found else None
+    found = {}
+    for name in segments.existing(instance):
+        with suppress(FileNotFoundError):
+            found[name.lstrip("/")] = (segments.SHM_FOLDER / name.lstrip("/")).lstat()
+    if not found:
+        return None
+    taken = {name: status.st_blocks * _SECTOR_BYTES for name, status in found.items()}
+    names = (f"{_PREFIX}{instance}.{part}" for part in ("ring", "index", "lock"))
+    owner = next((found[name] for name in names if name in found), next(iter(found.values())))
+    return Leftover(instance, taken, owner.st_uid, _locked(segments.SHM_FOLDER / f"{_PREFIX}{instance}.lock"))
 
 
-def remove(instance: str) -> Leftover:
-    """Removes all segments of an instance without a daemon, except files of other users that this user may not remove.
+def remove(there: Leftover) -> Leftover:
+    """Removes all segments of an instance without a daemon.
 
     Memory that a process has mapped is freed when the process unmaps it; its views stay valid.
 
@@ -81,42 +69,29 @@ def remove(instance: str) -> Leftover:
 
     Raises:
         InstanceBusy: a daemon serves the instance.
-        SegmentError: the instance is another user's.
+        SegmentError: the instance, or one of its segments, is another user's.
     """
-    there = look(instance)
+    instance, uid = there.instance, os.geteuid()
+    if uid not in (0, there.uid):
+        raise SegmentError(f"instance {instance!r} belongs to uid {there.uid}, you are uid {uid}: run it as that user")
     try:
-        fd = segments.claim_instance(instance, uid=None if there is None else there.uid)
+        fd = segments.claim_instance(instance, uid=there.uid)
     except InstanceBusy:
         raise InstanceBusy(
             f"instance {instance!r} is served by a running tensord: stop it first; with SIGINT it frees its memory"
         ) from None
     try:
+        now = look(instance) or there
         # The lock file is removed last, since it excludes other processes.
-        ordered = sorted(_segments_of(instance), key=lambda segment: segment.name.endswith(".lock"))
-        removed = tuple(segment for segment in ordered if _remove(segment))
+        for name in sorted(now.segments, key=lambda name: name.endswith(".lock")):
+            segments.remove(f"/{name}")
     finally:
         os.close(fd)
-    return Leftover(instance, removed, False)
-
-
-def _remove(segment: LeftoverSegment) -> bool:
-    try:
-        return segments.remove(f"/{segment.name}")
-    except SegmentError:
-        return False
-
-
-def _segments_of(instance: str) -> Iterator[LeftoverSegment]:
-    for name in segments.existing(instance):
-        path = segments.SHM_FOLDER / name.lstrip("/")
-        with suppress(FileNotFoundError):
-            status = path.lstat()
-            held = ".lane." in name and _locked(path) is True
-            yield LeftoverSegment(path.name, status.st_blocks * _SECTOR_BYTES, status.st_uid, held)
+    return now
 
 
 def _locked(path: Path) -> bool | None:
-    """Whether a process holds the file's lock; None if this user may not open it. Takes the lock for a moment."""
+    """Whether a daemon holds the lock; None if this user may not open it. Takes the lock for a moment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -124,22 +99,9 @@ def _locked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        # Lanes are held by shared locks, instances by an exclusive one. An exclusive request conflicts with both.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
         os.close(fd)
     return False
-
-
-def owned_by(uid: int, found: Leftover) -> None:
-    """Checks that `uid` may remove an instance.
-
-    Raises:
-        SegmentError: the instance is another user's, and `uid` is not root.
-    """
-    if uid not in (0, found.uid):
-        raise SegmentError(
-            f"instance {found.instance!r} belongs to uid {found.uid}, you are uid {uid}: run it as that user"
-        )

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from ....errors import BadConfiguration
-from ..output import counted, size, table
+from ..output import size, table
 from ..show.configuration import checked
 from . import leftovers
 
@@ -37,21 +37,12 @@ def purge(instance: str | None, yes: bool) -> None:
             raise BadConfiguration(none)
         click.echo(none)
         return
-    leftovers.owned_by(os.geteuid(), there)
     if not yes and not there.served:
         held = f"{size(there.taken_bytes)} of instance {named}"
         raise click.UsageError(f"this would free {held}, with every entry in it: add --yes to confirm")
-    freed = leftovers.remove(named)
-    click.echo(table(("FREED", ">SIZE"), [(each.name, size(each.taken_bytes)) for each in freed.segments]))
+    freed = leftovers.remove(there)
+    click.echo(table(("FREED", ">SIZE"), [(name, size(taken_bytes)) for name, taken_bytes in freed.segments.items()]))
     click.echo(f"\n{size(freed.taken_bytes)} of instance {named}")
-    if freed.views:
-        click.echo(
-            f"processes still hold {counted(freed.views, 'lane', 'lanes')} of it: "
-            "the memory that they use is freed when they release it"
-        )
-    if left := leftovers.look(named):
-        names = ", ".join(segment.name for segment in left.segments)
-        click.echo(f"{names}: not removed, since it belongs to another user")
 
 
 def _usual_instance() -> str:

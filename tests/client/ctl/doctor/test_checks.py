@@ -12,7 +12,7 @@ import pytest
 from tensord.client.ctl.doctor import checks
 from tensord.client.ctl.doctor.checks import RingRoom, Serving
 from tensord.client.ctl.doctor.finding import Finding, Level, fail, findings_text, ok, warn
-from tensord.client.ctl.orders.leftovers import Leftover, LeftoverSegment
+from tensord.client.ctl.orders.leftovers import Leftover
 from tensord.client.ctl.output import WIDTH
 from tensord.errors import DaemonUnavailable
 from tensord.shm.ring.cgroups import Cgroup
@@ -62,17 +62,17 @@ def test_only_a_user_s_own_daemon_loses_its_memory_at_logout_and_logind_s_last_w
     assert checks.logout(999, text, lingers=False).level is OK
 
 
-RING = LeftoverSegment("tensord.a.ring", 3 << 20, 7)
+RING = {"tensord.a.ring": 3 << 20}
 
 
 @pytest.mark.parametrize(
     ("found", "answers", "level", "said"),
     [
-        (Leftover("a", (RING,), True), None, OK, "no shared memory without"),
-        (Leftover("a", (RING,), False), None, WARN, "3.00 MiB in 1 segment of uid 7, and no daemon serves it"),
-        (Leftover("a", (RING,), False), None, WARN, "`tensorctl purge --instance a`"),
-        (Leftover("a", (RING,), None), None, OK, "only that user"),
-        (Leftover("a", (RING,), None), "a", OK, "no shared memory without"),
+        (Leftover("a", RING, 7, True), None, OK, "no shared memory without"),
+        (Leftover("a", RING, 7, False), None, WARN, "3.00 MiB in 1 segment of uid 7, and no daemon serves it"),
+        (Leftover("a", RING, 7, False), None, WARN, "`tensorctl purge --instance a`"),
+        (Leftover("a", RING, 7, None), None, OK, "only that user"),
+        (Leftover("a", RING, 7, None), "a", OK, "no shared memory without"),
     ],
 )
 def test_memory_that_no_daemon_serves_is_named(found: Leftover, answers: str | None, level: Level, said: str) -> None:
