@@ -49,7 +49,7 @@ define distribution-python
 	  else echo "venv is missing: run 'apt-get install python3-venv' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help docs demo demo-cluster test test-quick crashes soak test-systemd test-remote deb release-check simulate fuzz crossings mutants test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-vllm clean
+.PHONY: help docs demo demo-cluster test test-quick crashes soak test-systemd test-remote release-check simulate fuzz crossings mutants test-vllm test-transformers test-sglang http-load check lint smoke bench bench-peers bench-prefix bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; agents share a prompt"
 	@echo "make demo-cluster three hosts share encoded photographs and a prompt through a redis-server, as root in namespaces of the network"
@@ -66,7 +66,6 @@ help:
 	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make test-remote  hosts that share a remote store, in namespaces of the network of their own; needs root"
-	@echo "make deb          a Debian package of the daemon with all that it needs, dist/tensord_*_amd64.deb"
 	@echo "make release-check  builds sdist and wheel into dist/, checks both, and uses each in a new environment as the README says"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
 	@echo "make check        lint, types, layers, the site and the tests: what a change must pass"
@@ -156,12 +155,6 @@ test-remote: $(STAMPS)/test
 	  TENSORD_TEST_SERVER=$(abspath $(VALKEY))/usr/bin/valkey-server $(BIN)/python -m pytest -n 3 -m "network or not network" \
 	    --ignore-glob='*mooncake*' --ignore=tests/remote/test_network.py tests/daemon/remote_stores/test_valkey*.py tests/remote; \
 	else echo "without Valkey: this distribution's backports have no valkey-server, or cannot be reached"; fi
-
-# A Debian package with an environment of its own, of the distribution's Python: it runs on the release that it is built on.
-deb:
-	$(call debian,dpkg-deb,dpkg)
-	$(distribution-python)
-	bash ops/debian/build.sh dist
 
 # What is checked before a version is tagged. Two new environments are made, used and removed.
 release-check: $(STAMPS)/release

@@ -45,7 +45,6 @@ ELSEWHERE: Final = {
     ("docs/processor_cache.md", "vllm serve"): SERVES,
     ("docs/sglang.md", "sglang.launch_server"): SGLANG,
     ("docs/systemd.md", "-m venv /opt/tensord"): BOOTED,
-    ("docs/systemd.md", "make deb"): BOOTED,
     ("docs/systemd.md", "tensorctl purge"): BOOTED,
     ("docs/systemd.md", "--uninstall"): BOOTED,
     ("docs/systemd.md", "systemctl reset-failed"): BOOTED,

@@ -32,7 +32,7 @@ def blocks_of(page: str) -> list[str]:
     return re.findall(r"^```\n(.*?)^```$", (CHECKOUT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-INSTALL, DEB, REMOVE, UNINSTALL, RECOVER, RENEW, USER = blocks_of("systemd.md")
+INSTALL, REMOVE, UNINSTALL, RECOVER, RENEW, USER = blocks_of("systemd.md")
 
 
 def configure(machine: Machine, *lines: str) -> None:

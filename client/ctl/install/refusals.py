@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from .files import SERVICE, SHIPPED
+from .files import SHIPPED
 
-PACKAGED: Final = (Path("/usr/lib/systemd/system"), Path("/lib/systemd/system"))
 _BOOTED: Final = Path("/run/systemd/system")
 _HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"), Path("/tmp"), Path("/var/tmp"))
 """What the service cannot see (ProtectHome=, PrivateTmp=)."""
@@ -29,9 +28,6 @@ def of_system(root: Path = Path("/")) -> str | None:
         return "the service of the host needs root: use sudo, or --user for a service of your own"
     if not _BOOTED.is_dir():
         return f"{_BOOTED} is not there, so no systemd runs this machine: run `tensord` by itself, or in a container"
-    for folder in PACKAGED:
-        if (folder / SERVICE).exists():
-            return f"{folder / SERVICE} is there: a package of the distribution has installed the service already"
     return None
 
 
