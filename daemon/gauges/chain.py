@@ -1,25 +1,24 @@
 """Chooses the source of each gauge, with failover. Pure: results in, samples and log lines out.
 
-Owns: the last reading of each source, its consecutive failures, and which failures were logged. Does not own the
-sources, nor the consequences of samples.
+Owns: what each source has read and how it fails, and which failures were logged. Does not own the sources, nor the
+consequences of samples.
 
 The sources of a tier have an order, best first. A gauge is read from its first usable source: one that has not failed
 STALE_AFTER times in a row, does not hang, and whose last reading began at most `stale_s` ago. The last reading of a
 usable source is used, with the time at which it began. If no source is usable, the source used last stays in use, and
 the gauge is stale. After one good reading of a better source, that source is in use again.
 
-A failure is logged once: when it begins, or when a failing source becomes needed because no better one works. It has
-ended, and the end is logged, after RECOVERED_AFTER good readings in a row. So an intermittent failure is one line.
+A failing source is logged once, when it begins to fail or to be needed: no better source reads one of its gauges, or it
+has read none. Its end is logged after RECOVERED_AFTER good answers in a row. So an intermittent failure is one line.
 
-Invariants: every gauge has a reading; the failure of a source is logged as long as a gauge depends on that source.
+Invariants: every gauge has a reading; a failing source that a gauge depends on is logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from ...ipc.messages.modes import Tier
 from ..governor.forms.effects import GovernorLog
@@ -31,13 +30,12 @@ STALE_AFTER: Final = 3
 STALE_S: Final = 6.0
 """Seconds after its beginning at which a reading is too old to be used, whatever its source does meanwhile."""
 RECOVERED_AFTER: Final = 3
-_WHOLE: Final = ""
-_FAULTS_SHOWN: Final = 4
+_FAILURES_SHOWN: Final = 4
 
 
 @dataclass(slots=True)
 class _Known:
-    """A source's last reading of a gauge, the time at which it began, and the number of failures since."""
+    """A source's last reading of a gauge, the time at which it began, and the failures since."""
 
     reading: Reading
     began_at: float
@@ -46,12 +44,51 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Fault:
-    """A failure of a source, or of one of its gauges. `logged`: it is in the log. `good`: readings in a row since."""
+class _Source:
+    """What a source has answered. `gauges`: its readings. `unread`: gauges that failed before they were ever read, with
+    the reasons. `whole`: why its last answer had no gauge. `hangs_since`: when the reading that hangs began. `found`:
+    it has read a gauge once. `good`: answers in a row without a failure. `logged`: that it fails."""
 
-    why: GaugeFailed
-    logged: bool = False
+    gauges: dict[str, _Known] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    whole: GaugeFailed | None = None
+    hangs_since: float | None = None
+    answered: bool = False
+    found: bool = False
     good: int = 0
+    logged: bool = False
+
+    def take(self, answer: SourceAnswer) -> None:
+        """Takes an answer to a reading."""
+        self.answered = True
+        self.whole = answer.result if isinstance(answer.result, GaugeFailed) else None
+        if self.whole is not None:
+            self.fail(str(self.whole))
+        else:
+            assert not isinstance(answer.result, GaugeFailed)
+            before, self.gauges, self.unread = self.gauges, {}, {}
+            for gauge, got in answer.result.items():
+                known = before.get(gauge)
+                if isinstance(got, Reading):
+                    self.gauges[gauge] = _Known(got, answer.began_at if got.began_at is None else got.began_at)
+                elif known is not None:
+                    self.gauges[gauge] = _Known(known.reading, known.began_at, known.failures + 1, str(got))
+                else:
+                    self.unread[gauge] = str(got)
+        self.found |= bool(self.gauges)
+        self.good = 0 if self.failures() else self.good + 1
+
+    def fail(self, why: str, least: int = 0) -> None:
+        """None of its gauges could be read, or none `least` times."""
+        for known in self.gauges.values():
+            known.failures, known.why = max(known.failures + 1, least), why
+
+    def failures(self) -> list[str]:
+        """Why it fails, or its gauges do; empty if none does."""
+        if self.whole is not None:
+            return [str(self.whole)]
+        failing = {gauge: known.why for gauge, known in self.gauges.items() if known.failures}
+        return [f"{gauge}: {why}" for gauge, why in {**failing, **self.unread}.items()]
 
 
 class Chain:
@@ -63,13 +100,9 @@ class Chain:
 
     def __init__(self, tier: Tier, sources: Sequence[str]) -> None:
         self._tier = tier
-        self._sources = tuple(sources)
-        self._gauges: dict[str, dict[str, _Known]] = {}
-        self._counting: dict[str, str] = {}
-        self._faults: dict[tuple[str, str], _Fault] = {}
-        self._seen: set[str] = set()
-        self._hanging: dict[str, float] = {}
-        self._answered: set[str] = set()
+        self._sources = {name: _Source() for name in sources}
+        self._in_use: dict[str, str] = {}
+        self._stale: set[str] = set()
         self._states: dict[str, SourceState] = {}
         self._now = 0.0
         self._stale_s = STALE_S
@@ -88,118 +121,55 @@ class Chain:
             A sample for each gauge, and lines for the log.
         """
         self._now, self._stale_s = now, stale_s
-        self._hanging = {source: began_at for source, began_at in hanging.items() if source not in answers}
-        self._answered.update(answers)
         lines: list[GovernorLog] = []
-        for source in self._sources:
-            answer = answers.get(source)
-            if answer is None:
-                if source in self._hanging:
-                    self._hang(source)
-            elif isinstance(answer.result, GaugeFailed):
-                self._fail_whole(source, answer.result)
-            else:
-                lines += self._read(source, answer.result, answer.began_at)
-        lines += self._log_faults()
-        self._note_states()
-        return tuple(self._samples()), lines
+        for name, source in self._sources.items():
+            found = source.found
+            source.hangs_since = None if name in answers else hanging.get(name)
+            if name in answers:
+                source.take(answers[name])
+            elif source.hangs_since is not None:
+                # Its gauges need a good reading: an error that ends the hang makes no old reading usable again.
+                source.good = 0
+                source.fail(self._why_hanging(source.hangs_since), STALE_AFTER)
+            if source.found and not found:
+                lines.append(self._line("info", "gauges found", name, gauges=[*source.gauges]))
+        samples = tuple(self._samples())
+        for name, source in self._sources.items():
+            self._note_state(name, source)
+            lines += self._log_failure(name, source)
+        return samples, lines
 
     def states(self) -> list[SourceState]:
         """What each source does, as of the last call of `take`."""
-        return [self._states[source] for source in self._sources if source in self._states]
+        return list(self._states.values())
 
     def check_invariants(self) -> None:
         """For tests."""
-        for gauge, by_source in self._gauges.items():
-            assert by_source, f"gauge {gauge} has no reading"
-            assert all(known.failures >= 0 for known in by_source.values())
-            assert set(by_source) <= set(self._sources)
-        assert set(self._counting) <= set(self._gauges)
-        for (source, gauge), fault in self._faults.items():
-            if not fault.good and self._is_needed(source, gauge):
-                assert fault.logged, f"{source} fails {gauge!r}, and it was not logged"
-
-    # ---- results of a source
-
-    def _fail_whole(self, source: str, why: GaugeFailed) -> None:
-        self._fault(source, _WHOLE, why)
-        for known in self._of(source).values():
-            known.failures += 1
-            known.why = str(why)
-
-    def _hang(self, source: str) -> None:
-        why = GaugeFailed(self._why_hanging(source))
-        self._fault(source, _WHOLE, why)
-        for known in self._of(source).values():
-            # Its gauges need a good reading: an error that ends the hang makes no old reading usable again.
-            known.failures = max(STALE_AFTER, known.failures)
-            known.why = str(why)
-
-    def _read(self, source: str, result: Mapping[str, Reading | GaugeFailed], now: float) -> Iterator[GovernorLog]:
-        yield from self._good(source, _WHOLE)
-        for gauge in self._gone(source, result):
-            self._forget(source, gauge)
-        for gauge, got in result.items():
-            if isinstance(got, GaugeFailed):
-                self._fault(source, gauge, got)
-                known = self._gauges.get(gauge, {}).get(source)
-                if known is not None:
-                    known.failures += 1
-                    known.why = str(got)
-            else:
-                began_at = now if got.began_at is None else got.began_at
-                self._gauges.setdefault(gauge, {})[source] = _Known(got, began_at)
-                yield from self._good(source, gauge)
-        if source not in self._seen and self._of(source):
-            self._seen.add(source)
-            yield GovernorLog(
-                "info", "gauges found", {"tier": self._tier.value, "source": source, "gauges": [*self._of(source)]}
-            )
-
-    def _gone(self, source: str, result: Container[str]) -> set[str]:
-        failing = {gauge for each, gauge in self._faults if each == source and gauge != _WHOLE}
-        return {gauge for gauge in failing.union(self._of(source)) if gauge not in result}
-
-    def _of(self, source: str) -> dict[str, _Known]:
-        return {gauge: by_source[source] for gauge, by_source in self._gauges.items() if source in by_source}
-
-    def _forget(self, source: str, gauge: str) -> None:
-        self._faults.pop((source, gauge), None)
-        by_source = self._gauges.get(gauge, {})
-        by_source.pop(source, None)
-        if not by_source:
-            self._gauges.pop(gauge, None)
-            self._counting.pop(gauge, None)
+        for name, source in self._sources.items():
+            assert all(known.failures >= 0 for known in source.gauges.values())
+            assert not source.gauges.keys() & source.unread.keys()
+            if not source.good and source.failures() and self._is_needed(name, source):
+                assert source.logged, f"{name} fails, and it was not logged"
 
     # ---- the source in use
 
     def _samples(self) -> Iterator[Sample]:
-        for gauge, by_source in self._gauges.items():
-            source, stale = self._chosen(gauge)
-            self._counting[gauge] = source
-            known = by_source[source]
-            reading = known.reading
-            why = self._why_unusable(known) or (known.why if known.failures else "")
+        gauges = dict.fromkeys(gauge for source in self._sources.values() for gauge in source.gauges)
+        self._in_use = {gauge: name for gauge, name in self._in_use.items() if gauge in gauges}
+        self._stale.clear()
+        for gauge in gauges:
+            known = {name: source.gauges[gauge] for name, source in self._sources.items() if gauge in source.gauges}
+            usable = next((name for name, each in known.items() if not self._why_unusable(each)), None)
+            last = self._in_use.get(gauge)
+            name = usable or (last if last in known else next(iter(known)))
+            self._in_use[gauge] = name
+            if usable is None:
+                self._stale.add(gauge)
+            reading = known[name].reading
+            why = self._why_unusable(known[name]) or known[name].why
             shown = {**reading.shown, **({"failure": why} if why else {})}
-            yield Sample(
-                gauge,
-                self._tier,
-                reading.used_bytes,
-                reading.total_bytes,
-                source,
-                known.began_at,
-                stale=stale,
-                shown=shown,
-            )
-
-    def _chosen(self, gauge: str) -> tuple[str, bool]:
-        by_source = self._gauges[gauge]
-        known = [source for source in self._sources if source in by_source]
-        for source in known:
-            if not self._why_unusable(by_source[source]):
-                return source, False
-        last = self._counting.get(gauge)
-        return last if last in by_source else known[0], True
+            sizes = reading.used_bytes, reading.total_bytes
+            yield Sample(gauge, self._tier, *sizes, name, known[name].began_at, stale=usable is None, shown=shown)
 
     def _why_unusable(self, known: _Known) -> str:
         """Why the source's last reading of a gauge is not to be used; "" if it is."""
@@ -208,75 +178,48 @@ class Chain:
         age_s = self._now - known.began_at
         return f"its last reading began {age_s:.3g} s ago" if age_s > self._stale_s else ""
 
-    def _is_needed(self, source: str, gauge: str) -> bool:
-        """True if no better source of the gauge works. A whole source is needed if one of its gauges needs it, or if it
-        has read no gauge yet."""
-        if gauge == _WHOLE:
-            read = self._of(source)
-            return not read or any(self._is_needed(source, each) for each in read)
-        better = self._sources[: self._sources.index(source)]
-        by_source = self._gauges.get(gauge, {})
-        return not any(each in by_source and not self._why_unusable(by_source[each]) for each in better)
-
     # ---- what each source does
 
-    def _note_states(self) -> None:
-        for source in self._sources:
-            new, old = self._state(source), self._states.get(source)
-            if old is not None and old.state == new.state != "hanging":
-                new = replace(new, since=old.since)
-            self._states[source] = new
+    def _note_state(self, name: str, source: _Source) -> None:
+        state: Literal["ok", "failing", "hanging", "absent", "waiting"]
+        failures, problem = source.failures(), False
+        if source.hangs_since is not None:
+            state, problem, failures = "hanging", True, [self._why_hanging(source.hangs_since)]
+        elif not failures:
+            state = "ok" if source.answered else "waiting"
+        elif isinstance(source.whole, GaugeAbsent) and not source.found:
+            state, problem = "absent", len(self._sources) == 1
+        else:
+            # A gauge that was read before is stale, or has another source. One that never was is shown nowhere else.
+            state, problem = "failing", bool(source.unread) or not source.gauges
+        before = self._states.get(name)
+        since = self._now if before is None or before.state != state else before.since
+        since = since if source.hangs_since is None else source.hangs_since
+        why = "; ".join(failures[:_FAILURES_SHOWN])
+        self._states[name] = SourceState(name, self._tier, state, since, why, problem)
 
-    def _state(self, source: str) -> SourceState:
-        state = partial(SourceState, source, self._tier)
-        if source in self._hanging:
-            return state("hanging", self._hanging[source], self._why_hanging(source), problem=True)
-        faults = {
-            gauge: fault.why for (each, gauge), fault in self._faults.items() if each == source and not fault.good
-        }
-        if not faults:
-            return state("ok" if source in self._answered else "waiting", self._now)
-        whole = faults.get(_WHOLE)
-        if isinstance(whole, GaugeAbsent) and source not in self._seen:
-            return state("absent", self._now, str(whole), problem=len(self._sources) == 1)
-        said = [f"{gauge}: {why}" if gauge else str(why) for gauge, why in faults.items()]
-        # A gauge that was read before is stale, or has another source. One that never was read is shown nowhere else.
-        unread = any(gauge not in self._gauges if gauge else not self._of(source) for gauge in faults)
-        return state("failing", self._now, "; ".join(said[:_FAULTS_SHOWN]), problem=unread)
+    def _why_hanging(self, since: float) -> str:
+        return f"no answer for {self._now - since:.3g} s"
 
-    def _why_hanging(self, source: str) -> str:
-        return f"no answer for {self._now - self._hanging[source]:.3g} s"
+    def _is_needed(self, name: str, source: _Source) -> bool:
+        """True if no better source reads one of its gauges, or if it has read none."""
+        order = list(self._sources)
+        better = set(order[: order.index(name)])
+        return not source.gauges or any(
+            gauge in self._stale or self._in_use[gauge] not in better for gauge in source.gauges
+        )
 
-    # ---- log lines
+    def _log_failure(self, name: str, source: _Source) -> Iterator[GovernorLog]:
+        state = self._states[name]
+        if source.logged and source.good >= RECOVERED_AFTER:
+            source.logged = False
+            if source.found:
+                yield self._line("info", "gauge can be read again", name)
+        elif not source.logged and state.state in ("absent", "failing", "hanging") and self._is_needed(name, source):
+            source.logged = True
+            absent = state.state == "absent"
+            event = "gauge source absent; not used" if absent else "gauge cannot be read"
+            yield self._line("info" if absent and not state.problem else "warning", event, name, why=state.why)
 
-    def _fault(self, source: str, gauge: str, why: GaugeFailed) -> None:
-        fault = self._faults.setdefault((source, gauge), _Fault(why))
-        fault.why = why
-        fault.good = 0
-
-    def _good(self, source: str, gauge: str) -> Iterator[GovernorLog]:
-        fault = self._faults.get((source, gauge))
-        if fault is None:
-            return
-        fault.good += 1
-        if fault.good < RECOVERED_AFTER:
-            return
-        del self._faults[source, gauge]
-        if fault.logged:
-            yield self._line("info", "gauge can be read again", source, gauge, {})
-
-    def _log_faults(self) -> Iterator[GovernorLog]:
-        for (source, gauge), fault in self._faults.items():
-            if fault.logged or fault.good or not self._is_needed(source, gauge):
-                continue
-            fault.logged = True
-            why = {"why": str(fault.why)}
-            if isinstance(fault.why, GaugeAbsent) and source not in self._seen:
-                alone = len(self._sources) == 1
-                yield self._line("warning" if alone else "info", "gauge source absent; not used", source, gauge, why)
-            else:
-                yield self._line("warning", "gauge cannot be read", source, gauge, why)
-
-    def _line(self, level: str, event: str, source: str, gauge: str, more: dict[str, str]) -> GovernorLog:
-        named = {"gauge": gauge} if gauge else {}
-        return GovernorLog(level, event, {"tier": self._tier.value, "source": source, **named, **more})
+    def _line(self, level: str, event: str, source: str, **more: object) -> GovernorLog:
+        return GovernorLog(level, event, {"tier": self._tier.value, "source": source, **more})

@@ -20,7 +20,6 @@ from .chain import STALE_AFTER, STALE_S, Chain
 from .reading import Source
 from .source_thread import SourceThread
 from .sources import registry
-from .sources.offers import Opening
 from .sources.owners import OwnersSource
 
 if TYPE_CHECKING:
@@ -126,6 +125,6 @@ def open_gauges(config: sections.GaugesSection, devices_max: int, log: Any, *, r
         devices_max: the most devices whose readings are taken from clients.
         root: the folder that has /sys and /dev.
     """
-    given = Opening(root, config.file, devices_max)
+    given = registry.Opening(root, config.file, devices_max)
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))
     return Gauges([(tier, registry.opened(tier, choice, given)) for tier, choice in tiers], log)

@@ -18,11 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from ....ipc.messages.modes import Tier
 from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
-from .offers import offer
-from .processes import computing, listed
 from .sysfs import computes_in_gtt, is_apu
 
 _HANDLE: Final = ctypes.c_void_p
@@ -68,9 +65,6 @@ class Rocml:
         self.sliced: frozenset[int] = frozenset()
         self._driver = root / "sys/module/amdgpu"
         self._devices = root / "sys/bus/pci/devices"
-        self._root = root
-        self._names: dict[int, str] = {}
-        self._processes: dict[str, dict[int, int | None]] = {}
         self._places: dict[int, tuple[int, int, int, int]] = {}
         self._apus: dict[int, bool] = {}
         self._captured = _CapturedLog()
@@ -101,7 +95,6 @@ class Rocml:
         count = int(self._rocml.smi_get_device_count())
         if count < 0:
             raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._captured}")
-        self._processes = computing(self._root) or {}
         return range(count)
 
     def address(self, unit: int) -> str:
@@ -112,7 +105,6 @@ class Rocml:
         domain, bus, device, function = self._place(unit)
         before = sum(self._place(index) == self._place(unit) for index in range(unit))
         name = pci_name(domain, bus, device, function + before)
-        self._names[unit] = name
         self._apus[unit] = is_apu(self._devices / name)
         return name
 
@@ -131,10 +123,6 @@ class Rocml:
     def read(self, unit: Unit) -> Reading:
         """As in Library."""
         assert isinstance(unit, int)
-        reading, used = self._read_memory(unit), self._processes.get(self._names[unit])
-        return reading if used is None else reading.showing(listed(used, self._root))
-
-    def _read_memory(self, unit: int) -> Reading:
         vram = self._memory(unit, "VRAM")
         if not self._apus[unit]:
             return vram
@@ -183,6 +171,3 @@ def _declare(rocml: Any) -> None:
     for function, arguments in _ARGUMENTS.items():
         with contextlib.suppress(AttributeError):
             getattr(rocml.rocm_lib, function).argtypes = arguments
-
-
-offer("amd", Tier.DEVICE, lambda given: amd_source(given.root), auto=1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +19,6 @@ from ....errors import BadGaugeFile
 from ....ipc.gaugefile import FILE_CHARS_MAX, read_gauges
 from ....ipc.messages.modes import HOST_GAUGE, Tier
 from ..reading import GaugeFailed, Reading, Result
-from .offers import Opening, offer
 
 
 class FileSource:
@@ -72,15 +70,3 @@ def _text(path: Path) -> str:
         raise GaugeFailed(f"{path} is not valid UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise GaugeFailed(str(error)) from error
-
-
-def _of(tier: Tier) -> Callable[[Opening], FileSource]:
-    def make(given: Opening) -> FileSource:
-        assert given.file is not None, "the configuration selects the source `file` and names no file"
-        return FileSource(given.file, tier)
-
-    return make
-
-
-for _tier in Tier:
-    offer("file", _tier, _of(_tier))

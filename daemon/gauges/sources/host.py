@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ....ipc.messages.modes import HOST_GAUGE, Tier
+from ....ipc.messages.modes import HOST_GAUGE
 from ....shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
 from ..reading import GaugeFailed, Reading, Result
-from .offers import offer
 
 _SHOWN: Final = (("some", "avg10"), ("some", "avg60"), ("full", "avg10"))
 
@@ -137,12 +136,3 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise GaugeFailed(str(error)) from error
-
-
-offer(
-    "host",
-    Tier.HOST,
-    lambda given: HostSource(),
-    auto=1,
-    by_name=False,
-)

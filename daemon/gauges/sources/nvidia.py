@@ -14,10 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ....ipc.messages.modes import Tier
 from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
-from .offers import offer
 from .processes import listed
 
 
@@ -135,6 +133,3 @@ class Nvml:
 def nvidia_source(root: Path = Path("/")) -> LibrarySource:
     """The source for NVIDIA GPUs. Opens nothing yet. `root`: the folder that has /dev."""
     return LibrarySource(Nvml(root))
-
-
-offer("nvidia", Tier.DEVICE, lambda given: nvidia_source(given.root), auto=2)

@@ -15,10 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from ....ipc.messages.modes import Tier
-from ...governor.forms.events import OWNERS_EVERY_S
 from ..reading import GaugeFailed, Reading, Result
-from .offers import offer
 
 _LATE: Final = 3
 _FORGOTTEN: Final = 60
@@ -83,11 +80,3 @@ class OwnersSource:
             return Reading(report.used_bytes, report.total_bytes, began_at=report.at)
         except GaugeFailed as failed:
             return failed
-
-
-offer(
-    "owners",
-    Tier.DEVICE,
-    lambda given: OwnersSource(OWNERS_EVERY_S, given.devices_max),
-    auto=4,
-)

@@ -9,10 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ....ipc.messages.modes import Tier
 from ..reading import GaugeAbsent, GaugeFailed, Reading, Result
-from .offers import offer
-from .processes import computing, listed
 
 _CARD: Final = re.compile(r"card[0-9]+")
 _APU_REVISIONS: Final = (2, 3)
@@ -30,7 +27,6 @@ class SysfsSource:
     name: Final = "sysfs"
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
         self._folder = root / "sys/class/drm"
         self._listed: dict[str, None] = {}
         self._apus: dict[str, bool] = {}
@@ -38,13 +34,11 @@ class SysfsSource:
     def read(self, now: float) -> Result:
         """As in Source. A gauge has the name of the folder that the card's link points to: its PCI address."""
         result: Result = {}
-        processes = computing(self._root) or {}
         for device in self._devices():
             name = device.name
             self._listed[name] = None
             try:
-                reading = self._read(device)
-                result[name] = reading.showing(listed(processes[name], self._root)) if name in processes else reading
+                result[name] = self._read(device)
             except GaugeFailed as failed:
                 result[name] = failed
         for name in self._listed:
@@ -102,6 +96,3 @@ def _number(file: Path) -> int:
     if not text.isdecimal():
         raise GaugeFailed(f"{file} has {text[:64]!r}; wanted: a number of bytes")
     return int(text)
-
-
-offer("sysfs", Tier.DEVICE, lambda given: SysfsSource(given.root), auto=3)

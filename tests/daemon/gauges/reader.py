@@ -15,7 +15,6 @@ from typing import Any
 
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Source
 from tensord.daemon.gauges.sources import registry
-from tensord.daemon.gauges.sources.offers import Opening
 from tensord.ipc.messages.modes import Tier
 
 
@@ -37,7 +36,9 @@ def main() -> None:
     # What libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    (source,) = registry.opened(Tier.DEVICE, sys.argv[1], Opening(Path(sys.argv[2]) if sys.argv[2:] else Path("/")))
+    (source,) = registry.opened(
+        Tier.DEVICE, sys.argv[1], registry.Opening(Path(sys.argv[2]) if sys.argv[2:] else Path("/"))
+    )
     for line in sys.stdin:
         if line == "close\n":
             source.close()

@@ -46,8 +46,8 @@ class Told:
     def state(self, source: str) -> SourceState:
         return next(each for each in self.chain.states() if each.source == source)
 
-    def told(self, *levels: str) -> list[tuple[str, str, str | None]]:
-        return [(e.event, e.fields["source"], e.fields.get("gauge")) for e in self.lines if e.level in levels]
+    def told(self, *levels: str) -> list[tuple[str, str]]:
+        return [(e.event, e.fields["source"]) for e in self.lines if e.level in levels]
 
 
 def used(used_bytes: int) -> Reading:
@@ -73,25 +73,19 @@ def test_a_failing_source_keeps_its_last_value_as_of_when_it_was_read_and_is_sta
         assert sample.shown == {"failure": "GPU is lost"}, "status says why"
 
 
-def test_a_failure_is_logged_once_and_so_is_its_end() -> None:
+@pytest.mark.parametrize("failure", [{CARD: LOST, OTHER: used(1)}, DEAD], ids=["a gauge", "the source"])
+def test_a_failure_is_logged_once_and_so_is_its_end(failure: dict[str, Reading | GaugeFailed] | GaugeFailed) -> None:
     told = Told("nvidia")
-    told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
-    for _ in range(10):
-        told.take({"nvidia": {CARD: LOST, OTHER: used(1)}})
-    assert told.told("warning") == [("gauge cannot be read", "nvidia", CARD)]
-    assert told.lines[-1].fields["why"] == "GPU is lost"
-    for _ in range(10):
-        told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
-    assert told.told("warning") == [("gauge cannot be read", "nvidia", CARD)]
-    assert told.told("info")[1:] == [("gauge can be read again", "nvidia", CARD)]
-
-
-def test_a_source_that_fails_as_a_whole_is_logged_once_not_once_a_gauge() -> None:
-    told = Told("nvidia")
-    told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
-    for _ in range(5):
-        told.take({"nvidia": DEAD})
-    assert told.told("warning") == [("gauge cannot be read", "nvidia", None)]
+    good = {CARD: used(1), OTHER: used(1)}
+    for result in (good, *[failure] * 10, *[good] * 10, failure):
+        told.take({"nvidia": result})
+    assert told.told("warning", "info") == [
+        ("gauges found", "nvidia"),
+        ("gauge cannot be read", "nvidia"),
+        ("gauge can be read again", "nvidia"),
+        ("gauge cannot be read", "nvidia"),
+    ]
+    assert told.lines[1].fields["why"] == (f"{CARD}: GPU is lost" if isinstance(failure, dict) else str(DEAD))
 
 
 def test_a_source_that_fails_and_recovers_repeatedly_is_logged_once() -> None:
@@ -99,32 +93,14 @@ def test_a_source_that_fails_and_recovers_repeatedly_is_logged_once() -> None:
     for turn in range(20):
         told.take({"nvidia": {CARD: used(1) if turn % 3 else LOST}})
     assert RECOVERED_AFTER == 3
-    assert told.told("warning") == [("gauge cannot be read", "nvidia", CARD)]
-    assert told.told("info") == [("gauges found", "nvidia", None)]
-
-
-def test_the_end_of_a_failure_that_was_not_logged_is_not_logged() -> None:
-    told = Told("amd", "owners")
-    told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
-    told.lines.clear()
-    told.take({"amd": {CARD: used(1)}, "owners": {CARD: GaugeFailed("nobody reports")}})
-    for _ in range(5):
-        told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
-    assert told.lines == []
-
-
-def test_a_second_failure_after_a_real_recovery_is_logged_again() -> None:
-    told = Told("nvidia")
-    reads: list[Reading | GaugeFailed] = [LOST, *[used(1)] * RECOVERED_AFTER, LOST]
-    for read in reads:
-        told.take({"nvidia": {CARD: read}})
-    assert len(told.told("warning")) == 2
+    assert told.told("warning") == [("gauge cannot be read", "nvidia")]
+    assert told.told("info") == [("gauges found", "nvidia")]
 
 
 def test_no_failure_is_swallowed_of_a_gauge_that_was_never_read() -> None:
     told = Told("nvidia")
     assert told.take({"nvidia": {"nvidia:0": LOST}}) == {}, "no value is made up for it"
-    assert told.told("warning") == [("gauge cannot be read", "nvidia", "nvidia:0")]
+    assert told.told("warning") == [("gauge cannot be read", "nvidia")]
 
 
 def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() -> None:
@@ -135,7 +111,7 @@ def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() 
     assert told.told("warning") == [], "owners come and go, and nobody needs them here"
     for _ in range(5):
         samples = told.take({"amd": DEAD, "owners": {CARD: GaugeFailed("nobody reports")}})
-    assert told.told("warning") == [("gauge cannot be read", "amd", None), ("gauge cannot be read", "owners", CARD)]
+    assert told.told("warning") == [("gauge cannot be read", "amd"), ("gauge cannot be read", "owners")]
     assert samples[CARD].stale and samples[CARD].source == "amd", "what counted last goes on counting"
 
 
@@ -144,13 +120,13 @@ def test_a_source_that_is_not_there_is_left_out_with_one_line() -> None:
     for _ in range(5):
         told.take({"amd": GaugeAbsent("no driver"), "owners": {}})
     assert told.told("warning") == []
-    assert told.told("info") == [("gauge source absent; not used", "amd", None)]
+    assert told.told("info") == [("gauge source absent; not used", "amd")]
 
 
 def test_one_that_was_asked_for_by_name_and_is_not_there_is_a_warning() -> None:
     told = Told("amd")
     told.take({"amd": GaugeAbsent("no driver")})
-    assert told.told("warning") == [("gauge source absent; not used", "amd", None)]
+    assert told.told("warning") == [("gauge source absent; not used", "amd")]
 
 
 def test_a_driver_that_goes_away_later_is_a_failure() -> None:
@@ -159,7 +135,7 @@ def test_a_driver_that_goes_away_later_is_a_failure() -> None:
     for _ in range(3):
         samples = told.take({"amd": GaugeAbsent("no driver")})
     assert samples[CARD].stale
-    assert told.told("warning") == [("gauge cannot be read", "amd", None)]
+    assert told.told("warning") == [("gauge cannot be read", "amd")]
 
 
 def test_a_reading_that_began_earlier_than_the_sample_says_so() -> None:
@@ -209,10 +185,10 @@ def test_a_hang_is_logged_once_and_so_is_its_end() -> None:
     told.take({"nvidia": {CARD: used(7)}})
     for _ in range(5):
         told.take({}, {"nvidia": 4.0})
-    assert told.told("warning") == [("gauge cannot be read", "nvidia", None)]
+    assert told.told("warning") == [("gauge cannot be read", "nvidia")]
     for _ in range(5):
         told.take({"nvidia": {CARD: used(7)}})
-    assert told.told("info")[1:] == [("gauge can be read again", "nvidia", None)]
+    assert told.told("info")[1:] == [("gauge can be read again", "nvidia")]
 
 
 def test_every_source_says_what_it_does_since_when_and_whether_a_person_must_look() -> None:
