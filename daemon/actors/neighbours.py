@@ -53,14 +53,7 @@ class NeighbourAsker:
                 loop.call_soon_threadsafe(self._close, answer)
 
         thread = threading.Thread(target=run, name=f"tensord-neighbour-{asked.place.kind}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            # The process may have no more threads (TasksMax, ulimit -u).
-            loop.call_soon(
-                self._close, NeighbourAnswered(number, "failed", f"it has no thread to be asked in: {error}")
-            )
-            return
+        thread.start()
         self._threads[asked.place.name] = thread
 
     def _close(self, answer: NeighbourAnswered) -> None:

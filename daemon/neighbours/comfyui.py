@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from .http import Http
+from .http import Http, NeighbourBusy
 
 
 class ComfyQueue(Struct):
@@ -19,21 +19,11 @@ class ComfyQueue(Struct):
     queue_pending: list[Any]
 
 
-class ComfyServer:
-    """ComfyUI as a Neighbour."""
-
-    def __init__(self, http: Http) -> None:
-        self._http = http
-
-    def busy(self) -> str:
-        """As in Neighbour, by its queue of prompts."""
-        queue = self._http.get_as("/queue", ComfyQueue)
-        prompts = len(queue.queue_running) + len(queue.queue_pending)
-        if prompts == 1:
-            return "1 prompt runs or waits"
-        return f"{prompts} prompts run or wait" if prompts else ""
-
-    def free(self) -> str:
-        """As in Neighbour."""
-        self._http.post("/free", {"unload_models": True, "free_memory": True})
-        return ""
+def free_comfyui(http: Http) -> str:
+    """As `registry.Free`."""
+    queue = http.get_as("/queue", ComfyQueue)
+    prompts = len(queue.queue_running) + len(queue.queue_pending)
+    if prompts:
+        raise NeighbourBusy(f"{prompts} prompts run or wait" if prompts > 1 else "1 prompt runs or waits")
+    http.post("/free", {"unload_models": True, "free_memory": True})
+    return ""

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from .http import Http
+from .http import Http, NeighbourBusy
 
 MODELS_MAX: Final = 64
 """Models that are unloaded for one room. The answer says how many stay."""
@@ -29,25 +29,14 @@ class OllamaModels(Struct):
     models: list[OllamaModel] | None = None
 
 
-class OllamaServer:
-    """Ollama as a Neighbour."""
-
-    def __init__(self, http: Http) -> None:
-        self._http = http
-        self._names: list[str] = []
-
-    def busy(self) -> str:
-        """As in Neighbour."""
-        models = self._http.get_as("/api/ps", OllamaModels).models or []
-        self._names = [model.name for model in models if model.size_vram > 0]
-        return "" if self._names else "it has no model on a card"
-
-    def free(self) -> str:
-        """As in Neighbour. Unloads the first MODELS_MAX models that `busy` has found."""
-        for name in self._names[:MODELS_MAX]:
-            self._http.post("/api/generate", {"model": name, "keep_alive": 0, "stream": False})
-        found = len(self._names)
-        if found <= MODELS_MAX:
-            return ""
-        stay = f"{found - MODELS_MAX} of {found} models stay on cards"
-        return f"{stay}: at most {MODELS_MAX} are unloaded for one room; ask for room again"
+def free_ollama(http: Http) -> str:
+    """As `registry.Free`."""
+    names = [model.name for model in http.get_as("/api/ps", OllamaModels).models or [] if model.size_vram > 0]
+    if not names:
+        raise NeighbourBusy("it has no model on a card")
+    for name in names[:MODELS_MAX]:
+        http.post("/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    if len(names) <= MODELS_MAX:
+        return ""
+    stay = f"{len(names) - MODELS_MAX} of {len(names)} models stay on cards"
+    return f"{stay}: at most {MODELS_MAX} are unloaded for one room; ask for room again"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tensord.daemon.governor.forms.limits import NeighbourPlace
-from tensord.daemon.neighbours import http
 from tensord.daemon.neighbours.ollama import MODELS_MAX
 from tensord.daemon.neighbours.registry import PORTS, ask
 from tensord.testing import FakeCard
@@ -25,7 +22,6 @@ from .servers import (
     StandInVllm,
     cut_off,
     die,
-    drip,
     flood,
     hang,
     headers,
@@ -138,29 +134,10 @@ def test_a_vllm_that_does_not_tell_all_counts_is_not_taken_for_idle(card: FakeCa
 
     with Partly(card, 9 * GIB) as server:
         outcome, why = asked(server)
-        assert outcome == "failed" and ("whether it is idle is unknown" in why or "is no count" in why)
+        assert outcome == "failed" and "whether it is idle is unknown" in why
         assert not server.sleeps
 
 
-def test_a_vllm_whose_metrics_are_cut_off_is_not_taken_for_idle(card: FakeCard) -> None:
-    with StandInVllm(card, 9 * GIB) as server:
-        server.running = 3
-
-        def cut(handler: BaseHTTPRequestHandler) -> None:
-            if handler.path != "/metrics":
-                body = b'{"is_sleeping": false}'
-                handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-                return
-            told = f"{RUNNING} 0.0\n{WAITING} 0.0\n{RUNNING}".encode()
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + told)
-
-        server.instead = cut
-        outcome, why = asked(server)
-        assert outcome == "failed" and "the answer to /metrics was cut off" in why
-        assert server.paths == ["GET /is_sleeping", "GET /metrics"]
-
-
-@pytest.mark.parametrize("make", EVERY)
 @pytest.mark.parametrize(
     ("act", "why"),
     [
@@ -175,10 +152,8 @@ def test_a_vllm_whose_metrics_are_cut_off_is_not_taken_for_idle(card: FakeCard) 
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_whatever_a_server_answers_is_a_failure_in_one_printable_line(
-    card: FakeCard, make: type[StandIn], act: Misdeed, why: str
-) -> None:
-    with make(card, GIB) as server:
+def test_whatever_a_server_answers_is_a_failure_in_one_printable_line(card: FakeCard, act: Misdeed, why: str) -> None:
+    with StandInVllm(card, GIB) as server:
         server.instead = lambda handler: act(handler, server)
         outcome, said = asked(server)
         assert outcome == "failed" and why in said
@@ -186,23 +161,10 @@ def test_whatever_a_server_answers_is_a_failure_in_one_printable_line(
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("act", [hang, drip])
-def test_a_server_that_hangs_or_drips_is_left_at_the_deadline(card: FakeCard, act: Misdeed) -> None:
-    """A socket's timeout alone would not end it: each byte begins it anew."""
+def test_a_server_that_hangs_is_left_when_its_time_is_over(card: FakeCard) -> None:
     with StandInComfy(card, GIB) as server:
-        server.instead = lambda handler: act(handler, server)
+        server.instead = lambda handler: hang(handler, server)
         assert asked(server, 0.3) == ("failed", "no answer to /queue within 0.3 s")
-
-
-def test_all_requests_of_a_question_share_one_deadline(card: FakeCard) -> None:
-    now = [100.0]
-    with StandInComfy(card, GIB) as server:
-        asking = http.Http("127.0.0.1", server.port, 5.0, clock=lambda: now[0])
-        asking.get("/queue")
-        now[0] += 5.0
-        with pytest.raises(http.NeighbourFailed, match="no answer to /free within 5 s"):
-            asking.post("/free", {})
-        assert server.paths == ["GET /queue"]
 
 
 def test_where_no_server_listens_that_is_said() -> None:
@@ -210,16 +172,6 @@ def test_where_no_server_listens_that_is_said() -> None:
         silent.bind(("127.0.0.1", 0))
         outcome, why = ask(NeighbourPlace("ollama", *silent.getsockname()), PATIENCE_S)
     assert outcome == "failed" and "refused" in why
-
-
-def test_no_thread_is_left_of_a_question(card: FakeCard) -> None:
-    before = set(threading.enumerate())
-    with StandInOllama(card, GIB) as server:
-        asked(server)
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert not left
 
 
 def test_every_kind_of_neighbour_has_a_stand_in() -> None:
