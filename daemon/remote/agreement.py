@@ -29,12 +29,12 @@ from collections.abc import Callable
 from itertools import chain, compress, islice
 from typing import Final
 
-from ...errors import LimitReached, TensordError, TierRefused
+from ...errors import LimitReached, TensordError
 from ...shm.index.generations import GenerationWriter
 from ...shm.index.keys import generation_of
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY, ClaimTable
-from ..core.effects import AskGenerations, RaiseGeneration, RemoteTurned
+from ..core.effects import AskGenerations, RaiseGeneration
 from ..core.outbox import StoreOutbox
 from ..store.tenants import Tenants
 from .link import RemoteLink
@@ -74,16 +74,15 @@ class Agreement:
         this host has invalidated."""
         self._raising: set[bytes] = set()
         """Those of them that the store is raising now."""
-        self._refused: dict[bytes, str] = {}
+        self.why = ""
         """Why the store has not raised a generation when it was told to last."""
-        self._told_refusal = False
         self._asking = False
         self._ask_at = 0.0
 
     @property
-    def refused(self) -> list[str]:
-        """For each namespace of which nothing is shared since the store does not take its generation: the error."""
-        return [*self._refused.values()]
+    def untold(self) -> int:
+        """How many namespaces are not shared since the store has not taken their generation."""
+        return len(self._to_raise) - len(self._raising)
 
     def next_timer(self) -> float | None:
         """When `tick` is due; None while there is nothing to ask."""
@@ -122,16 +121,9 @@ class Agreement:
         self._raising.remove(tag)
         if error is not None or generation is None:
             # `tick` tries again.
-            self._refused[tag] = str(error)
+            self.why = str(error)
             self._outbox.counters.remote["raise_failed"] += 1
-            if isinstance(error, TierRefused) and not self._told_refusal:
-                self._told_refusal = True
-                self._outbox.add(RemoteTurned(str(error), "generations"))
             return
-        self._refused.pop(tag, None)
-        if self._told_refusal and not self._refused:
-            self._told_refusal = False
-            self._outbox.add(RemoteTurned("", "generations"))
         if request.least == self._generations.current(tag) <= generation:
             del self._to_raise[tag]
             self._follow(tag, generation)
@@ -165,7 +157,6 @@ class Agreement:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self._raising <= self._to_raise.keys()
-        assert self._refused.keys() <= self._to_raise.keys()
 
     def _raise(self) -> None:
         if not self._link.breaker.closed:

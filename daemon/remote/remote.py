@@ -119,7 +119,7 @@ class Remote:
         does not take."""
         if not self.link.limits.remote_s:
             return None
-        link, writes, refused = self.link, self.writes, self.agreement.refused
+        link, writes = self.link, self.writes
         refuses_writes = link.taking.why if link.limits.remote_writes else ""
         return {
             "serves": link.breaker.closed,
@@ -128,8 +128,8 @@ class Remote:
             "refuses_writes": refuses_writes,
             "full": bool(refuses_writes) and link.full,
             "read_only": bool(refuses_writes) and not link.full,
-            "not_agreed": len(refused),
-            "not_agreed_why": refused[-1] if refused else "",
+            "not_agreed": self.agreement.untold,
+            "not_agreed_why": self.agreement.why,
             "fetches": len(self.fetches),
             "writes": writes.under_way,
             "queued": writes.queued,

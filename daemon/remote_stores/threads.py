@@ -65,12 +65,6 @@ _TURNED: Final = {
         "the remote store takes no writes for now; it is read as before",
         "the remote store takes writes again",
     ),
-    "generations": (
-        "remote_generations",
-        "takes_generations",
-        "the remote store refuses invalidations: other hosts keep the old entries, this host shares no new ones",
-        "the remote store has taken all invalidations",
-    ),
 }
 """By what has turned: the event for watchers, its field, and what is logged when it begins and ends."""
 

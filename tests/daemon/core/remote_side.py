@@ -34,7 +34,7 @@ class RemoteSide:
         self.others: dict[bytes, float] = {}
         """When another host has claimed a key there."""
         self.withdrawn: list[bytes] = []
-        self.turned: dict[str, list[str]] = {"store": [], "writes": [], "generations": []}
+        self.turned: dict[str, list[str]] = {"store": [], "writes": []}
         """Why the store was left alone, and the like; empty when it served again."""
 
     def forget_remote(self) -> None:

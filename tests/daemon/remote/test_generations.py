@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.effects import AskGenerations, RaiseGeneration
+from tensord.daemon.core.effects import AskGenerations
 from tensord.daemon.core.events import RemoteDone, RemoteSaved
 from tensord.daemon.remote.agreement import EVERY_S
 from tensord.daemon.remote.breaker import FAILURES_MAX
@@ -209,31 +209,9 @@ def test_a_generation_that_the_store_does_not_take_is_said_until_it_does(make: M
     assert shared(stand, 1, 0)
     invalidate(stand)
     stand.answer_generations(TierReadOnly("a replica"))
-    assert stand.room.agreement.refused == ["a replica"]
+    assert (stand.state()["not_agreed"], stand.state()["not_agreed_why"]) == (1, "a replica")
     assert not shared(stand, 2, 1) and not stand.turned["store"]
     stand.pass_time(EVERY_S)
     stand.settle()
-    assert stand.room.agreement.refused == []
+    assert not stand.state()["not_agreed"]
     assert shared(stand, 3, 1)
-
-
-def test_an_invalidation_that_the_store_refuses_is_told_once_and_counted(make: Make) -> None:
-    stand = make(**REMOTE)
-    error = TierReadOnly("this user has no permissions to run the 'eval' command")
-    stand.put(1)
-    for request, tag in enumerate((b"namespac", b"another ")):
-        stand.send(1, messages.Invalidate(request, tag, 0))
-        stand.answer_generations(error)
-    for _ in range(3):
-        stand.now += EVERY_S
-        stand.go_on()
-        while stand.generation_requests:
-            refuses = isinstance(stand.generation_requests[0], RaiseGeneration)
-            stand.answer_generations(error if refuses else None)
-    assert stand.turned["generations"] == [str(error)]
-    assert stand.counted["raise_failed"] == 8
-    stand.now += EVERY_S
-    stand.go_on()
-    stand.settle()
-    assert stand.turned["generations"] == [str(error), ""]
-    assert not stand.turned["store"] and not stand.turned["writes"]
