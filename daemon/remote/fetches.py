@@ -7,21 +7,18 @@ Owns: which key is sought and for how long, the fetches under way, and what is c
 of an entry into the ring (`arrivals`), nor the writes to the store.
 
 A client waits for the store no longer than it would take to compute the entry: for the time that it has announced
-itself, else for the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked. Keys
-beyond SEEKS_MAX wait for their turn in this time.
+itself, else for the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked.
 
 An entry that another host computes is waited for, until WAIT_TIMES what computing takes have passed since that host has
 claimed the key: it is done by then, or late. So a client waits at most WAIT_TIMES as long as it would compute. The
 store is asked again from time to time meanwhile, which shows a claim that was withdrawn, too.
 
-Invariants: a key is sought at most once at a time. Once the breaker is open, keys that wait for their turn are given
-up, and no others are sought: `agreement` probes the store. At most SEEKS_MAX keys, besides those of runs, are asked for
-or read at once.
+Invariants: a key is sought at most once at a time. At most SOUGHT_MAX keys, besides those of runs, are sought at once.
+Once the breaker is open, no key is asked for: `agreement` probes the store.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import Final
@@ -40,10 +37,8 @@ from .host_claims import HostClaims
 from .link import RemoteLink
 from .writes import Writes
 
-SEEKS_MAX: Final = 16
-"""Keys that are asked for or read at once."""
-QUEUED_MAX: Final = 1024
-"""Keys that are sought at once, those that wait for their turn or for another host included."""
+SOUGHT_MAX: Final = 1024
+"""Keys that are sought at once, those that wait for another host included."""
 UNKNOWN_S: Final = 0.05
 """How long a client waits if nobody knows how long computing takes."""
 CLAIM_TIMES: Final = 3.0
@@ -85,8 +80,6 @@ class Fetches:
         self._under_way: dict[bytes, Fetch] = {}
         self._busy: dict[bytes, Fetch] = {}
         """Those whose key is asked for or read now."""
-        self._turns: OrderedDict[bytes, None] = OrderedDict()
-        """Those that wait for their turn."""
         self._looks: Deadlines[bytes] = Deadlines()
         """When the store is asked again for an entry that another host computes."""
         self.run_keys = 0
@@ -107,14 +100,12 @@ class Fetches:
         if key in self._under_way or not self.may_be_sought(key):
             return None
         cost_s = request.within_s or self._link.costs.of(key[:NAMESPACE_TAG_BYTES]) or UNKNOWN_S
-        for_s = self.patience_s(cost_s, now) if len(self._under_way) - self.run_keys < QUEUED_MAX else 0.0
+        for_s = self.patience_s(cost_s, now) if len(self._under_way) - self.run_keys < SOUGHT_MAX else 0.0
         if for_s <= 0:
             self.declined(1)
             return None
         token, verdict = self._claims.seek(key, client, request.id, now, uid, request.within_s, for_s)
-        self._add(key, uid, token, now, now + for_s, cost_s)
-        self._turns[key] = None
-        self._serve(now)
+        self._ask(self._add(key, uid, token, now, now + for_s, cost_s), now)
         return verdict
 
     def declined(self, count: int) -> None:
@@ -129,8 +120,13 @@ class Fetches:
     def tick(self, now: float) -> None:
         """Asks again for entries that other hosts compute."""
         while (key := self._looks.pop_due(now)) is not None:
-            self._turns[key] = None
-        self._serve(now)
+            fetch = self._under_way[key]
+            left_alone = not self._link.breaker.closed
+            if left_alone or now >= fetch.ends_at or fetch.void or not self._claims.holds(fetch.token):
+                # Its time is over, the store is left alone, or nobody waits for it any more.
+                self._forget(fetch, "failed" if left_alone else "missed", now)
+            else:
+                self._ask(fetch, now)
 
     def sought(self, seek: Seek, sought: Sought | None, error: TensordError | None, now: float) -> None:
         """Processes the store's answer."""
@@ -148,7 +144,6 @@ class Fetches:
             self._host_claims.taken(seek.keys[0])
         if sought.others_s is not None and self._waits(fetches[0], sought.others_s, now):
             del self._busy[fetches[0].key]
-            self._serve(now)
             return
         outcome, size_bytes = "", 0
         for fetch, found in zip_longest(fetches, sought.found):
@@ -200,12 +195,9 @@ class Fetches:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self.run_keys == sum(not fetch.token for fetch in self._under_way.values())
-        assert len(self._under_way) <= QUEUED_MAX + self.run_keys
-        assert len(self._busy) <= SEEKS_MAX + self.run_keys
+        assert len(self._under_way) <= SOUGHT_MAX + self.run_keys
         looks = {key for key in self._under_way if self._looks.when(key) is not None}
-        assert self._busy.keys() | self._turns.keys() | looks == self._under_way.keys()
-        assert len(self._busy) + len(self._turns) + len(looks) == len(self._under_way)
-        assert not self._turns or len(self._busy) - self.run_keys >= SEEKS_MAX
+        assert self._busy.keys() | looks == self._under_way.keys() and not self._busy.keys() & looks
 
     def may_be_sought(self, key: bytes) -> bool:
         """Whether the store may have an entry of the key that this host may show."""
@@ -218,18 +210,6 @@ class Fetches:
             return 0.0
         for_s = min(cost_s, self._link.limits.remote_s)
         return for_s if (self._link.speed.answer_s.known(now) or 0.0) < for_s else 0.0
-
-    def _serve(self, now: float) -> None:
-        """Asks for as many keys as may be."""
-        while self._turns and len(self._busy) - self.run_keys < SEEKS_MAX:
-            fetch = self._under_way[self._turns.popitem(last=False)[0]]
-            over = fetch.ends_at - now <= (self._link.speed.answer_s.known(now) or 0.0)
-            left_alone = not self._link.breaker.closed
-            if over or left_alone or fetch.void or not self._claims.holds(fetch.token):
-                # Its time is over, the store is left alone, or nobody waits for it any more.
-                self._forget(fetch, "failed" if left_alone else "missed" if fetch.waited else "unasked", now)
-            else:
-                self._ask(fetch, now)
 
     def _ask(self, fetch: Fetch, now: float) -> None:
         fetch.due_at = now + min(fetch.cost_s, self._link.limits.remote_s)
@@ -266,7 +246,6 @@ class Fetches:
         """Ends a fetch that is asked for or read."""
         del self._busy[fetch.key]
         self._forget(fetch, outcome, now)
-        self._serve(now)
 
     def _forget(self, fetch: Fetch, outcome: str, now: float) -> None:
         del self._under_way[fetch.key]

@@ -203,7 +203,7 @@ class MooncakeStore(RemoteStore):
         if not answered:
             # The process ends the connection after the call.
             connection.close()
-            raise self._timed_out()
+            raise self.timed_out()
         process.idle.append(connection)
         if error:
             raise TierUnavailable(f"{self.address}: {error}")

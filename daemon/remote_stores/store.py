@@ -130,7 +130,8 @@ class RemoteStore(ABC):
             self.corrupt += 1
             self.last_corrupt = f"{self.address}: {what}"
 
-    def _timed_out(self) -> TierTimedOut:
+    def timed_out(self) -> TierTimedOut:
+        """The error of a call that has taken too long."""
         return TierTimedOut(
             f"{self.address} has not answered within {self.timeout_s:g} s: the store or the way to it is slow or "
             "stopped; the call counts as a miss"

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import takewhile
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -127,7 +128,7 @@ class RemoteThreads:
         if isinstance(request, SaveRemote | RemoveRemote):
             self._writer.submit(self._write_aside, request)
         else:
-            read = self._readers.submit(self.carry_out, request)
+            read = self._readers.submit(self.carry_out, request, time.monotonic())
             if isinstance(request, ReadRemote):
                 self._reads = {each for each in self._reads if not each.done()} | {read}
 
@@ -148,9 +149,12 @@ class RemoteThreads:
         with self._gives_way.working(hurried=hurried) if self._gives_way is not None else nullcontext():
             self.carry_out(request)
 
-    def carry_out(self, request: RemoteRequest) -> None:
-        """Has the store do it, and reports the outcome."""
+    def carry_out(self, request: RemoteRequest, asked_at: float = inf) -> None:
+        """Has the store do it, and reports the outcome. A request that has waited for its thread for as long as the
+        store may take fails, as those before it have."""
         try:
+            if time.monotonic() - asked_at > self._store.timeout_s:
+                raise self._store.timed_out()
             done = RemoteDone(request, self._answer(request))
         except TensordError as error:
             done = RemoteDone(request, error=error)

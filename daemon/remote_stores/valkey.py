@@ -263,7 +263,7 @@ class ValkeyStore(RemoteStore):
         address, said = self.address, "".join(each if each.isprintable() else "?" for each in str(error))
         match error:
             case told.TimeoutError() | TimeoutError():
-                return self._timed_out()
+                return self.timed_out()
             case told.OutOfMemoryError():
                 return TierFull(
                     f"{address} is full: {said}; raise maxmemory, set maxmemory-policy to volatile-lru, or lower "

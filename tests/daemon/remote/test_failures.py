@@ -1,13 +1,12 @@
-"""When a failing store is left alone, and what waits for it."""
+"""When a failing store is left alone, and a store that cannot be reached when the daemon starts."""
 
 from __future__ import annotations
 
+from tensord.daemon.core.effects import AskGenerations
 from tensord.daemon.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
-from tensord.errors import TierFull, TierRefused, TierUnavailable
-from tensord.ipc.messages import control as messages
+from tensord.errors import TierRefused, TierUnavailable
 
-from ..core.stand import key
-from .stand import REMOTE, Make, ask, fail, publish
+from .stand import REMOTE, Make, RemoteStand, ask, fail
 
 
 def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(make: Make) -> None:
@@ -39,40 +38,46 @@ def test_a_failure_now_and_then_does_not_open_the_breaker(make: Make) -> None:
     assert not stand.turned["store"]
 
 
-def test_failed_writes_open_the_breaker(make: Make) -> None:
-    stand = make(8192, **REMOTE)
-    publish(stand, FAILURES_MAX + 2)
-    for _ in range(FAILURES_MAX):
-        stand.write_remote(error=TierUnavailable("connection refused"))
+AWAY = TierUnavailable("connection refused")
+
+
+def probed(stand: RemoteStand, error: TierUnavailable | None) -> None:
+    """Time passes until the store is probed, and the store answers."""
+    due = stand.next_timer()
+    assert due is not None
+    stand.now = max(stand.now, due)
+    stand.go_on()
+    assert [type(each) for each in stand.generation_requests] == [AskGenerations]
+    stand.answer_generations(error)
+
+
+def test_a_store_that_is_not_reached_at_the_start_is_left_alone_from_the_first_miss(make: Make) -> None:
+    stand = make(reached=False, **REMOTE)
+    probed(stand, AWAY)
     assert stand.turned["store"] == ["connection refused"]
-    while stand.writes:
-        stand.write_remote(error=TierUnavailable("connection refused"))
-    stand.put(50, cost_ms=9.0)
-    assert not stand.remote
-    stand.pass_time(FIRST_S + 0.01)
-    assert stand.turned["store"][-1] == ""
-    stand.put(51, cost_ms=9.0)
-    assert set(stand.remote) == {key(51)}
+    assert ask(stand).answer == "compute" and not stand.seeks
 
 
-def test_a_full_store_goes_on_serving_reads(make: Make) -> None:
-    stand = make(8192, **REMOTE)
-    for number in range(FAILURES_MAX + 1):
-        stand.put(key(number), 64, client=1, cost_ms=9.0, settles=False)
-        stand.write_remote(error=TierFull("maxmemory"))
-        stand.now += LONGEST_S
-    assert not stand.turned["store"]
-    assert stand.counted == {"write_failed": FAILURES_MAX + 1}
-    assert ask(stand, number=70).answer == "wait"
+def test_a_store_is_probed_without_any_client(make: Make) -> None:
+    stand = make(reached=False, **REMOTE)
+    probed(stand, AWAY)
+    waits_s = FIRST_S
+    for _ in range(10):
+        before = stand.now
+        probed(stand, AWAY)
+        assert stand.now - before >= waits_s * 0.99
+        waits_s = min(2 * waits_s, LONGEST_S)
+    assert stand.turned["store"] == ["connection refused"]
+    probed(stand, None)
+    assert stand.turned["store"] == ["connection refused", "reached for the first time"]
+    assert ask(stand).answer == "wait"
+    assert stand.next_timer() != stand.now, "it is not asked without end"
 
 
-def test_a_removal_outlives_a_time_in_which_the_store_fails(make: Make) -> None:
+def test_a_store_that_was_reached_before_serves_again(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.put(1, cost_ms=9.0)
-    for number in range(10, 10 + FAILURES_MAX):
-        fail(stand, number)
-    stand.send(1, messages.Evict(3, [key(1)]))
-    stand.settle()
-    assert key(1) in stand.remote
-    stand.pass_time(FIRST_S + 0.01)
-    assert key(1) not in stand.remote
+    assert not stand.turned["store"]
+    for number in range(FAILURES_MAX):
+        fail(stand, number, AWAY)
+    probed(stand, None)
+    assert stand.turned["store"] == ["connection refused", ""]

@@ -133,17 +133,6 @@ def test_an_invalidation_on_another_host_reaches_one_that_only_reads_its_own_ent
     assert stand.generations.current(TAG) == 1
 
 
-def test_an_invalidation_on_another_host_is_followed_after_an_outage_without_any_miss(make: Make) -> None:
-    stand = make(**REMOTE)
-    assert shared(stand, 1, 0)
-    for number in range(10, 10 + FAILURES_MAX):
-        fail(stand, number)
-    stand.remote_generations[TAG] = 1
-    stand.pass_time(2 * EVERY_S + 0.1)
-    assert stand.find(key(1)) is None
-    assert stand.turned["store"][-1] == ""
-
-
 def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(make: Make) -> None:
     stand = make(**REMOTE)
     assert shared(stand, 1, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,11 +130,3 @@ def test_removals_wait_for_a_store_that_takes_no_writes_and_the_first_that_succe
     stand.write_remote()
     assert key(0) not in stand.remote
     assert stand.turned["writes"] == [str(READ_ONLY), ""]
-
-
-def test_a_host_that_writes_nothing_says_nothing_of_writes(make: Make) -> None:
-    stand = make(8192, **REMOTE)
-    offer(stand, 0)
-    stand.write_remote(error=FULL)
-    stand.room.change_limits(replace(stand.limits, remote_writes=False))
-    assert state(stand) == (False, False, "")

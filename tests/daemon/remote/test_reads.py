@@ -21,7 +21,7 @@ import pytest
 
 from tensord.daemon.core.events import RemoteFound
 from tensord.daemon.remote import fetches, speed
-from tensord.daemon.remote.fetches import SEEKS_MAX, UNKNOWN_S
+from tensord.daemon.remote.fetches import UNKNOWN_S
 from tensord.errors import Corrupt, TierTimedOut
 from tensord.ipc.messages import control as messages
 
@@ -71,12 +71,6 @@ def test_a_fetch_is_not_the_one_hand_over_of_a_claim(make: Make) -> None:
     assert verdicts(stand, 2) == ["wait", "compute"], "the first who computes may die once"
     stand.leave(2)
     assert verdicts(stand, 3) == ["wait", "alone"]
-
-
-def test_without_a_remote_store_a_missing_key_is_computed_at_once(make: Make) -> None:
-    stand = make()
-    assert ask(stand).answer == "compute"
-    assert not stand.seeks
 
 
 def test_nobody_waits_longer_than_computing_takes(make: Make) -> None:
@@ -151,37 +145,10 @@ def test_while_an_answer_is_overdue_no_other_client_waits(make: Make) -> None:
     assert ask(stand, number=3).answer == "wait"
 
 
-def test_of_many_keys_a_limited_number_is_sought_at_once_and_the_others_in_their_turn(make: Make) -> None:
-    stand = make(1 << 16, **REMOTE)
-    for number in range(SEEKS_MAX + 9):
-        stand.remote[key(number)] = FOUND
-        assert ask(stand, number=number).answer == "wait"
-    assert len(stand.seeks) == SEEKS_MAX
-    stand.settle()
-    assert stand.counted == {"fetched": SEEKS_MAX + 9}
-    stand.check()
-
-
-def test_a_key_whose_turn_does_not_come_in_time_is_computed_and_counted(make: Make) -> None:
-    stand = make(1 << 16, **REMOTE)
-    for number in range(SEEKS_MAX + 1):
-        ask(stand, number=number, within_s=0.5)
-    held = list(stand.seeks)
-    stand.seeks.clear()
-    stand.now += 0.6
-    stand.go_on()
-    assert verdicts(stand).count("compute") == SEEKS_MAX + 1
-    stand.seeks.extend(held)
-    stand.settle()
-    assert stand.counted["unasked"] == 1
-    stand.check()
-
-
-def test_no_more_keys_wait_for_their_turn_than_may(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetches, "QUEUED_MAX", SEEKS_MAX + 1)
+def test_no_more_keys_are_sought_at_once_than_may(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetches, "SOUGHT_MAX", 3)
     stand = make(**REMOTE)
-    answers = [ask(stand, number=number).answer for number in range(SEEKS_MAX + 2)]
-    assert answers == ["wait"] * (SEEKS_MAX + 1) + ["compute"]
+    assert [ask(stand, number=number).answer for number in range(4)] == ["wait"] * 3 + ["compute"]
     assert stand.counted == {"unasked": 1}
 
 
@@ -248,19 +215,6 @@ def test_a_found_entry_without_room_is_computed(make: Make) -> None:
     stand.settle()
     assert verdicts(stand) == ["wait", "compute"]
     assert stand.find(key(1)) is None and not stand.store.parts.own.grants
-
-
-def test_entries_are_found_in_a_full_ring_and_nothing_of_their_places_is_left(make: Make) -> None:
-    stand = make(16 * SPAN, **REMOTE)
-    for number in range(20, 40):
-        stand.put(number)
-    for number in (1, 2, 3):
-        stand.remote[key(number)] = FOUND
-        ask(stand, number=number)
-        stand.seek()
-    assert len(stand.reads) < 3, "places are lent one after the other"
-    stand.settle()
-    assert verdicts(stand).count("hit") == 3 and not stand.store.parts.own.grants
 
 
 def test_an_entry_whose_parent_is_not_here_is_computed(make: Make) -> None:

@@ -2,19 +2,15 @@
 
 | while a run is sought or read …        | test                                                        |
 |----------------------------------------|-------------------------------------------------------------|
-| its client leaves                      | a_client_that_leaves_leaves_the_entries_to_the_others       |
 | another client asks for the same run   | two_clients_that_ask_for_the_same_run_wait_for_one_answer   |
 | a client stores one of its keys        | a_put_that_overtakes_a_key_of_a_run_wins                    |
 | one of its keys is evicted by name     | a_run_ends_at_a_key_that_is_evicted_by_name                 |
 | its namespace is invalidated           | nothing_of_a_run_is_shown_after_an_invalidation             |
 | the store fails                        | a_store_that_fails_is_answered_with_what_is_in_the_ring     |
 | the read of one entry fails            | the_entries_after_one_that_cannot_be_read_are_not_stored    |
-| puts are refused                       | a_run_without_room_is_answered                              |
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
@@ -56,17 +52,6 @@ def test_a_run_is_found_with_one_question_and_put_in_order(make: Make) -> None:
     assert stand.counted == {"fetched": 6, "missed": 2}
 
 
-def test_a_run_goes_on_behind_what_is_in_the_ring(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.remote = chain(4)
-    stand.put(0)
-    stand.put(1, parent=key(0))
-    fetch(stand, 0, 1, 2, 3)
-    assert stand.seeks[0].keys == (key(2), key(3))
-    stand.settle()
-    assert counted(stand) == [4]
-
-
 def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(make: Make) -> None:
     stand = make(**REMOTE)
     stand.remote = chain(5)
@@ -75,14 +60,6 @@ def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(make: Make) ->
     stand.settle()
     assert counted(stand) == [2]
     assert stand.find(key(3)) is None
-
-
-@pytest.mark.parametrize("settings", [{}, {"remote_s": 2.0, "remote_queue_bytes": 1000}], ids=["none", "read only"])
-def test_a_run_that_is_in_the_ring_is_counted_at_once(make: Make, settings: dict[str, Any]) -> None:
-    stand = make(**settings)
-    stand.put(0)
-    fetch(stand, 0)
-    assert counted(stand) == [1]
 
 
 def test_keys_of_another_namespace_than_the_first_end_a_run(make: Make) -> None:
@@ -100,16 +77,6 @@ def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(make: Make) -
     assert not counted(stand, 2)
     stand.settle()
     assert counted(stand) == counted(stand, 2) == [3]
-
-
-def test_a_client_that_computes_a_key_of_a_run_does_not_wait_for_it(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.remote = chain(2)
-    fetch(stand, 0, 1)
-    ask(stand, client=2, number=0)
-    assert verdicts(stand, 2) == ["compute"]
-    stand.settle()
-    assert counted(stand) == [2]
 
 
 def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make) -> None:
@@ -138,16 +105,6 @@ def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
     assert stand.counted == {"fetched": 1, "slow": 1}
     stand.settle()
     assert counted(stand) == [1, 1]
-
-
-def test_a_client_that_leaves_leaves_the_entries_to_the_others(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.remote = chain(2)
-    fetch(stand, 0, 1)
-    fetch(stand, 0, 1, client=2)
-    stand.leave(1)
-    stand.settle()
-    assert counted(stand, 2) == [2]
 
 
 def test_a_put_that_overtakes_a_key_of_a_run_wins(make: Make) -> None:
@@ -225,12 +182,3 @@ def test_entries_that_the_store_says_are_each_others_parents_are_refused(make: M
     fetch(stand, 0, 1)
     stand.settle()
     assert counted(stand) == [0] and stand.counted == {"failed": 2} and not stand.store.parts.own.grants
-
-
-def test_a_run_without_room_is_answered(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.remote = chain(2)
-    stand.press(refuse=True, reason="memory is short")
-    fetch(stand, 0, 1)
-    stand.settle()
-    assert counted(stand) == [0]

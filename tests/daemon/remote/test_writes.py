@@ -4,8 +4,7 @@
 |----------------------------------|----------------------------------------------------------|
 | it is evicted by name, cleared   | a_span_that_is_written_is_not_reused                     |
 | others need its room             | a_span_that_is_written_is_not_reused                     |
-| it is put again after that       | a_removal_waits_for_the_write_of_its_key                 |
-| … while it is removed, put again | a_write_waits_for_the_removal_of_its_key                 |
+| it is removed, and put again     | a_write_waits_for_the_removal_of_its_key                 |
 """
 
 from __future__ import annotations
@@ -44,22 +43,6 @@ def test_an_entry_of_unknown_cost_is_written_at_its_next_use(make: Make) -> None
     assert not stand.remote, "it was written once"
 
 
-def test_an_entry_that_is_quicker_to_compute_than_to_read_is_not_written(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
-    stand = make(**REMOTE)
-    stand.remote[key(1)] = FOUND
-    ask(stand, within_s=2.0)
-    stand.seek()
-    stand.now += 0.5
-    stand.settle()
-    stand.put(2, cost_ms=400.0)
-    assert key(2) not in stand.remote
-    stand.put(3, cost_ms=600.0)
-    assert key(3) in stand.remote
-
-
 def test_an_entry_that_was_not_worth_its_write_is_counted_once_and_reconsidered_at_its_next_use(make: Make) -> None:
     stand = make(**REMOTE)
     ask(stand, within_s=1.0)
@@ -80,13 +63,6 @@ def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None
     stand.use(1)
     stand.settle()
     assert not {"written", "there"} & stand.counted.keys()
-
-
-def test_entries_with_a_parent_are_written(make: Make) -> None:
-    stand = make(8192, **REMOTE)
-    stand.put(1, cost_ms=9.0)
-    stand.put(2, cost_ms=9.0, parent=key(1))
-    assert {each: found.parent for each, found in stand.remote.items()} == {key(1): None, key(2): key(1)}
 
 
 def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(make: Make) -> None:
@@ -212,15 +188,6 @@ def test_an_entry_that_was_dropped_is_offered_again_at_its_next_use_or_put(make:
     assert stand.put(put, 400) == "existed"
     stand.settle()
     assert key(used) in stand.remote and key(put) in stand.remote
-
-
-def test_a_removal_waits_for_the_write_of_its_key(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.put(key(1), 64, client=1, cost_ms=9.0, settles=False)
-    stand.send(1, messages.Evict(3, [key(1)]))
-    assert len(stand.writes) == 1
-    stand.settle()
-    assert key(1) not in stand.remote
 
 
 def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(make: Make) -> None:

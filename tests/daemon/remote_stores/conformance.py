@@ -161,30 +161,6 @@ class AnyStore:
         assert get(store, entry.key) is None
         assert store.corrupt == 1
 
-    def test_two_writers_of_one_key_never_mix_their_payloads(self, backend: Backend, store: RemoteStore) -> None:
-        key = key_of(1)
-        payloads = [bytes([letter]) * (700_000 + letter) for letter in b"AB"]
-        failed: list[BaseException] = []
-
-        def write(payload: bytes) -> None:
-            own = backend.open()
-            try:
-                for _ in range(30):
-                    put(own, made_of(key, payload))
-            except BaseException as error:
-                failed.append(error)
-            finally:
-                own.close()
-
-        put(store, made_of(key, payloads[0]))
-        writers = [threading.Thread(target=write, args=(payload,)) for payload in payloads]
-        for writer in writers:
-            writer.start()
-        while any(writer.is_alive() for writer in writers):
-            self.one_of(payloads, get(store, key))
-        assert not failed, failed
-        assert store.corrupt == 0
-
     def test_a_killed_writer_leaves_the_old_object_or_the_new_one(self, backend: Backend, store: RemoteStore) -> None:
         key = key_of(1)
         whole = {bytes([number]) * (8 * MIB + number) for number in range(1, 5)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 
@@ -97,36 +96,3 @@ class AnyServer:
         assert get(store, entry.key) is None
         put(store, entry)
         assert get(store, entry.key) == (entry.payload, entry.meta)
-
-    def test_a_store_opens_without_its_server_and_uses_it_once_it_is_there(self, backend: Server) -> None:
-        backend.kill()
-        store = backend.open()
-        with pytest.raises(TierUnavailable):
-            get(store, key_of(1))
-        backend.restart()
-        put(store, made(1))
-        assert get(store, key_of(1)) is not None
-        store.close()
-
-    def test_a_server_that_dies_during_a_read_is_an_error_and_no_bytes(self, backend: Server) -> None:
-        """The reader waits for a stopped server when it is killed."""
-        store = backend.open()
-        put(store, made(1))
-        backend.pause()
-        reading = threading.Event()
-        raised: list[BaseException] = []
-
-        def read() -> None:
-            reading.set()
-            try:
-                get(store, key_of(1))
-            except BaseException as error:
-                raised.append(error)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        assert reading.wait(30)
-        backend.kill()
-        reader.join(60)
-        assert len(raised) == 1 and isinstance(raised[0], TierUnavailable)
-        store.close()

@@ -85,22 +85,6 @@ def test_a_directory_stays_within_its_bytes_and_keeps_what_was_used_last(backend
     store.close()
 
 
-def test_processes_that_each_stay_below_the_limit_stay_below_it_together(backend: Folder) -> None:
-    stores = [DirectoryStore(backend.root, 10 * MIB) for _ in range(2)]
-    leftover = backend.root / "tensord-1/tmp/host-1-1"
-    leftover.parent.mkdir(parents=True)
-    for number, store in enumerate(stores):
-        leftover.touch()
-        os.utime(leftover, (1, 1))
-        put(store, made(100 + number, 10))
-        assert not leftover.exists(), "the first put looks the directory through"
-    for number in range(18):
-        put(stores[number % 2], made(number, MIB))
-    assert backend.stored_bytes() <= 10 * MIB
-    for store in stores:
-        store.close()
-
-
 def test_files_of_killed_writers_are_removed_and_those_of_live_ones_stay(backend: Folder) -> None:
     store = DirectoryStore(backend.root, 4 * MIB)
     put(store, made(1))

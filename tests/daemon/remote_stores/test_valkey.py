@@ -192,21 +192,6 @@ def test_a_claim_tells_how_long_ago_it_began(backend: Redis) -> None:
     two.close()
 
 
-def test_connections_are_used_again_and_ended(backend: Redis) -> None:
-    store = backend.open()
-
-    def connected() -> int:
-        clients: Any = backend.direct.client_list()
-        return len(clients) - 1  # without the test's own
-
-    for number in range(20):
-        put(store, made(number))
-    assert connected() == 1
-    store.close()
-    while connected():
-        pass
-
-
 def test_a_connection_that_the_server_has_ended_is_replaced(backend: Redis) -> None:
     store = backend.open()
     put(store, made(1))
