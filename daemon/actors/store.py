@@ -361,8 +361,6 @@ class StoreActor:
             if not self.settled:
                 idle_s = self._keep_time(busy=False)
         self._copier.stop()
-        if unremoved := self._store.parts.remote.writes.removals:
-            _log.warning("evicted entries stay in the remote store: the daemon ends first", entries=unremoved)
         if self._remote is not None and not await asyncio.to_thread(self._remote.close):
             _log.error("a read of the remote store hangs, and would write into the next daemon's ring; ending at once")
             os._exit(1)

@@ -3,7 +3,6 @@
 | disturbance                                | test                                                    |
 |--------------------------------------------|---------------------------------------------------------|
 | master stopped, killed, started anew       | master_that_is_killed, master_that_is_stopped           |
-| host that keeps objects killed             | killed_host_takes_its_objects_with_it                   |
 | host asked to stop while the master hangs  | host_ends_while_the_master_is_stopped                   |
 | wrong bytes, no room, two writers          | tests/daemon/remote_stores/mooncake_suite.py                    |
 """
@@ -156,16 +155,3 @@ def test_a_host_ends_while_the_master_is_stopped(mooncake: Mooncake) -> None:
     first.daemon.start()
     until(lambda: first.client.connected, "the client is attached again")
     assert not any(first.get(number) for number in range(2)), "its ring is as it was"
-
-
-def test_a_killed_host_takes_its_objects_with_it_and_costs_no_other_host_a_wrong_byte(mooncake: Mooncake) -> None:
-    first, second, third = mooncake.hosts
-    stores(first, range(6))
-    assert not second.get(0)
-    first.daemon.kill()
-    # What lay in its memory is computed, and what lay elsewhere is read.
-    for number in range(6):
-        third.get(number)
-    assert third.remote()["corrupt"] == 0
-    first.daemon.start()
-    serves_again(third)

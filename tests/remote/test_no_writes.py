@@ -120,13 +120,3 @@ def test_a_store_that_is_not_there_at_the_start_is_left_alone_and_found_without_
         assert host.daemon.log.count("left alone") == 1
         assert host.daemon.log.count("the remote store was reached for the first time") == 1
         assert not health(host)
-
-
-def test_a_store_that_comes_back_is_found_without_any_client(redis: RedisServer) -> None:
-    with Host(redis.url) as host:
-        redis.kill()
-        numbers = iter(range(100_000))
-        until(lambda: host.get(next(numbers)) and not host.remote()["serves"], "the store is left alone")
-        redis.start()
-        until(lambda: host.remote()["serves"], "the store is found", 4 * PATIENCE_S)
-        assert host.daemon.log.count("the remote store serves again") == 1

@@ -71,10 +71,6 @@ def test_a_run_of_more_keys_than_one_message_may_name_is_fetched_in_several(url:
         assert there(second) == [True] * ENTRIES
 
 
-def test_a_run_of_no_keys_is_not_waited_for() -> None:
-    assert not run_of().pending
-
-
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_a_run_whose_daemon_goes_is_not_waited_for(hosts: tuple[Host, Host], how: str) -> None:
     second = hosts[1]

@@ -118,20 +118,6 @@ def test_a_model_of_another_form_gets_nothing_of_a_sequence(hosts: tuple[Host, H
     assert there.match(TEXT) is None
 
 
-def test_something_else_in_the_forms_place_is_no_form_and_is_replaced(hosts: tuple[Host, Host]) -> None:
-    first, second = hosts
-    for nonsense in ("nonsense", np.zeros(15, np.uint8), {"form": np.zeros(16, np.uint8)}):
-        first.client.evict(FORM)
-        first.client.put(FORM, nonsense, cost_ms=COST_MS, wait=True)
-        first.idle()
-        assert matched(prefixes(second)) == 0
-        second.client.evict(FORM)
-        second.idle()
-    first.client.put(FORM, "nonsense", wait=True)
-    put(first, TEXT)
-    until(lambda: matched(prefixes(second)) == 79, "the form to be found")
-
-
 def test_after_an_invalidation_the_form_is_that_of_the_new_generation(hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     put(first, TEXT, dim=4)
