@@ -158,7 +158,7 @@ test-remote: $(STAMPS)/test
 
 # What is checked before a version is tagged. Two new environments are made, used and removed.
 release-check: $(STAMPS)/release
-	$(BIN)/python ops/release_check.py dist
+	PYTHON=$(abspath $(BIN))/python ops/release_check.sh dist
 
 # A failing seed prints itself; SEED=n replays it step by step.
 SEEDS ?= 1000

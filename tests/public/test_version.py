@@ -40,16 +40,3 @@ def test_a_free_threaded_python_is_refused_with_one_sentence() -> None:
     )
     assert told.returncode == 1
     assert "ImportError: tensord does not run on a free-threaded build of Python: use" in told.stderr
-
-
-def test_the_debian_package_has_the_version_of_the_package() -> None:
-    """Its script is run up to the version, which it reads without the package's dependencies."""
-    script = (ROOT / "ops" / "debian" / "build.sh").read_text()
-    (line,) = re.findall(r"^version=.*__version__.*$", script, re.MULTILINE)
-    told = subprocess.run(
-        ["bash", "-euc", f'checkout=$1\n{line}\necho "$version"', "bash", str(ROOT)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stdout.strip() == tensord.__version__
