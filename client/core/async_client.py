@@ -254,12 +254,12 @@ class AsyncClient:
         size_bytes: int,
         for_s: float = 30.0,
         *,
-        priority: int = 0,
         wait_s: float | None = None,
         timeout_s: float | None = None,
     ) -> DeviceReservation:
-        options: Any = {"priority": priority, "wait_s": wait_s, "timeout_s": timeout_s}
-        asked = begun(lambda: self._client.reserve_device(device, size_bytes, for_s, **options))
+        asked = begun(
+            lambda: self._client.reserve_device(device, size_bytes, for_s, wait_s=wait_s, timeout_s=timeout_s)
+        )
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:

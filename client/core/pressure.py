@@ -96,7 +96,6 @@ class PressureCalls(ClientBase):
         size_bytes: int,
         for_s: float = 30.0,
         *,
-        priority: int = 0,
         wait_s: float | None = None,
         timeout_s: float | None = None,
     ) -> DeviceReservation:
@@ -107,8 +106,6 @@ class PressureCalls(ClientBase):
 
         Args:
             for_s: seconds until the reservation ends by itself; the daemon may set a lower limit.
-            priority: from -100 to 100. Of the reservations that wait, the highest priority is served first, then the
-                first that came. Entries stay for a reservation below 0: it waits until memory is free otherwise.
             wait_s: seconds to wait until so much is free, at most 60; 0: refused at once. Default:
                 5 s, at most `timeout_s`.
             timeout_s: seconds to wait for the daemon's answer, after `wait_s`.
@@ -121,7 +118,7 @@ class PressureCalls(ClientBase):
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         limit_s = check_timeout(timeout_s, self._timeout_s)
-        request = checked(device, size_bytes, for_s, priority, wait_s, limit_s)
+        request = checked(device, size_bytes, for_s, wait_s, limit_s)
         self._expect_answer(limit_s)
         reservation = reserve(self._link, request, limit_s)
         reservation.hold(self._governor)

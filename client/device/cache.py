@@ -262,15 +262,12 @@ class DeviceCache:
         size_bytes: int,
         for_s: float = 30.0,
         *,
-        priority: int = 0,
         wait_s: float | None = None,
         timeout_s: float | None = None,
     ) -> DeviceReservation:
         """Reserves memory of the device for `for_s` seconds, so that no other client of the daemon can reserve it.
         See `Client.reserve_device`."""
-        return self._client.reserve_device(
-            self._device.name, size_bytes, for_s, priority=priority, wait_s=wait_s, timeout_s=timeout_s
-        )
+        return self._client.reserve_device(self._device.name, size_bytes, for_s, wait_s=wait_s, timeout_s=timeout_s)
 
     # ---- the cache
 

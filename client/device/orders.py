@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-from ...errors import UnknownOrder
 from ...ipc.messages import control as messages
 from ..link.link import Connected, Link
 from ..threads.waiting import LockEvent
@@ -245,17 +244,5 @@ class OrderRunner:
         error = answer.exception()
         if error is None or connected is not self._ledger.connected:
             return
-        gone = [*moved.offloaded, *moved.dropped]
-        if isinstance(error, UnknownOrder) and len(gone) + len(moved.kept) > 1:
-            # A later order has taken over some of the keys, so the daemon rejected the whole acknowledgement. Each key
-            # is acknowledged separately. One that was registered again meanwhile stays: the daemon has the new entry.
-            freed_bytes = moved.freed_bytes
-            for name in ("offloaded", "dropped", "kept"):
-                for key in getattr(moved, name):
-                    one = MoveResult(freed_bytes=freed_bytes)
-                    getattr(one, "kept" if key in self._ledger.registered else name).append(key)
-                    self._acknowledge(order, one, connected)
-                    freed_bytes = 0
-            return
         _log.info("order %d for %s: %s", order, self._device_name, error)
-        self._ledger.not_gone(gone)
+        self._ledger.not_gone([*moved.offloaded, *moved.dropped])

@@ -23,12 +23,9 @@ GAUGE_CHARS_MAX: Final = 64
 WORKFLOW_CHARS_MAX: Final = 128
 ARRIVALS_MAX: Final = 1_000_000
 DEVICE_BLOCKS_MAX: Final = 1 << 32
-PRIORITY_MAX: Final = 100
-"""The highest priority of a reservation; the lowest is its negative."""
 
 GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """The name of a device, or `host`."""
-Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 RoomOutcome = Literal["freed", "nothing", "left alone", "asked", "failed"]
 EntryKind = Literal["unknown", "encoder", "kv"]
 """What a device's entry is, for the estimate of what computing it again takes."""
@@ -182,8 +179,8 @@ class Reserved(Reply, frozen=True):
 class ReserveDevice(GovernorRequest, Question, frozen=True):
     """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason.
 
-    A reservation that does not fit waits up to `wait_s` for its answer. Requests of a device are granted by priority,
-    the highest first, then in order of arrival. Cached entries leave for a request of priority 0 or more.
+    A reservation that does not fit waits up to `wait_s` for its answer. Requests of a device are granted in order
+    of arrival. Cached entries leave for them.
 
     `promotes`: the memory is for an entry of the host tier, so the device must stay below pressure. Never waits.
     `held`: the client has held the memory since before this connection, for `for_s` more. Granted at once, whatever the
@@ -194,7 +191,6 @@ class ReserveDevice(GovernorRequest, Question, frozen=True):
     device: GaugeName
     size_bytes: SomeBytes
     for_s: Seconds
-    priority: Priority = 0
     wait_s: SecondsOrNone = 0.0
     promotes: bool = False
     held: bool = False

@@ -14,9 +14,10 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
+from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure, UnknownOrder
 from ....ipc.messages import control as messages
 from ..demand.workflows import Workflows
 from ..forms.limits import GovernorLimits
@@ -129,24 +130,32 @@ class Devices:
         return len(released)
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
-        """Processes an owner's acknowledgement of an order, even a late one.
+        """Processes an owner's acknowledgement of an order, even a late one. Keys that are not ordered from it are
+        ignored: it has released or registered them anew meanwhile.
 
         Raises:
-            UnknownOrder: the order, or one of the keys, is not the client's.
+            UnknownOrder: none of the keys is ordered from the client.
         """
-        order, counters = self._orders.find(client, message), self._outbox.counters
-        owner, device = order.owner, order.owner.device
-        offloaded = [order.entries[key] for key in message.offloaded]
-        dropped = [order.entries[key] for key in message.dropped]
-        kept = [order.entries[key] for key in message.kept]
-        gone = [*offloaded, *dropped]
+        owner, counters = self._owner(client, message.device), self._outbox.counters
+        under = [
+            dict.fromkeys([] if owner is None else owner.under_order(keys))
+            for keys in (message.offloaded, message.dropped, message.kept)
+        ]
+        offloaded, gone = under[0], under[0] | under[1]
+        kept = [entry for entry in under[2] if entry not in gone]
+        order = next((entry.order for entry in [*gone, *kept]), None)
+        if owner is None or order is None:
+            raise UnknownOrder(
+                f"order {message.order} on {message.device!r} has no such key of this client: acknowledge each once"
+            )
+        device = owner.device
         offloaded_bytes = sum(entry.size_bytes for entry in offloaded)
         if offloaded:
             self._outbox.offload_took(client, now - order.sent_at, offloaded_bytes)
         counters.offloaded += len(offloaded)
         counters.offloaded_bytes += offloaded_bytes
-        counters.dropped += len(dropped)
-        counters.dropped_bytes += sum(entry.size_bytes for entry in dropped)
+        counters.dropped += len(gone) - len(offloaded)
+        counters.dropped_bytes += sum(entry.size_bytes for entry in gone) - offloaded_bytes
         counters.kept += len(kept)
         counters.freed_bytes += message.freed_bytes
         if order.part_of is not None:
@@ -156,15 +165,14 @@ class Devices:
                 order.part_of.left_of.add(client)
         device.freed_by_driver(message.freed_bytes, now)
         if message.freed_bytes:
-            owner.vain_s = 0.0
+            owner.vain_until = -math.inf
         self._promotions.offloaded(device.name, offloaded)
-        self._remove(device, gone, now)
+        self._remove(device, list(gone), now)
         for entry in kept:  # in use
             self._orders.detach(entry, now)
             device.take_back(entry, now + self._limits.retry_s)
         self._mark_responsive(owner)
-        if gone or kept:
-            self._orders.extend_deadline(owner, now)
+        self._orders.extend_deadline(owner, now)
 
     def client_left(self, client: int, now: float) -> None:
         """Removes the client's entries, which ended with it."""
@@ -199,7 +207,6 @@ class Devices:
         """Begins a pass for a waiting reservation, without a new sample."""
         device = self._devices.get(name)
         if device is not None and circumstances.wanted_bytes:
-            self._passes.ask_again(device)
             self._passes.begin(device, circumstances, now)
 
     def room(self, name: str, circumstances: Circumstances, now: float) -> FreeRoom:

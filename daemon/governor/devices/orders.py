@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ....errors import UnknownOrder
 from ....ipc.messages import control as messages
 from ...claims.deadlines import Deadlines
 from ..forms.limits import GovernorLimits
@@ -65,32 +64,6 @@ class DeviceOrders:
         """Asks a client to bring entries back. There is no acknowledgement."""
         self._last += 1
         self._tell(client, messages.Order(self._last, device, "promote", keys, reason), size_bytes)
-
-    def find(self, client: int, message: messages.AcknowledgeOrder) -> OpenOrder:
-        """The acknowledged order.
-
-        Raises:
-            UnknownOrder: the order is not one to this client on this device; a key is not, or no longer, of the order;
-                or bytes were freed without any key.
-        """
-        order = self._open.get(message.order)
-        if order is None or order.owner.client != client or order.owner.device.name != message.device:
-            raise UnknownOrder(
-                f"order {message.order} on {message.device!r} is not an open order to this client: "
-                "acknowledge each order's entries once"
-            )
-        keys = [*message.offloaded, *message.dropped, *message.kept]
-        wrong = next((key for key in keys if key not in order.entries), None)
-        if wrong is not None:
-            raise UnknownOrder(f"order {message.order} has no key {wrong.hex()} to acknowledge: name each key once")
-        if message.freed_bytes and not keys:
-            raise UnknownOrder(
-                f"freed_bytes = {message.freed_bytes} for no key of order {message.order}: "
-                "name the keys that they were freed for"
-            )
-        if len(set(keys)) < len(keys):
-            raise UnknownOrder(f"the acknowledgement of order {message.order} names a key twice: name each key once")
-        return order
 
     def extend_deadline(self, owner: Owner, now: float) -> None:
         """Restarts the deadline of an owner that acknowledged a part of its orders."""

@@ -3,8 +3,7 @@
 Owns how many entries a pass takes and in which order, never below the queueing floor; and which owners it may ask. Does
 not own order numbers, promotion, nor whether an entry is worth its copy to the host (copies).
 
-A device is stuck after a pass that lowered nothing. Passes then ask the other owners. The owners of that pass are asked
-again while a reservation waits, each time later, or once the device is not stuck any more.
+A device is stuck after a pass that lowered nothing. Its owners are left alone for `retry_s`; passes ask the others.
 
 Invariant: a device has at most one current pass.
 """
@@ -21,7 +20,7 @@ from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
 from .circumstances import Circumstances, is_for_reservations, lowers, needed_bytes
 from .orders import DeviceOrders
-from .record import WAITING_RETRY_S, DeviceRecord, HeldEntry, Pass
+from .record import DeviceRecord, HeldEntry, Pass
 
 ENTRIES_MAX: Final = 4096
 """Entries that one pass orders away. So many keep the daemon from other work for some milliseconds."""
@@ -63,8 +62,7 @@ class DevicePasses:
     def mode_changed(self, device: DeviceRecord) -> None:
         """The next pass is of another kind, and repeats nothing: it may ask every owner."""
         self.clear_stuck(device)
-        for owner in device.owners.values():
-            owner.vain_s = 0.0
+        device.ask_all()
 
     def clear_stuck(self, device: DeviceRecord) -> None:
         """Ends `stuck`: what the last pass has shown may be different now."""
@@ -84,12 +82,6 @@ class DevicePasses:
         reason = "reservation" if for_reservations else circumstances.mode.value
         self._orders.order_away(device, chosen, circumstances.host_accepts, reason, now, device.current_pass)
         self._outbox.counters.passes += 1
-
-    def ask_again(self, device: DeviceRecord) -> None:
-        """A reservation begins to wait: owners that returned nothing are asked again, WAITING_RETRY_S after the last
-        time at the latest."""
-        for owner in device.owners.values():
-            owner.vain_s = min(owner.vain_s, WAITING_RETRY_S)
 
     def choose(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> list[HeldEntry]:
         """The entries that a pass orders away now: first what the device lacks, then what is idle. Changes nothing."""

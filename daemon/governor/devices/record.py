@@ -25,8 +25,7 @@ _RETURNS_MAX: Final = 1024
 SLOW_S: Final = 1.0
 """An owner acknowledges at least each 256 MiB that it has copied, so it is rarely silent for so long."""
 WAITING_RETRY_S: Final = 1.0
-"""While a reservation waits, an entry that was in use is ordered again after so long, if that is less than retry_s. An
-owner that returned nothing is asked again after so long, then after twice as long each time, up to retry_s."""
+"""While a reservation waits, an entry that was in use is ordered again after so long, if that is less than retry_s."""
 
 
 class Sums(NamedTuple):
@@ -78,8 +77,7 @@ class Owner:
     number; `waits_since`: when it was sent the first of them, or last acknowledged a part; `unresponsive`: it missed a
     deadline and has sent nothing since.
 
-    `vain_at`: when a pass that took its entries and lowered nothing was last judged; `vain_s`: for how long from then
-    on no pass takes its entries; 0 if it returned something since."""
+    `vain_until`: until then no pass takes its entries: the last one that did lowered nothing."""
 
     device: DeviceRecord
     client: int
@@ -88,8 +86,7 @@ class Owner:
     orders: dict[int, OpenOrder] = field(default_factory=dict)
     waits_since: float = 0.0
     unresponsive: bool = False
-    vain_at: float = -math.inf
-    vain_s: float = 0.0
+    vain_until: float = -math.inf
 
     def slow(self, now: float) -> bool:
         """Whether the owner acknowledges nothing for SLOW_S, as if it were stopped. Others do not wait for it."""
@@ -99,9 +96,10 @@ class Owner:
         """Whether the owner does not answer, or is slow."""
         return self.unresponsive or self.slow(now)
 
-    def returned_nothing(self, now: float, most_s: float) -> None:
-        """Records that a pass took its entries in vain."""
-        self.vain_at, self.vain_s = now, min(max(2 * self.vain_s, WAITING_RETRY_S), most_s)
+    def under_order(self, keys: Iterable[bytes]) -> list[HeldEntry]:
+        """The owner's entries of these keys that an order names."""
+        found = [self.device.entries.get(key) for key in keys]
+        return [each for each in found if each is not None and each.owner is self and each.order is not None]
 
 
 @dataclass(slots=True, eq=False)
@@ -154,8 +152,7 @@ class Pass:
             return ""
         return (
             f"{self.left} entries left in the last pass, and {circumstances.used_bytes} bytes are still used "
-            f"({self.used_bytes} before): their owners returned nothing to the driver. They are not asked again until "
-            f"the mode changes, an entry is registered, the gauge falls by {STUCK_FALL:.0%}, or a reservation waits"
+            f"({self.used_bytes} before): their owners returned nothing to the driver, and are left alone for a while"
         )
 
 
@@ -222,13 +219,9 @@ class DeviceRecord:
 
     def may_go_soon(self, now: float, *, retry_s: float, waiting: bool) -> Iterator[HeldEntry]:
         """As `may_go`, without the entries that a pass would choose in vain: those of slow owners, and of owners that
-        returned nothing lately. `waiting`: a reservation waits, so both they and entries that were kept are tried
-        earlier than after `retry_s`."""
-        vain = {
-            owner
-            for owner in self.owners.values()
-            if owner.slow(now) or now < owner.vain_at + owner.vain_s or (self.stuck and not waiting and owner.vain_s)
-        }
+        returned nothing lately. `waiting`: a reservation waits, so entries that were kept are tried earlier than after
+        `retry_s`."""
+        vain = {owner for owner in self.owners.values() if owner.slow(now) or now < owner.vain_until}
         until = now + max(0.0, retry_s - WAITING_RETRY_S) if waiting else now
         return (entry for entry in self.may_go(until) if entry.owner not in vain)
 
@@ -264,6 +257,11 @@ class DeviceRecord:
 
     # ---- passes
 
+    def ask_all(self) -> None:
+        """Passes may ask every owner again."""
+        for owner in self.owners.values():
+            owner.vain_until = -math.inf
+
     def settle(self, circumstances: Circumstances, now: float, retry_s: float) -> None:
         """Processes a sample: ends a pass that is over, and ends `stuck` if the sample shows a fall."""
         while self._freed and self._freed[0][0] < circumstances.began_at:
@@ -271,6 +269,7 @@ class DeviceRecord:
         fall = STUCK_FALL * circumstances.total_bytes
         if self.stuck and circumstances.used_bytes <= self._stuck_used_bytes - fall:
             self.stuck = ""
+            self.ask_all()
         if self.current_pass is None:
             return
         self.current_pass.watch(circumstances)
@@ -329,7 +328,7 @@ class DeviceRecord:
         self._stuck_used_bytes = circumstances.used_bytes
         for client in ended.left_of if self.stuck else ():
             if client in self.owners:
-                self.owners[client].returned_nothing(now, retry_s)
+                self.owners[client].vain_until = now + retry_s
 
 
 def _total(sums: Iterable[Sums]) -> Sums:

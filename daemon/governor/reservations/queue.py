@@ -1,9 +1,9 @@
-"""The reservations that wait until memory is free: by priority, then in order of arrival.
+"""The reservations that wait until memory is free, in order of arrival.
 
 Owns the waiting requests, their deadlines, and their answers. Does not own granted reservations (reservations), which
 entries leave for a waiting one (passes), nor the gauges: the caller passes a device's `FreeRoom`.
 
-A request is granted only if no request waits before it, so a large one is not overtaken by small ones for ever. It
+A request is granted only if no request of its device waits before it, so small ones do not overtake a large one. It
 waits for `wait_s`, and is then refused with the state of the device. A granted reservation, and not the wait, makes a
 promise: memory is promised once a reading shows it as free.
 
@@ -17,8 +17,6 @@ requests and reservations together. A waiting request has a deadline.
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +31,8 @@ from .reservations import OPERATOR, Reservations
 
 REATTACH_S: Final = 2.0
 """Clients try once a second to attach anew."""
+_ADVICE: Final = "reserve less, wait longer (wait_s), or release entries"
+_ROOM_ADVICE: Final = "ask for less, wait longer (--wait), or end other rooms (tensorctl room 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _Waiting:
 
 
 class ReservationQueue:
-    """The waiting requests of all devices. The oldest of the highest priority is served first."""
+    """The waiting requests of all devices by number, the oldest first."""
 
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, reservations: Reservations) -> None:
         self._grants_from = -math.inf
@@ -68,36 +68,31 @@ class ReservationQueue:
         self._reservations = reservations
         self._arrived = 0
         self._waiting: dict[int, _Waiting] = {}
-        self._ranks: dict[str, list[tuple[int, int]]] = {}
         self._timers: Deadlines[int] = Deadlines()
-        self._of_client: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def devices(self) -> list[str]:
         """The devices that requests wait for."""
-        return list(self._ranks)
+        return list(dict.fromkeys(waiting.message.device for waiting in self._waiting.values()))
 
     def count(self, device: str) -> int:
         """The number of waiting requests."""
-        return len(self._ranks.get(device, ()))
+        return len(self._of(device))
 
     def waiting_bytes(self, device: str) -> int:
         """The bytes of all waiting requests."""
-        return sum(self._waiting[number].message.size_bytes for _, number in self._ranks.get(device, ()))
+        return sum(self._waiting[number].message.size_bytes for number in self._of(device))
 
     def wanted_bytes(self, device: str, free_bytes: int) -> int:
-        """How many bytes of entries must leave for the waiting requests. Those below priority 0 make no entry leave.
+        """How many bytes of entries must leave for the waiting requests.
 
         Ended reservations and entries that are newer than the reading count as free here: the next reading shows
         whether their memory was taken.
         """
-        ranks = self._ranks.get(device, ())
-        wanted = [self._waiting[number].message.size_bytes for rank, number in ranks if rank <= 0]
-        if not wanted:
-            return 0
-        return max(0, sum(wanted) + self._reservations.active_bytes(device) - free_bytes)
+        waiting_bytes = self.waiting_bytes(device)
+        return waiting_bytes and max(0, waiting_bytes + self._reservations.active_bytes(device) - free_bytes)
 
     def follow(self, now: float) -> None:
         """A daemon ran before this one: nothing is granted for REATTACH_S but what its clients hold."""
@@ -118,34 +113,27 @@ class ReservationQueue:
             LimitReached: the client has as many reservations as allowed; the text names the limit.
             DeviceFull: the device is smaller; or fewer bytes are free, and the request does not wait.
         """
-        self._reservations.check_count(client, self._of_client[client])
-        if message.held:
-            self._grant(_Waiting(client, message, told), now)
-            return
+        self._reservations.check_count(client, sum(each.client == client for each in self._waiting.values()))
+        waiting, before = _Waiting(client, message, told), self.count(message.device)
         if message.promotes:
             self._check_calm(message, room)
-        device, rank = message.device, (-message.priority, self._arrived + 1)
-        before = [number for ahead, number in self._ranks.get(device, ()) if ahead <= -message.priority]
-        if not before and now >= self._grants_from and self._fits(message, room.free_bytes):
-            self._grant(_Waiting(client, message, told), now)
-            return
-        if message.promotes or not message.wait_s or message.size_bytes > room.total_bytes:
-            raise self._full(message, room, len(before), for_room=told is not None, early=now < self._grants_from)
-        self._arrived += 1
-        self._waiting[self._arrived] = _Waiting(client, message, told)
-        insort(self._ranks.setdefault(device, []), rank)
-        wait_s_max = self._limits.reserve_s_max if told is None else self._limits.room_s_max
-        self._timers.set(self._arrived, now + min(message.wait_s, wait_s_max))
-        self._of_client[client] += 1
+        fits = not before and now >= self._grants_from and self._fits(message, room.free_bytes)
+        if message.held or fits:
+            self._grant(waiting, now)
+        elif message.promotes or not message.wait_s or message.size_bytes > room.total_bytes:
+            raise self._full(waiting, room, before, early=now < self._grants_from)
+        else:
+            self._arrived += 1
+            self._waiting[self._arrived] = waiting
+            wait_s_max = self._limits.reserve_s_max if told is None else self._limits.room_s_max
+            self._timers.set(self._arrived, now + min(message.wait_s, wait_s_max))
 
     def grant(self, device: str, free_bytes: int, now: float) -> None:
         """Grants the first requests, as far as they fit what the gauge shows as free."""
-        while now >= self._grants_from and (ranks := self._ranks.get(device)):
-            waiting = self._waiting[ranks[0][1]]
-            if not self._fits(waiting.message, free_bytes):
+        for number in self._of(device):
+            if now < self._grants_from or not self._fits(self._waiting[number].message, free_bytes):
                 return
-            self._remove(ranks[0][1])
-            self._grant(waiting, now)
+            self._grant(self._remove(number), now)
 
     def waits(self, message: messages.ReserveDevice) -> bool:
         """Whether this very request waits."""
@@ -154,10 +142,7 @@ class ReservationQueue:
     def end(self, message: messages.ReserveDevice, why: FreeRoom | TensordError) -> None:
         """Refuses a waiting request before its wait is over: because of the state of its device, or with an error."""
         number = next(each for each, waiting in self._waiting.items() if waiting.message is message)
-        if isinstance(why, TensordError):
-            self._refuse(number, why)
-        else:
-            self._refuse_full(number, why)
+        self._refuse(number, why)
 
     def expire(self, now: float, most: int, room_of: Callable[[str], FreeRoom]) -> None:
         """Refuses up to `most` requests whose wait is over."""
@@ -167,12 +152,11 @@ class ReservationQueue:
             number = self._timers.pop_due(now)
             if number is None:
                 break
-            room, early = room_of(self._waiting[number].message.device), now < self._grants_from
-            self._refuse_full(number, room, early=early)
+            self._refuse(number, room_of(self._waiting[number].message.device), early=now < self._grants_from)
 
     def refuse_all(self, device: str, error: TensordError) -> None:
         """Refuses all requests of a device."""
-        for _, number in list(self._ranks.get(device, ())):
+        for number in self._of(device):
             self._refuse(number, error)
 
     def client_left(self, client: int) -> None:
@@ -188,12 +172,11 @@ class ReservationQueue:
     def check_invariants(self, clients: set[int]) -> None:
         """Asserts what the module's docstring promises."""
         self._timers.check_invariants()
-        ranked = [number for ranks in self._ranks.values() for _, number in ranks]
-        assert sorted(ranked) == sorted(self._waiting) and all(self._ranks.values())
         assert all(number in self._timers for number in self._waiting) and len(self._timers) == len(self._waiting)
-        assert all(ranks == sorted(ranks) for ranks in self._ranks.values())
-        assert Counter(waiting.client for waiting in self._waiting.values()) == +self._of_client
-        assert self._of_client.keys() <= clients, "a request of a client that left"
+        assert {waiting.client for waiting in self._waiting.values()} <= clients, "a request of a client that left"
+
+    def _of(self, device: str) -> list[int]:
+        return [number for number, waiting in self._waiting.items() if waiting.message.device == device]
 
     def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
         return message.size_bytes <= free_bytes - self._reservations.taken_bytes(message.device)
@@ -207,21 +190,14 @@ class ReservationQueue:
                 "use the host tier's copy"
             )
 
-    def _refuse_full(self, number: int, room: FreeRoom, *, early: bool = False) -> None:
-        waiting = self._waiting[number]
-        before = self._ranks[waiting.message.device].index((-waiting.message.priority, number))
-        full = self._full(waiting.message, room, before, for_room=waiting.told is not None, early=early)
-        self._refuse(number, full)
-
-    def _full(
-        self, message: messages.ReserveDevice, room: FreeRoom, before: int, *, for_room: bool, early: bool
-    ) -> DeviceFull:
-        """`for_room`: an operator asked for the memory, and no program. `early`: nothing is granted yet."""
-        device = message.device
-        said = rounded_size if for_room else str
-        if for_room and message.size_bytes > room.total_bytes:
+    def _full(self, waiting: _Waiting, room: FreeRoom, before: int, *, early: bool) -> DeviceFull:
+        """`before`: the requests that wait before this one. `early`: nothing is granted yet."""
+        device, size_bytes = waiting.message.device, waiting.message.size_bytes
+        for_room = waiting.told is not None
+        said, unit = (rounded_size, "") if for_room else (str, " bytes")
+        if for_room and size_bytes > room.total_bytes:
             return DeviceFull(
-                f"{said(message.size_bytes)} are more than the {said(room.total_bytes)} of {device}: ask for less"
+                f"{said(size_bytes)} are more than the {said(room.total_bytes)} of {device}: ask for less"
             )
         reserved_bytes = self._reservations.bytes_of(device)
         new_bytes = self._reservations.registered.of(device)
@@ -231,27 +207,22 @@ class ReservationQueue:
         if early:
             waits += f", and for {REATTACH_S:g} s after its start a daemon waits for what clients held before it"
         silent = f", {said(room.silent_bytes)} are of processes that do not answer" if room.silent_bytes else ""
-        pinned, leaving = said(room.pinned_bytes), f"{silent} and {said(room.leaving_bytes)} are leaving"
-        if for_room:
-            return DeviceFull(
-                f"{left} of {said(message.size_bytes)} are free on {device} ({said(reserved_bytes)} more are "
-                f"reserved{new}){waits}; of {said(room.cached_bytes)} of cached tensors {pinned} are in use{leaving}: "
-                "ask for less, wait longer (--wait), or end other rooms (tensorctl room 0)"
-            )
         return DeviceFull(
-            f"{message.size_bytes} bytes to reserve on {device}, and {left} are free ({reserved_bytes} more are "
-            f"reserved{new}){waits}; of {room.cached_bytes} cached bytes {pinned} are pinned{leaving}: "
-            "reserve less, wait longer (wait_s), or release entries"
+            f"{said(size_bytes)}{unit} to reserve on {device}, and {left} are free ({said(reserved_bytes)} more are "
+            f"reserved{new}){waits}; of {said(room.cached_bytes)} cached{unit} {said(room.pinned_bytes)} are pinned"
+            f"{silent} and {said(room.leaving_bytes)} are leaving: {_ROOM_ADVICE if for_room else _ADVICE}"
         )
 
-    def _refuse(self, number: int, error: TensordError) -> None:
+    def _refuse(self, number: int, why: FreeRoom | TensordError, *, early: bool = False) -> None:
         waiting = self._waiting[number]
+        if isinstance(why, FreeRoom):
+            why = self._full(waiting, why, self._of(waiting.message.device).index(number), early=early)
         self._remove(number)
         if waiting.told is None:
-            self._outbox.refuse(waiting.client, waiting.message.id, error)
+            self._outbox.refuse(waiting.client, waiting.message.id, why)
         else:
-            self._outbox.count_refusal(waiting.client, error)
-            waiting.told(error)
+            self._outbox.count_refusal(waiting.client, why)
+            waiting.told(why)
 
     def _grant(self, waiting: _Waiting, now: float) -> None:
         if waiting.told is None:
@@ -259,13 +230,6 @@ class ReservationQueue:
         else:
             waiting.told(self._reservations.grant(OPERATOR, waiting.message, now))
 
-    def _remove(self, number: int) -> None:
-        waiting = self._waiting.pop(number)
+    def _remove(self, number: int) -> _Waiting:
         self._timers.drop(number)
-        device = waiting.message.device
-        self._ranks[device].remove((-waiting.message.priority, number))
-        if not self._ranks[device]:
-            del self._ranks[device]
-        self._of_client[waiting.client] -= 1
-        if not self._of_client[waiting.client]:
-            del self._of_client[waiting.client]
+        return self._waiting.pop(number)

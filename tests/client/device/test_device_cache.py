@@ -166,8 +166,6 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
         cache.reserve(10, for_s=float("nan"))
     with pytest.raises(UsageError, match="wait_s"):
         cache.reserve(10, wait_s=-1.0)
-    with pytest.raises(UsageError, match="priority"):
-        cache.reserve(10, priority=101)
     with pytest.raises(UsageError, match=CARD):
         tensord.DeviceCache(cache.client, vram)
 

@@ -29,10 +29,10 @@ class Card:
     def sample(self, **more: Any) -> None:
         self.stand.sample((self.others + self.held) * MIB, **{"after_s": 0.25, **more})
 
-    def reserve(self, client: int, size: int, wait_s: float = 5.0, priority: int = 0, device: str = GPU) -> int:
+    def reserve(self, client: int, size: int, wait_s: float = 5.0, device: str = GPU) -> int:
         """Asks for MiB; returns the request's number."""
         self.requests += 1
-        message = messages.ReserveDevice(self.requests, device, size * MIB, 30.0, priority, wait_s)
+        message = messages.ReserveDevice(self.requests, device, size * MIB, 30.0, wait_s)
         self.stand.say(client, message)
         self.stand.settle()
         return self.requests

@@ -70,7 +70,6 @@ class Card:
     freed: bool = False
     slow_orders: set[int] = field(default_factory=set)
     left_late: bool = False
-    stuck: bool = False
     vain: dict[int, float] = field(default_factory=dict)
     waits: dict[int, float] = field(default_factory=dict)
 
@@ -152,7 +151,7 @@ class Judged(RuleBasedStateMachine):
         self.told = 0
         self.disturbed = disturbed
         self.tokens: dict[int, int] = {}
-        self.waiting: dict[int, tuple[int, str, int, float]] = {}
+        self.waiting: dict[int, tuple[int, str, float]] = {}
         self.ended: set[str] = set()
         self.taken: dict[str, list[tuple[float, int]]] = {name: [] for name in DEVICES}
         self.neighbours_told: set[int] = set()
@@ -172,16 +171,16 @@ class Judged(RuleBasedStateMachine):
             for answer in answers
             if self.waiting.get(getattr(answer, "id", 0), (None,))[0] == client
         ]
-        self.ended = {device for _, _, (_, device, _, _) in came}
-        for client, answer, (_, device, priority, _) in came:
+        self.ended = {device for _, _, (_, device, _) in came}
+        for client, answer, (_, device, _) in came:
             if isinstance(answer, messages.Error):
                 self.refused[answer.code] += 1
                 continue
             if isinstance(answer, messages.RoomMade) and not answer.made:
                 self.refused["NoGauge" if "has no gauge" in answer.why else "DeviceFull"] += 1
                 continue
-            ranks = [(-p, n) for n, (_, d, p, _) in self.waiting.items() if d == device]
-            assert min(ranks, default=(101, 0)) > (-priority, answer.id), "a reservation was overtaken"
+            before = [number for number, (_, d, _) in self.waiting.items() if d == device and number < answer.id]
+            assert not before, "a reservation was overtaken"
             assert self.stand.now >= self.grants_from, "granted before clients have said what they hold"
             if isinstance(answer, messages.Reserved):
                 self.tokens[answer.reservation] = client
@@ -191,7 +190,7 @@ class Judged(RuleBasedStateMachine):
             free -= sum(size for at, size in self.taken[device] if at > began_at)
             free = max(free, self.stand.device(device)["reserved_bytes"]) if self.disturbed == "restart" else free
             assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
-        assert all(until >= self.stand.now for _, _, _, until in self.waiting.values()), "a wait without an end"
+        assert all(until >= self.stand.now for _, _, until in self.waiting.values()), "a wait without an end"
 
     def after(self, began_at: float | None = None, asked: bool = False) -> None:
         """Judges the orders that came, and learns of owners that are late. `began_at`: the event was this reading;
@@ -243,8 +242,9 @@ class Judged(RuleBasedStateMachine):
             self.cards[told["gauge"]].vain.clear()
         elif told["event"] == "stuck":
             card = self.cards[told["device"]]
-            card.stuck = bool(told["why"])
-            if card.stuck:
+            if not told["why"]:
+                card.vain.clear()
+            else:
                 assert card.left_of or card.left_late, "no pass had anything to do it with"
                 assert not card.freed, "a pass that did something"
                 card.vain.update(dict.fromkeys(card.left_of, self.stand.now))
@@ -259,8 +259,7 @@ class Judged(RuleBasedStateMachine):
         waits = self.stand.device(order.device)["waiting_reservations"] > 0 or order.device in self.ended
         assert client not in card.silent, "an order to who does not answer"
         if order.reason != "budget" and client in card.vain:
-            assert now >= card.vain[client] + WAITING_RETRY_S, "asked in vain again at once"
-            assert waits or not card.stuck, "asked in vain again without a reservation"
+            assert now >= card.vain[client] + RETRY_S, "asked in vain again too soon"
         assert len(set(order.keys)) == len(order.keys) > 0
         for each in order.keys:
             entry = card.entries[int.from_bytes(each[:8], "little")]

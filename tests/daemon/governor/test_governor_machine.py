@@ -182,11 +182,9 @@ class AnyOrder(Judged):
     @rule(data=st.data(), device=ONE_DEVICE, number=NUMBERS, order=st.integers(1, 60))
     def acknowledge_what_was_not_ordered(self, data: st.DataObject, device: str, number: int, order: int) -> None:
         client, entry = self.client_of(data), self.cards[device].entries.get(number)
-        if entry is not None and (entry.client, entry.order) == (client, order):
-            return
-        others = [n for n, e in self.mine(device, client) if e.order == order]
-        keys = [*(key(n) for n in others), key(number)]
-        assert self.ask(client, messages.AcknowledgeOrder, device, order, dropped=keys).code == "UnknownOrder"
+        if entry is None or entry.client != client or not entry.order:
+            said = {"dropped": [key(number)]}
+            assert self.ask(client, messages.AcknowledgeOrder, device, order, **said).code == "UnknownOrder"
         self.after()
 
     # ---- gauges and time
@@ -273,16 +271,15 @@ class AnyOrder(Judged):
         data=st.data(),
         device=ONE_DEVICE,
         size=st.sampled_from([1, 50, 100, 200, 400, 600]),
-        priority=st.sampled_from([0, 0, 7, -1]),
         wait_s=st.sampled_from([0.0, 1.0, 6.0, 60.0]),
     )
-    def reserve(self, data: st.DataObject, device: str, size: int, priority: int, wait_s: float) -> None:
+    def reserve(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
         client = self.client_of(data)
         self.stand.do(GovernorTick())
         self.after()
         number = self.stand._requests = self.stand._requests + 1
-        self.waiting[number] = client, device, priority, self.stand.now + min(wait_s, RESERVE_S_MAX)
-        self.stand.say(client, messages.ReserveDevice(number, device, size * MIB, 5.0, priority, wait_s))
+        self.waiting[number] = client, device, self.stand.now + min(wait_s, RESERVE_S_MAX)
+        self.stand.say(client, messages.ReserveDevice(number, device, size * MIB, 5.0, wait_s))
         self.after(asked=True)
         assert wait_s or number not in self.waiting
 
@@ -297,7 +294,7 @@ class AnyOrder(Judged):
         self.stand.do(GovernorTick())
         self.after()
         number = self.stand._requests = self.stand._requests + 1
-        self.waiting[number] = client, device, 0, self.stand.now + min(wait_s, ROOM_S_MAX)
+        self.waiting[number] = client, device, self.stand.now + min(wait_s, ROOM_S_MAX)
         self.stand.say(client, messages.MakeRoom(number, device, size * MIB, 5.0, wait_s))
         self.after(asked=True)
 

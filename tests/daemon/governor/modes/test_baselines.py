@@ -85,7 +85,7 @@ def test_a_reservation_makes_room_beside_a_baseline(make: Make) -> None:
         stand.register(1, number, 50 * MIB, tokens=0)
     stand.sample(850 * MIB)
     assert stand.mode() is Mode.RELAXED
-    stand.say(2, messages.ReserveDevice(900, GPU, 200 * MIB, 9.0, 0, 5.0))
+    stand.say(2, messages.ReserveDevice(900, GPU, 200 * MIB, 9.0, 5.0))
     (order,) = stand.orders(1)
     assert len(order.keys) == 1 and order.keys[0] == key(0)
     stand.carry_out(1, order, 50 * MIB)

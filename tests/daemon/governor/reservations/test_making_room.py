@@ -49,20 +49,10 @@ def test_a_reservation_that_does_not_wait_orders_nothing(make: Make) -> None:
     assert card.ordered() == []
 
 
-def test_entries_stay_for_a_reservation_below_their_priority(make: Make) -> None:
-    card = Card(make)
-    request = card.reserve(2, 250, priority=-1)
-    card.stand.pass_time(4)
-    card.sample()
-    assert card.ordered() == [] and card.answer(2, request) is None
-    card.stand.pass_time(5)
-    refused(card.answer(2, request), "DeviceFull")
-
-
 def test_a_reservation_waits_for_the_end_of_another(make: Make) -> None:
     card = Card(make)
     granted = card.answer(1, card.reserve(1, 100))
-    request = card.reserve(2, 150, priority=-1)
+    request = card.reserve(2, 150)
     assert card.answer(2, request) is None
     card.stand.ask(1, messages.ReleaseReservation, granted.reservation)
     card.sample()
@@ -71,14 +61,13 @@ def test_a_reservation_waits_for_the_end_of_another(make: Make) -> None:
 
 def test_several_reservations_get_room_for_all_of_them_at_once(make: Make) -> None:
     card = Card(make)
-    low, high = card.reserve(2, 300), card.reserve(3, 150, priority=9)
-    assert isinstance(card.answer(3, high), messages.Reserved), "it fits, and is of a higher priority"
-    card.carry_out()
-    card.sample()
-    assert card.answer(2, low) is None, "150 MiB are free and not reserved"
-    card.carry_out()
-    card.sample()
-    assert isinstance(card.answer(2, low), messages.Reserved)
+    first, second = card.reserve(2, 300), card.reserve(3, 150)
+    assert card.answer(3, second) is None, "it fits, and the other one came first"
+    for _ in range(2):
+        card.carry_out()
+        card.sample()
+    assert isinstance(card.answer(2, first), messages.Reserved)
+    assert isinstance(card.answer(3, second), messages.Reserved)
     assert card.stand.device()["reserved_bytes"] == 450 * MIB and card.held == 0
 
 
@@ -129,7 +118,7 @@ def test_promotions_leave_the_card_below_pressure_each_counted_before_the_gauge_
 def test_a_promotion_waits_for_nothing_and_makes_no_entry_leave(make: Make) -> None:
     card = Card(make, others=500)
     card.requests += 1
-    message = messages.ReserveDevice(card.requests, GPU, 100 * MIB, 30.0, 9, 5.0, promotes=True)
+    message = messages.ReserveDevice(card.requests, GPU, 100 * MIB, 30.0, 5.0, promotes=True)
     card.stand.say(2, message)
     refused(card.answer(2, card.requests), "DeviceFull")
     assert card.ordered() == []
@@ -346,7 +335,7 @@ def test_entries_of_a_stopped_owner_are_not_called_pinned_nor_leaving(make: Make
     card.stand.say(1, messages.MakeRoom(900, GPU, 450 * MIB, 30.0, 0.5))
     card.stand.pass_time(0.6)
     why = next(each for each in card.stand.answers[1] if isinstance(each, messages.RoomMade)).why
-    assert "0 B are in use, 300 MiB are of processes that do not answer and 0 B are leaving" in why
+    assert "0 B are pinned, 300 MiB are of processes that do not answer and 0 B are leaving" in why
 
 
 def test_an_owner_that_goes_on_after_it_was_stopped_is_heard(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""Reservations: what was free is given away once, in the order of priority and arrival."""
+"""Reservations: what was free is given away once, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -58,13 +58,12 @@ def test_a_gauge_that_shows_more_than_there_is_leaves_nothing_to_reserve(make: M
     assert "and 0 are free" in refused(reserve(stand, 1, 1), "DeviceFull")
 
 
-def test_a_small_request_does_not_overtake_a_large_one_of_its_priority(make: Make) -> None:
+def test_a_small_request_does_not_overtake_a_large_one(make: Make) -> None:
     stand = make()
     stand.sample(950 * MIB)
     wait(stand, 1, 71, 80, wait_s=5.0)
     wait(stand, 2, 72, 10, wait_s=30.0)
     assert "2 reservations wait before this one" in refused(reserve(stand, 3, 10), "DeviceFull")
-    assert isinstance(reserve(stand, 3, 10, priority=1), messages.Reserved)
     stand.pass_time(5.0)
     refused(stand.answers[1][-1], "DeviceFull")
     assert isinstance(stand.answers[2][-1], messages.Reserved)

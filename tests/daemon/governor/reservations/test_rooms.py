@@ -223,7 +223,7 @@ def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what
     site.sample()
     answer = site.answer(request)
     assert not answer.made and answer.missing_bytes == 400 * MIB
-    assert f"100 MiB of 500 MiB are free on {GPU} (0 B more are reserved)" in answer.why
+    assert f"500 MiB to reserve on {GPU}, and 100 MiB are free (0 B more are reserved)" in answer.why
     assert "wait longer (--wait)" in answer.why and "wait_s" not in answer.why
     assert steps(answer) == [("cached tensors", "nothing", 0)]
 
