@@ -22,7 +22,8 @@ from tensord.daemon.web import metrics
 
 from .client.ctl import documents
 from .daemon_process import PATIENCE_S, Daemon
-from .integration.test_metrics import asked, metrics_of
+from .http_reader import asked
+from .integration.test_metrics import metrics_of
 
 ROOT: Final = Path(__file__).parents[1]
 OPS: Final = ROOT / "ops"
@@ -62,8 +63,8 @@ def labels_of_families() -> dict[str, set[str]]:
 def exposed(tmp_path: Path) -> set[str]:
     """The names of all series that a running daemon may expose."""
     with Daemon(remote_url=f"dir://{tmp_path}") as daemon:
-        status, text = asked(metrics_of(daemon.start()), "/metrics")
-    assert status == 200, text
+        response, text = asked(metrics_of(daemon.start()), "/metrics")
+    assert response.status == 200, text
     return {
         family.name + suffix
         for family in text_string_to_metric_families(text)

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -80,19 +79,3 @@ def test_hurried_work_does_not_rest(busy: int) -> None:
             return bool(rests.seconds)
 
     until(rested, "what was worked in a hurry counts afterwards")
-
-
-@pytest.mark.parametrize("counted", ["", "no number", None])
-def test_a_thread_works_on_where_the_kernel_does_not_count_its_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: str | None
-) -> None:
-    told = tmp_path / "schedstat"
-    if counted is not None:
-        told.write_text(counted)
-    monkeypatch.setattr(give_way, "_COUNTED", told)
-    rests = Rests()
-    gives_way = GivesWay(rests)
-    for _ in range(3):
-        with gives_way.working(hurried=False):
-            work()
-    assert not rests.seconds

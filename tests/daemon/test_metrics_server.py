@@ -26,6 +26,7 @@ from tensord.errors import DaemonUnavailable
 
 from ..client.ctl import documents
 from ..daemon_process import PATIENCE_S
+from ..http_reader import asked, connect
 
 CONNECTIONS_MAX: Final = 2
 ANSWER_S_MAX: Final = 0.2
@@ -43,7 +44,7 @@ class Serving:
         for each in self._sockets:
             each.listen(64)
             each.setblocking(False)
-        self.address = self._sockets[1].getsockname()
+        self.port: int = self._sockets[1].getsockname()[1]
         self._connection_s_max = connection_s_max
         self._stop: Callable[[], object] = lambda: None
         self._started = threading.Event()
@@ -90,23 +91,12 @@ class Serving:
             runner.run(serve())
 
     def connect(self, *, tcp: bool = False) -> socket.socket:
-        if tcp:
-            return socket.create_connection(self.address, timeout=PATIENCE_S)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(PATIENCE_S)
-        sock.connect(str(self.path))
-        return sock
+        return connect(self.port if tcp else self.path)
 
     def ask(
-        self, method: str = "GET", path: str = "/metrics", body: bytes = b"", *, tcp: bool = False, **headers: str
+        self, method: str = "GET", path: str = "/metrics", body: bytes | None = None, *, tcp: bool = False, **more: str
     ) -> tuple[http.client.HTTPResponse, str]:
-        connection = http.client.HTTPConnection("localhost")
-        connection.sock = self.connect(tcp=tcp)
-        connection.request(method, path, body=body or None, headers=headers)
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        return response, text
+        return asked(self.port if tcp else self.path, path, method, body=body, **more)
 
     def say(self, said: bytes) -> bytes:
         """What comes back until the server closes."""

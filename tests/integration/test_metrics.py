@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
-import socket
 from pathlib import Path
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon
+from ..daemon_process import MIB, Daemon
+from ..http_reader import asked
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
-def asked(at: Path | tuple[str, int], path: str) -> tuple[int, str]:
-    """The status and the body of an answer."""
-    if isinstance(at, Path):
-        sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(PATIENCE_S)
-        sock.connect(str(at))
-    else:
-        sock = socket.create_connection(at, timeout=PATIENCE_S)
-    connection = http.client.HTTPConnection("localhost")
-    connection.sock = sock
-    connection.request("GET", path)
-    response = connection.getresponse()
-    text = response.read().decode()
-    connection.close()
-    return response.status, text
-
-
-def scraped(at: Path | tuple[str, int]) -> dict[Sample, float]:
+def scraped(at: Path) -> dict[Sample, float]:
     """Every sample that there is."""
-    status, text = asked(at, "/metrics")
-    assert status == 200, text
+    response, text = asked(at, "/metrics")
+    assert response.status == 200, text
     families = text_string_to_metric_families(text)
     return {(each.name, frozenset(each.labels.items())): each.value for one in families for each in one.samples}
 

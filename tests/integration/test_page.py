@@ -3,10 +3,8 @@ test_page_in_a_browser.py."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +15,8 @@ import pytest
 
 from tensord.daemon.web.page_server import CONNECTIONS_MAX
 
-from ..daemon_process import PATIENCE_S, Daemon, until
+from ..daemon_process import Daemon, until
+from ..http_reader import asked, connect
 
 OWN_NAMES: Final = ("localhost", "LOCALHOST:80", "127.0.0.1:9478", "[::1]:9478", "[::1]")
 FOREIGN: Final = (
@@ -30,30 +29,8 @@ FOREIGN: Final = (
 )
 
 
-def connect(at: Path | int) -> socket.socket:
-    """A connection to a Unix socket or a port of 127.0.0.1."""
-    if isinstance(at, int):
-        return socket.create_connection(("127.0.0.1", at), timeout=PATIENCE_S)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(PATIENCE_S)
-    sock.connect(str(at))
-    return sock
-
-
-def asked(
-    at: Path | int, path: str = "/page.json", method: str = "GET", host: str = "localhost"
-) -> tuple[http.client.HTTPResponse, str]:
-    connection = http.client.HTTPConnection(host)
-    connection.sock = connect(at)
-    connection.request(method, path, headers={"Host": host})
-    response = connection.getresponse()
-    text = response.read().decode()
-    connection.close()
-    return response, text
-
-
 def figures(at: Path | int) -> dict[str, Any]:
-    response, text = asked(at)
+    response, text = asked(at, "/page.json")
     assert response.status == 200, text
     told: dict[str, Any] = json.loads(text)
     return told
@@ -123,7 +100,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(serving: Daemon) -> No
 def test_a_reader_learns_no_key(serving: Daemon) -> None:
     key = bytes(range(100, 132))
     serving.client().put(key, np.zeros(100, np.uint8), wait=True)
-    response, text = asked(port_of(serving))
+    response, text = asked(port_of(serving), "/page.json")
     assert response.status == 200 and key.hex()[:16] not in text
 
 

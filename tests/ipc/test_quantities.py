@@ -14,6 +14,31 @@ from tensord.ipc.quantities import (
 )
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("4GiB", 4 << 30),
+        ("4 gib", 4 << 30),
+        ("4G", 4 << 30),
+        ("4GB", 4 * 10**9),
+        ("1.5KiB", 1536),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert read_size(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5), ("0.5", 0.5), ("10m", 600), ("1h30m", 5400), ("1h 30m", 5400), ("250ms", 0.25)],
+)
+def test_durations(text: str, value: float) -> None:
+    assert read_duration(text) == pytest.approx(value)
+
+
 @pytest.mark.parametrize("text", ["4X", "-1", "1e3", "", "GiB", "0x10", "1,5GiB"])
 def test_an_invalid_size_is_refused_with_its_text_and_the_format(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size") as refused:

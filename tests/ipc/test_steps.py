@@ -9,10 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadGraph
-from tensord.ipc.messages import control as m
 from tensord.ipc.messages.steps import DEPENDENCIES_MAX, STEPS_MAX, AgentStep, AgentStepGraph
-from tensord.ipc.wire.connection import CONTROL_REQUESTS
-from tensord.ipc.wire.frames import decode, pack
 
 
 def chain(*agents: str) -> AgentStepGraph:
@@ -125,21 +122,6 @@ def test_a_graph_is_valid_if_every_dependency_first_runs_earlier(steps: list[Age
             graph.validate_dag()
 
 
-def test_each_name_of_a_long_list_of_dependencies_is_checked() -> None:
-    good = tuple(f"agent {at}" for at in range(DEPENDENCIES_MAX - 1))
-    for wrong, said in (
-        ("", "0 characters"),
-        ("x" * 129, "129 characters"),
-        (7, "not an agent"),
-        ("\ud800", "surrogate"),
-    ):
-        for at in (0, 30, len(good)):
-            with pytest.raises(BadGraph, match=f"depends_on: .*{said}"):
-                AgentStep("a", (*good[:at], wrong, *good[at:]), 1)  # type: ignore[arg-type]
-    with pytest.raises(BadGraph, match="surrogates"):
-        AgentStep("a", ("\ud83d", "\ude00"), 1)  # each is half of a letter, that both together are
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -150,7 +132,8 @@ def test_each_name_of_a_long_list_of_dependencies_is_checked() -> None:
         ({"depends_on": "abc"}, "depends_on = 'abc': give a tuple of agents"),
         ({"depends_on": None}, "depends_on = None"),
         ({"depends_on": ("a", "")}, "depends_on: '' has 0 characters"),
-        ({"depends_on": (1,)}, "depends_on: 1 is not an agent"),
+        ({"depends_on": (*map(str, range(60)), 1)}, "depends_on: 1 is not an agent"),
+        ({"depends_on": ("a", "\ud83d", "\ude00")}, "surrogates"),  # each is half of a letter, that both together are
         ({"depends_on": ("a",) * (DEPENDENCIES_MAX + 1)}, "depends_on of 65 agents; at most 64"),
         ({"step_index": -1}, "step_index = -1: give a number from 0 to"),
         ({"step_index": 1 << 63}, "step_index = 9223372036854775808: give a number from 0 to 9223372036854775807"),
@@ -187,14 +170,3 @@ def test_a_graph_has_as_many_steps_as_a_message_may() -> None:
     assert len(graph) == STEPS_MAX
     assert graph.get_all_agents() == ["a"]
     graph.check_invariants()
-
-
-# ---- the way over the wire
-
-
-@given(some_steps.filter(bool))
-def test_a_graph_crosses_the_socket_unchanged(steps: list[AgentStep]) -> None:
-    sent = m.RegisterWorkflow(1, "w", steps)
-    found = decode(pack(sent), CONTROL_REQUESTS)
-    assert found == sent
-    assert list(AgentStepGraph(found.steps)) == steps

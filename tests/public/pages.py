@@ -50,7 +50,7 @@ ELSEWHERE: Final = {
     ("docs/systemd.md", "systemctl reset-failed"): BOOTED,
     ("docs/systemd.md", "systemctl restart tensord.socket"): BOOTED,
     ("docs/systemd.md", "-m venv ~/tensord"): "tests/systemd/test_user.py runs it under a user's service manager",
-    ("docs/tensorctl.md", "_TENSORCTL_COMPLETE"): "tests/client/ctl/test_mistakes.py asks for each shell's script",
+    ("docs/tensorctl.md", "_TENSORCTL_COMPLETE"): "it writes into the home of whoever runs it",
     ("docs/transformers.md", "pip install"): PUBLISHED,
     ("docs/transformers.md", "import cached"): TRANSFORMERS,
     ("docs/transformers.md", "import prefix_cached"): TRANSFORMERS,

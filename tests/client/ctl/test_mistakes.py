@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
 import subprocess
@@ -54,7 +53,6 @@ MISTAKES = [
     ["config"],
     ["config", "get", "a", "b"],
     ["reload", "now"],
-    ["report", "now"],
 ]
 NEEDS_A_DAEMON = [
     ["status"],
@@ -164,10 +162,3 @@ def test_an_output_that_takes_no_more_is_named(ctl: Ctl, words: list[str]) -> No
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     told = "tensorctl: the output cannot be written: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (1, told)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script_that_completes(shell: str) -> None:
-    environ = {**os.environ, "_TENSORCTL_COMPLETE": f"{shell}_source"}
-    script = subprocess.run(COMMAND, env=environ, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE_S)
-    assert f"_TENSORCTL_COMPLETE={shell}_complete" in script.stdout

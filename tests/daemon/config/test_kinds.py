@@ -1,37 +1,10 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.daemon.config.kinds import ADDRESS, COUNT, DURATION, MODE, SHARE, SIZE, SWITCH, Kind, host_and_port
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("0", 0),
-        ("1048576", 1 << 20),
-        ("4GiB", 4 << 30),
-        ("4 gib", 4 << 30),
-        ("4G", 4 << 30),
-        ("4GB", 4 * 10**9),
-        ("1.5KiB", 1536),
-        ("7B", 7),
-    ],
-)
-def test_sizes(text: str, value: int) -> None:
-    assert SIZE.read(text) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("5", 5), ("0.5", 0.5), ("10m", 600), ("1h30m", 5400), ("1h 30m", 5400), ("250ms", 0.25)],
-)
-def test_durations(text: str, value: float) -> None:
-    assert DURATION.read(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -61,16 +34,6 @@ def test_a_value_of_the_wrong_type_is_refused(kind: Kind, text: str) -> None:
 def test_a_truth_value_is_no_number(kind: Kind) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         kind.read(True)
-
-
-@given(st.integers(0, 1 << 60))
-def test_a_size_reads_back_as_it_is_shown(value: int) -> None:
-    assert SIZE.read(SIZE.show(value)) == value
-
-
-@given(st.one_of(st.integers(0, 10**9).map(float), st.integers(1, 10**6).map(lambda ms: ms / 1000)))
-def test_a_duration_reads_back_as_it_is_shown(value: float) -> None:
-    assert math.isclose(DURATION.read(DURATION.show(value)), value, rel_tol=1e-12)
 
 
 @given(st.integers(0o600, 0o777))

@@ -110,15 +110,22 @@ def test_a_reload_is_answered_with_its_verdict(capsys: pytest.CaptureFixture[str
         file.write_text("")
         daemon.flags["config"] = file
         ctl = Ctl(capsys, daemon.start().socket)
-        file.write_text("max_tokens = 5\n[memory]\nhuge_pages = true\n")
+        file.write_text("max_tokens = 5\n[memory]\nhuge_pages = true\n[pressure]\nnormal = 0.5\n")
         told = ctl("reload").out
         assert "max_tokens none -> 5\n" in told
         assert "memory.huge_pages" in told and "needs a restart" in told
-        assert "1 setting changed" in told
+        assert "2 settings changed" in told
+        status = daemon.status()
+        assert (status["store"]["max_tokens"], status["governor"]["thresholds"]["normal"]) == (5, 0.5)
         assert "these wait for a restart: memory.huge_pages" in ctl("config", "get").err
-        file.write_text("max_token = 6\n")
-        err = ctl("reload", code=1).err
-        assert "refused, the configuration is unchanged" in err and "did you mean 'max_tokens'" in err
+        for wrong, why in (
+            ("max_token = 6\n", "did you mean 'max_tokens'"),
+            ("max_tokens = 6\n[pressure]\nnormal = 0.02\nhysteresis = 0.03\n", "[pressure]"),
+        ):
+            file.write_text(wrong)
+            err = ctl("reload", code=1).err
+            assert "refused, the configuration is unchanged" in err and why in err
+        assert daemon.status()["store"]["max_tokens"] == 5
         assert "the last reload was refused" in ctl("config", "get", "max_tokens").err
         assert _settings(ctl, "max_tokens") == {"max_tokens": ("5", f"file {file}")}
         assert "reload applied" in daemon.log and "reload failed" in daemon.log
