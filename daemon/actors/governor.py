@@ -121,8 +121,7 @@ class GovernorActor:
                 self._handle(message)
             case Joined():
                 self._clients[message.client] = message
-                pids = message.pid, message.peer.pid
-                self._handle(events.GovernorClientJoined(message.client, message.name, *pids))
+                self._handle(events.GovernorClientJoined(message.client, message.name, message.pid))
             case Left(client):
                 if self._clients.pop(client, None) is not None:
                     self._handle(events.GovernorClientLeft(client))

@@ -84,7 +84,6 @@ class Governor:
             gauge_of=self.tiers.find_device,
             room_of=lambda device: self._room(device, self._now),
             passing=self.devices.is_passing,
-            clock=lambda: self._now,
         )
         self.floors = Floors(limits.devices_max, lambda device: circumstances.known(self, device))
         self.host = Host(limits, self._outbox)
@@ -179,7 +178,7 @@ class Governor:
 
     def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
         assert event.client not in self.clients, "client numbers are not used again"
-        self.clients[event.client] = GovernorClient(event.name, event.pid, event.peer_pid)
+        self.clients[event.client] = GovernorClient(event.name, event.pid)
 
     def _client_left(self, event: GovernorClientLeft, now: float) -> None:
         client = event.client

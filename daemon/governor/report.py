@@ -3,7 +3,6 @@ on the number of entries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
         "devices": _devices(governor, now),
         "owners": governor.devices.owners(),
         "workflows": governor.workflows.status(),
-        "neighbours": governor.rooms.status(now),
         "host": {
             "resident_bytes": host.resident_bytes,
             "wanted_bytes": host.wanted_bytes,
@@ -48,7 +46,6 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
     sample = gauge.sample
     return {
         **sample.shown,
-        **_processes(governor, sample.shown),
         "gauge": sample.gauge,
         "tier": sample.tier.value,
         "source": sample.source,
@@ -63,21 +60,6 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
         "since_s": governor.tiers.in_mode_s(sample.gauge, now),
         "refuses": gauge.refuses,
     }
-
-
-def _processes(governor: Governor, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The processes of a gauge, each with the number of its client, and the client's name if it is hidden otherwise.
-
-    The pid of a process that is not seen may be another process's for the daemon, so it is compared to no client's.
-    """
-    if "processes" not in shown:
-        return {}
-    clients = {client.peer_pid: (number, client.name) for number, client in governor.clients.items() if client.peer_pid}
-    rows = []
-    for row in shown["processes"]:
-        number, name = clients.get(row["pid"], (None, None)) if row["seen"] else (None, None)
-        rows.append({**row, "client": number, "name": row["name"] or name})
-    return {"processes": rows}
 
 
 def _source(source: SourceState, now: float) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .gauges.cards import GIB, Card, Cards, Hang, compiled
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
 DEADLINE_S = 0.3
 FROM_THE_START = ("open", "address 1")
-LATER = ("count", "read 1", "processes 1")
+LATER = ("count", "read 1")
 LOST = 15
 
 

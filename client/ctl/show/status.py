@@ -33,7 +33,6 @@ _CLIENTS: Final = "{clients}, with leases {pins}; lanes {lanes}, {lanes_orphaned
 _REMOTE: Final = "; {remote}; read {remote_read_bytes}, written {remote_written_bytes}"
 _UNSTORABLE: Final = "namespace {namespace}: values {count}, the last {ago_s} ago: {code}: {text}"
 _WORKFLOW: Final = "{workflow}: client {client}, at step {step}; steps {steps} of agents {agents}"
-_PROCESS: Final = "{card}: pid {pid} ({name}), {bytes}, {client}"
 _MADE_ROOM: Final = (
     "the last {entries} evictions for other entries: median idle time {idle_s[median]}, median age {age_s[median]}; "
     "one in ten was idle for less than {idle_s[tenth]}"
@@ -58,15 +57,6 @@ _DEVICE: Final = {
     "waiting_reservations": "; {waiting_reservations} reservations wait for {waiting_bytes}",
     "floor_blocks": "; floor {floor_blocks} of {capacity_blocks} blocks",
     "stuck": "; STUCK",
-}
-_NEIGHBOUR: Final = {
-    "neighbour": "{neighbour}",
-    "card": " on {card}",
-    "asking": ": is being asked; before",
-    "outcome": ": {outcome}",
-    "freed_bytes": ", {freed_bytes}",
-    "since_s": ", {since_s} ago",
-    "why": ": {why}",
 }
 
 
@@ -143,10 +133,6 @@ def _pressure(governor: dict[str, Any]) -> Rows:
     for gauge in governor["gauges"]:
         source = "a FILE, and no measurement" if gauge["source"] == "file" else gauge["source"]
         rows.append(("gauge", parts({**gauge, "source": source}, _GAUGE)))
-        for each in gauge.get("processes", ()):
-            client = "no client" if each["client"] is None else f"client {each['client']}"
-            shown = {**each, "card": gauge["gauge"], "client": client if each["seen"] else "perhaps a client"}
-            rows.append(("process", words(shown, _PROCESS)))
     host, done = governor["host"], governor["counters"]
     if host["resident_bytes_max"] is not None:
         kept = "under pressure, {resident_bytes} of {wanted_bytes} in memory; may have {resident_bytes_max}"
@@ -154,7 +140,6 @@ def _pressure(governor: dict[str, Any]) -> Rows:
     rows += [("device", parts(device, _DEVICE)) for device in governor["devices"]]
     if governor["devices"] or done["registered"]:
         rows.append(("device tier", words(done, _TIER)))
-    rows += [("neighbour", parts(each, _NEIGHBOUR)) for each in governor["neighbours"]]
     rows += [("workflow", words(flow, _WORKFLOW)) for flow in governor["workflows"]]
     return rows or [("gauges", "none: the use of the tiers is unknown")]
 

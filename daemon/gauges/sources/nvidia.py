@@ -1,6 +1,6 @@
 """A source for NVIDIA GPUs, through nvidia-ml-py.
 
-Owns: the calls of NVML, also for the list of a GPU's processes. Does not own when the library is opened and closed
+Owns: the calls of NVML. Does not own when the library is opened and closed
 (`library`).
 
 NVML needs and creates no GPU context. Used bytes are those that NVML reports; they include the driver's reserve.
@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
-from .processes import listed
 
 
 class Nvml:
@@ -29,7 +28,6 @@ class Nvml:
     name: Final = "nvidia"
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
         self._device = root / "dev/nvidiactl"
         self._nvml: Any = None
         self._handles: dict[Unit, Any] = {}
@@ -75,13 +73,7 @@ class Nvml:
         """As in Library."""
         handle = self._handles[unit] if isinstance(unit, str) else self._handle(unit)
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        reading = Reading(int(memory.used), int(memory.total))
-        try:
-            used = self._processes(handle)
-            return reading if used is None else reading.showing(listed(used, self._root))
-        except Exception:
-            # What a driver says of processes is for people. The memory was read.
-            return reading
+        return Reading(int(memory.used), int(memory.total))
 
     def shut(self) -> None:
         """As in Library."""
@@ -92,23 +84,6 @@ class Nvml:
         if index not in self._handles:
             self._handles[index] = self._nvml.nvmlDeviceGetHandleByIndex(index)
         return self._handles[index]
-
-    def _processes(self, handle: Any) -> dict[int, int | None] | None:
-        """The bytes of each process by its pid; None if the driver lists no processes."""
-        nvml = self._nvml
-        found: dict[int, int | None] | None = None
-        for ask in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-            try:
-                processes = ask(handle)
-            except nvml.NVMLError:
-                continue  # not supported by the GPU, by its slice, or by an older driver
-            found = {} if found is None else found
-            for each in processes:
-                # A process that computes and draws is in both lists, with all of its bytes.
-                known = found.get(int(each.pid))
-                size_bytes = None if each.usedGpuMemory is None else int(each.usedGpuMemory)
-                found[int(each.pid)] = size_bytes if known is None else max(known, size_bytes or 0)
-        return found
 
     def _slices(self, index: int) -> dict[Unit, Any] | None:
         """The handles of a GPU's slices by UUID; None for a GPU that is not in MIG mode, or does not answer."""

@@ -22,12 +22,11 @@ OWNERS_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GovernorClientJoined:
-    """A client has connected and may send messages. `peer_pid`: its pid as the daemon sees it; 0: not known."""
+    """A client has connected and may send messages."""
 
     client: int
     name: str
     pid: int
-    peer_pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

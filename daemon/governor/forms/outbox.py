@@ -20,7 +20,6 @@ class GovernorClient:
 
     name: str
     pid: int
-    peer_pid: int = 0
 
 
 class GovernorOutbox(Outbox[GovernorClient, Effect]):

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ....errors import DeviceFull, LimitReached, TensordError
 from ....ipc.messages import control as messages
@@ -40,16 +40,14 @@ SETTLE_S: Final = 5.0
 CALM_READINGS: Final = 2
 """Readings without a fall after which a step that has freed memory is over."""
 WHY_CHARS_MAX: Final = 300
-_LATE: Final = {"done": "asked", "busy": "left alone", "failed": "failed"}
-"""The outcome of an answer that no room waits for any more."""
 
 
 @dataclass(slots=True)
 class _Making:
     """A room that is being made. `before_bytes`: used bytes at the beginning of the present step; `last_bytes`: by the
-    last reading. `asking`: the neighbour of the present step. `answered_at`: when it answered; `failed`: why not;
-    `keeps`: what it said that it keeps. `unshown`: by the last reading enough is free: the room waits for
-    what was taken since, which the next reading shows."""
+    last reading. `asking`: the neighbour of the present step, asked under `number`; `answer`: what it answered at
+    `answered_at`. `unshown`: by the last reading enough is free: the room waits for what was taken since, which the
+    next reading shows."""
 
     client: int
     message: messages.MakeRoom
@@ -60,33 +58,29 @@ class _Making:
     steps: list[messages.RoomStep] = field(default_factory=list)
     asking: NeighbourPlace | None = None
     number: int = 0
-    answered_at: float | None = None
-    failed: str | None = None
-    keeps: str = ""
+    answer: NeighbourAnswered | None = None
+    answered_at: float = 0.0
     calm: int = 0
     unshown: bool = False
 
+    @property
+    def freed_bytes(self) -> int:
+        """By the present step."""
+        return max(0, self.before_bytes - self.last_bytes)
 
-@dataclass(frozen=True, slots=True)
-class _LastAsked:
-    """What a neighbour did when it was asked last, at monotonic time `at`. `number`: of the question; 0: none was
-    asked."""
-
-    number: int
-    outcome: str
-    why: str
-    freed_bytes: int
-    at: float
+    @property
+    def failed(self) -> bool:
+        """Whether the present neighbour failed."""
+        return self.answer is not None and self.answer.outcome == "failed"
 
 
 class Rooms:
-    """The rooms of all devices that are being made, and what is known of each neighbour.
+    """The rooms of all devices that are being made.
 
     Args:
         gauge_of: gives a device's gauge.
         room_of: gives a device's memory.
         passing: whether a pass over a device's entries is under way.
-        clock: gives the time of the present event.
     """
 
     def __init__(
@@ -99,7 +93,6 @@ class Rooms:
         gauge_of: Callable[[str], Gauge | None],
         room_of: Callable[[str], FreeRoom],
         passing: Callable[[str], bool],
-        clock: Callable[[], float],
     ) -> None:
         self._limits = limits
         self._outbox = outbox
@@ -107,12 +100,10 @@ class Rooms:
         self._reservations = reservations
         self._gauge_of = gauge_of
         self._room_of = room_of
-        self._clock = clock
         self._passing = passing
         self._asked = 0
         self._making: dict[str, _Making] = {}
         self._under_way: dict[int, NeighbourPlace] = {}
-        self._known: dict[str, _LastAsked] = {}
 
     def begin(self, client: int, message: messages.MakeRoom, now: float) -> None:
         """Reserves memory for the operator, and lets the reservation wait if it does not fit.
@@ -141,7 +132,7 @@ class Rooms:
         except TensordError:
             del self._making[device]
             raise
-        making.unshown = self._is_unshown(device, room.free_bytes)
+        making.unshown = not self._queue.wanted_bytes(device, room.free_bytes)
 
     def end(self, client: int, message: messages.EndRoom, now: float) -> None:
         """Ends the operator's reservations of a device, and a room that is being made on it."""
@@ -161,60 +152,32 @@ class Rooms:
         making, gauge = self._making.get(device), self._gauge_of(device)
         if making is None or gauge is None:
             return
-        fell = gauge.sample.used_bytes < making.last_bytes
-        making.last_bytes = gauge.sample.used_bytes
+        sample = gauge.sample
+        fell, making.last_bytes = sample.used_bytes < making.last_bytes, sample.used_bytes
         if making.asking is None:
             if making.unshown:
                 making.before_bytes = making.last_bytes
-            making.unshown = self._is_unshown(device, gauge.sample.total_bytes - gauge.sample.used_bytes)
+            making.unshown = not self._queue.wanted_bytes(device, sample.total_bytes - sample.used_bytes)
             if not making.unshown and not self._passing(device):
-                self._close_cached(making)
-                self._ask_next(making)
-        elif making.answered_at is not None and gauge.sample.began_at > making.answered_at:
+                self._go_on(making)
+        elif making.answer is not None and sample.began_at > making.answered_at:
             making.calm = 0 if fell else making.calm + 1
-            quiet = making.calm >= CALM_READINGS and (
-                making.failed is not None or making.last_bytes < making.before_bytes
-            )
+            quiet = making.calm >= CALM_READINGS and (making.failed or making.freed_bytes)
             if quiet or now - making.answered_at >= SETTLE_S:
-                self._close_asked(making)
-                self._ask_next(making)
+                self._go_on(making)
 
     def answered(self, event: NeighbourAnswered, now: float) -> None:
         """A neighbour has answered, or its time is over."""
-        place = self._under_way.pop(event.number)
+        place, event = self._under_way.pop(event.number), replace(event, why=event.why[:WHY_CHARS_MAX])
         making = next((each for each in self._making.values() if each.number == event.number), None)
-        why = event.why[:WHY_CHARS_MAX]
         if making is None:
             # The room was there before the answer, or its client has left.
-            known = self._known.get(place.name)
-            freed = known is not None and known.number == event.number and known.freed_bytes > 0
-            if event.outcome == "failed" or not freed:
-                self._note(event.number, place, _LATE[event.outcome], why, 0)
-        elif event.outcome == "busy":
-            self._step(making, place, "left alone", 0, why)
-            self._ask_next(making)
-        else:
-            making.answered_at, making.calm = now, 0
-            making.failed, making.keeps = (why, "") if event.outcome == "failed" else (None, why)
-
-    def status(self, now: float) -> list[dict[str, Any]]:
-        """One row for each configured neighbour, in the order in which they are asked."""
-        under_way = {place.name for place in self._under_way.values()}
-        rows = []
-        for place in self._limits.neighbours:
-            known = self._known.get(place.name)
-            rows.append(
-                {
-                    "neighbour": place.name,
-                    "card": place.card or None,
-                    "asking": place.name in under_way,
-                    "outcome": "never asked" if known is None else known.outcome,
-                    "why": "" if known is None else known.why,
-                    "freed_bytes": 0 if known is None else known.freed_bytes,
-                    "since_s": None if known is None else now - known.at,
-                }
-            )
-        return rows
+            if event.outcome == "failed":
+                self._log(place, "failed", 0, event.why)
+            return
+        making.answer, making.answered_at, making.calm = event, now, 0
+        if event.outcome == "busy":
+            self._go_on(making)
 
     def check_invariants(self, clients: set[int]) -> None:
         """Asserts what the module's docstring promises."""
@@ -222,24 +185,22 @@ class Rooms:
             assert making.client in clients, "a room of a client that left"
             assert self._queue.waits(making.waits), "a room that is neither made nor waits"
             assert making.message.device == device
-            if making.asking is not None and making.answered_at is None:
+            if making.asking is not None and making.answer is None:
                 assert self._under_way[making.number] == making.asking
         names = [place.name for place in self._under_way.values()]
         assert len(names) == len(set(names)), "a neighbour is asked twice at once"
 
     # ---- steps
 
-    def _is_unshown(self, device: str, free_bytes: int) -> bool:
-        return not self._queue.wanted_bytes(device, free_bytes)
-
-    def _ask_next(self, making: _Making) -> None:
-        making.before_bytes = making.last_bytes
-        making.asking, making.answered_at, making.failed, making.keeps = None, None, None, ""
+    def _go_on(self, making: _Making) -> None:
+        """The present step is over: asks the next neighbour, or ends the room without one."""
+        self._close(making)
+        making.before_bytes, making.asking, making.answer, making.number = making.last_bytes, None, None, 0
         while making.left:
             place = making.left.popleft()
             if place not in self._limits.neighbours:
                 continue
-            if place.name in (each.name for each in self._under_way.values()):
+            if place in self._under_way.values():
                 self._step(making, place, "failed", 0, "it has not answered since it was asked for another room")
                 continue
             self._asked += 1
@@ -249,42 +210,41 @@ class Rooms:
             return
         self._queue.end(making.waits, self._room_of(making.message.device))
 
-    def _close_cached(self, making: _Making) -> None:
-        freed_bytes = max(0, making.before_bytes - making.last_bytes)
-        room = self._room_of(making.message.device)
+    def _close(self, making: _Making) -> None:
+        """Notes what the present step has done."""
+        freed_bytes, answer = making.freed_bytes, making.answer
+        outcome: messages.RoomOutcome = "freed" if freed_bytes else "nothing"
+        if making.asking is None:
+            why = "" if freed_bytes else self._why_cached(making.message.device)
+            making.steps.append(messages.RoomStep(CACHED, outcome, freed_bytes, why))
+            return
+        if answer is None:
+            why = "" if freed_bytes else "it had not answered when the room was there, or the wait over"
+            outcome = "freed" if freed_bytes else "asked"
+        elif answer.outcome == "done":
+            accepted = "" if freed_bytes else "it accepted the request, and the card's gauge did not fall"
+            why = "; ".join(filter(None, [accepted, answer.why]))
+        else:
+            outcome, why = "failed" if answer.outcome == "failed" else "left alone", answer.why
+        self._step(making, making.asking, outcome, freed_bytes if outcome != "left alone" else 0, why)
+
+    def _why_cached(self, device: str) -> str:
+        """Why no cached entry left."""
+        room = self._room_of(device)
+        if not room.cached_bytes:
+            return "no entry is cached on the card"
         why = f"of {rounded_size(room.cached_bytes)} of tensors {rounded_size(room.pinned_bytes)} are in use"
         if room.silent_bytes:
             why += f", and {rounded_size(room.silent_bytes)} are of processes that do not answer"
-        if freed_bytes:
-            why = ""
-        elif not room.cached_bytes:
-            why = "no entry is cached on the card"
-        making.steps.append(messages.RoomStep(CACHED, "freed" if freed_bytes else "nothing", freed_bytes, why))
-
-    def _close_asked(self, making: _Making) -> None:
-        assert making.asking is not None
-        outcome: messages.RoomOutcome
-        freed_bytes = max(0, making.before_bytes - making.last_bytes)
-        if making.failed is not None:
-            outcome, why = "failed", making.failed
-        elif freed_bytes:
-            outcome, why = "freed", making.keeps
-        elif making.answered_at is None:
-            outcome, why = "asked", "it had not answered when the room was there, or the wait over"
-        else:
-            outcome, why = "nothing", "it accepted the request, and the card's gauge did not fall"
-            why += f"; {making.keeps}" if making.keeps else ""
-        self._step(making, making.asking, outcome, freed_bytes, why)
+        return why
 
     def _step(
         self, making: _Making, place: NeighbourPlace, outcome: messages.RoomOutcome, freed_bytes: int, why: str
     ) -> None:
         making.steps.append(messages.RoomStep(place.name, outcome, freed_bytes, why))
-        self._note(making.number if making.asking is place else 0, place, outcome, why, freed_bytes)
+        self._log(place, outcome, freed_bytes, why)
 
-    def _note(self, number: int, place: NeighbourPlace, outcome: str, why: str, freed_bytes: int) -> None:
-        if place in self._limits.neighbours:
-            self._known[place.name] = _LastAsked(number, outcome, why, freed_bytes, self._clock())
+    def _log(self, place: NeighbourPlace, outcome: str, freed_bytes: int, why: str) -> None:
         level = "info" if outcome in ("freed", "left alone", "asked") else "warning"
         more = {"why": why} if why else {}
         self._outbox.log(
@@ -293,38 +253,27 @@ class Rooms:
 
     def _told(self, making: _Making, answer: messages.Reserved | TensordError) -> None:
         """The reservation was granted or refused: the room is made or not."""
-        device = making.message.device
+        device, size_bytes = making.message.device, making.message.size_bytes
         del self._making[device]
         gauge = self._gauge_of(device)
         if gauge is not None:
             making.last_bytes = gauge.sample.used_bytes
-        if making.asking is not None:
-            self._close_asked(making)
-        elif making.last_bytes < making.before_bytes:
-            self._close_cached(making)
+        if making.asking is not None or making.freed_bytes:
+            self._close(making)
         made = isinstance(answer, messages.Reserved)
-        missing_bytes = 0 if made else max(0, making.message.size_bytes - self._left_bytes(device))
+        left_bytes = max(0, self._room_of(device).free_bytes - self._reservations.taken_bytes(device))
+        missing_bytes = 0 if made else max(0, size_bytes - left_bytes)
+        lasts_s = answer.lasts_s if isinstance(answer, messages.Reserved) else 0.0
+        why = "" if made else str(answer)
         self._outbox.send(
-            making.client,
-            messages.RoomMade(
-                making.message.id,
-                made,
-                answer.lasts_s if isinstance(answer, messages.Reserved) else 0.0,
-                missing_bytes,
-                making.steps,
-                "" if made else str(answer),
-            ),
+            making.client, messages.RoomMade(making.message.id, made, lasts_s, missing_bytes, making.steps, why)
         )
         self._outbox.announce(
             "room",
             client=making.client,
             device=device,
-            bytes=making.message.size_bytes,
+            bytes=size_bytes,
             made=made,
             missing_bytes=missing_bytes,
             freed={step.who: step.freed_bytes for step in making.steps},
         )
-
-    def _left_bytes(self, device: str) -> int:
-        """The bytes that are neither used nor reserved."""
-        return max(0, self._room_of(device).free_bytes - self._reservations.taken_bytes(device))

@@ -182,28 +182,11 @@ def owner(client: int, **changed: Any) -> dict[str, Any]:
     }
 
 
-def process(pid: int, gib: int, client: int | None = None, name: str = "python3") -> dict[str, Any]:
-    return {"pid": pid, "name": name, "bytes": gib * GIB, "client": client, "seen": True}
-
-
-def neighbour(name: str, **changed: Any) -> dict[str, Any]:
-    return {
-        "neighbour": name,
-        "card": None,
-        "asking": False,
-        "outcome": "never asked",
-        "why": "",
-        "freed_bytes": 0,
-        "since_s": None,
-        **changed,
-    }
-
-
 def governor(**changed: Any) -> dict[str, Any]:
     return {
         "gauges": [
             gauge("host", 30 * GIB, 64 * GIB, "relaxed"),
-            {**gauge(CARD, 70 * GIB, 80 * GIB, "pressure"), "processes": [process(5001, 40, 1), process(77, 20)]},
+            gauge(CARD, 70 * GIB, 80 * GIB, "pressure"),
             gauge(OTHER, 79 * GIB, 80 * GIB, "emergency", source="file"),
         ],
         "sources": [source("nvidia")],
@@ -211,7 +194,6 @@ def governor(**changed: Any) -> dict[str, Any]:
         "thresholds": {"normal": 0.7, "pressure": 0.85, "critical": 0.92, "emergency": 0.96, "hysteresis": 0.02},
         "devices": [device(CARD), device(OTHER, entries=0, bytes=0, owners=0)],
         "owners": [owner(1), owner(2)],
-        "neighbours": [],
         "workflows": [{"workflow": "w", "client": 1, "step": 2, "agents": 4, "steps": 6}],
         "host": {"resident_bytes": 5 * GIB, "wanted_bytes": 5 * GIB, "resident_bytes_max": None},
         "transitions": [

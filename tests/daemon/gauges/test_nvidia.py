@@ -110,44 +110,6 @@ def test_without_a_driver_there_is_nothing_to_read_until_there_is_one(cards: Car
     assert "failed" in reader.read()
 
 
-def host_folder(folder: Path, names: dict[int, str]) -> Path:
-    """A root with the /proc of a daemon that sees the pids of the host."""
-    (folder / "proc/self/ns").mkdir(parents=True)
-    (folder / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
-    for pid, name in names.items():
-        (folder / f"proc/{pid}").mkdir()
-        (folder / f"proc/{pid}/comm").write_text(name + "\n")
-    return folder
-
-
-def test_every_process_on_a_card_is_shown_with_its_name_and_bytes(
-    cards: Cards, nvml_folder: Path, tmp_path: Path
-) -> None:
-    """Those that compute and those that draw, a process in both lists once, largest first."""
-    cards.cards = [Card(30 * GIB, bus=0x65), Card(7 * GIB, bus=0x66), Card(0, bus=0x67)]
-    cards.show()
-    listing = tmp_path / "processes"
-    listing.write_text(f"c 0 11 {9 * GIB}\nc 0 12 {20 * GIB}\ng 0 12 {20 * GIB}\ng 0 13 -1\nc 1 11 {7 * GIB}\n")
-    root = host_folder(tmp_path / "root", {11: "ollama", 12: "python3"})
-    environ = {"LD_LIBRARY_PATH": str(nvml_folder), "STANDIN_CARDS": str(cards.file)}
-    with Reader("nvidia", root, **environ, STANDIN_PROCESSES=str(listing)) as reader:
-        shown = reader.read()["shown"]
-    assert shown["0000:65:00.0"]["processes"] == [
-        {"pid": 12, "name": "python3", "bytes": 20 * GIB, "seen": True},
-        {"pid": 11, "name": "ollama", "bytes": 9 * GIB, "seen": True},
-        {"pid": 13, "name": None, "bytes": None, "seen": True},
-    ]
-    assert shown["0000:66:00.0"]["processes"] == [{"pid": 11, "name": "ollama", "bytes": 7 * GIB, "seen": True}]
-    assert shown["0000:67:00.0"]["processes"] == []
-
-
-def test_a_driver_that_lists_no_processes_is_read_all_the_same(cards: Cards, begin: Begin) -> None:
-    cards.cards = [Card(5)]
-    cards.show()
-    answer = begin().read()
-    assert answer["gauges"] == {"0000:65:00.0": [5, 80 * GIB]} and answer["shown"] == {"0000:65:00.0": {}}
-
-
 def uuid(number: int) -> str:
     return f"MIG-00000000-0000-0000-0000-{number:012x}"
 

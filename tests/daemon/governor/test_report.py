@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tensord.daemon.governor.forms.events import GovernorClientJoined
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE
 
@@ -34,22 +33,6 @@ def test_status_of_a_governor_that_knows_nothing_has_every_section(make: Make) -
     assert status["transitions"] == []
     assert status["remembered"] == status["reservations"] == 0
     assert status["counters"]["refused"] == status["counters"]["transitions"] == {}
-
-
-def test_processes_on_a_card_are_shown_as_clients_by_the_pid_that_the_daemon_sees(make: Make) -> None:
-    """A process that is not seen is in another pid namespace: its pid may be a client's here."""
-    stand = make()
-    stand.answers[9] = []
-    stand.do(GovernorClientJoined(9, "in a container", 1, peer_pid=5000))
-    told = ((5000, "a", True), (5000, None, True), (1, "init", True), (5000, None, False))
-    rows = [{"pid": pid, "name": name, "bytes": 7, "seen": seen} for pid, name, seen in told]
-    stand.sample(0.5, processes=rows)
-    (gauge,) = stand.status()["gauges"]
-    named = [(row["client"], row["name"]) for row in gauge["processes"]]
-    assert named == [(9, "a"), (9, "in a container"), (None, "init"), (None, None)]
-    stand.leave(9)
-    (gauge,) = stand.status()["gauges"]
-    assert [row["client"] for row in gauge["processes"]] == [None] * 4
 
 
 def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:

@@ -66,8 +66,6 @@ def test_a_daemon_counts_hits_lately_and_beside_lru(daemon: Daemon) -> None:
 
 
 STORE = documents.store()
-FAILED = documents.neighbour("ollama a", card=CARD, outcome="failed", why="no answer within 20 s", since_s=65.0)
-UNKNOWN = {**documents.process(8, 1, name=""), "bytes": None, "seen": False}
 
 
 @pytest.mark.parametrize(
@@ -94,12 +92,6 @@ def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
     ("governor", "said"),
     [
         ({}, f"gauge {CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia, read 1s ago"),
-        ({}, f"process {CARD}: pid 5001 (python3), 40.0 GiB, client 1"),
-        ({}, f"process {CARD}: pid 77 (python3), 20.0 GiB, no client"),
-        (
-            {"gauges": [documents.gauge(CARD, 1, 2, "normal", processes=[UNKNOWN])]},
-            f"{CARD}: pid 8 (unknown), unknown, perhaps a client",
-        ),
         (
             {"gauges": [documents.gauge(CARD, 1, 4, "relaxed", baseline_bytes=72 * GIB)]},
             "beside a baseline of 72.0 GiB; from nvidia",
@@ -125,8 +117,6 @@ def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
             {"host": {"resident_bytes": 3 * GIB, "wanted_bytes": 5 * GIB, "resident_bytes_max": 4 * GIB}},
             "ring under pressure, 3.00 GiB of 5.00 GiB in memory; may have 4.00 GiB",
         ),
-        ({"neighbours": [FAILED]}, f"neighbour ollama a on {CARD}: failed, 1m05s ago: no answer within 20 s"),
-        ({"neighbours": [documents.neighbour("b", asking=True)]}, "neighbour b: is being asked; before: never asked"),
     ],
 )
 def test_pressure_is_shown_in_words(governor: dict[str, Any], said: str) -> None:

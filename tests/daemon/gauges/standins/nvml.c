@@ -120,38 +120,3 @@ int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
     return OK;
 }
 
-struct process {
-    unsigned pid;
-    unsigned long long used;
-    unsigned gpu_instance, compute_instance;
-};
-
-/* The processes of the file $STANDIN_PROCESSES, a line for each: LIST CARD PID USED. LIST is c (computes) or g (draws); a USED
- * of -1 is not told. Without that file the driver does not support the lists. */
-static int processes(char list, void *handle, unsigned *count, struct process *found) {
-    hang_if_told_of("processes", index_of(handle));
-    int cards_count, error = usable(&cards_count), index = index_of(handle);
-    const char *path = getenv("STANDIN_PROCESSES");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    unsigned room = *count;
-    char kind;
-    int card;
-    struct process each = {0, 0, ~0u, ~0u};
-    if (error || index < 0 || !file) {
-        if (file) fclose(file);
-        return error ? error : index < 0 ? INVALID_ARGUMENT : NOT_SUPPORTED;
-    }
-    *count = 0;
-    while (fscanf(file, " %c %d %u %lld", &kind, &card, &each.pid, (long long *)&each.used) == 4)
-        if (kind == list && card == index && (*count)++ < room) found[*count - 1] = each;
-    fclose(file);
-    return *count > room ? INSUFFICIENT_SIZE : OK;
-}
-
-int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {
-    return processes('c', handle, count, found);
-}
-
-int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {
-    return processes('g', handle, count, found);
-}
