@@ -13,7 +13,7 @@ before it. An entry of unknown cost is written, too: it has no next use that cou
 While victims stay, readers hit them.
 
 Invariants: from the first victim that stays until `end`, no victim stays for longer than DEMOTION_S. While the store is
-left alone, or has ended no write since that time was over, none stays.
+left alone, none stays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Demotion:
         self._outbox = outbox
         self._ends_at: float | None = None
         self._late = False
-        self._ended_when_late: int | None = None
         self._tried: set[bytes] = set()
 
     @property
@@ -56,8 +55,6 @@ class Demotion:
         """Ends the wait if its time is over."""
         if self._ends_at is not None and now >= self._ends_at:
             self._late = True
-            if self._writes.leaving:
-                self._ended_when_late = self._writes.ended
             self._writes.calm()
 
     def staying(self, victims: Iterable[int], now: float) -> set[int]:
@@ -66,18 +63,17 @@ class Demotion:
         writes, table = self._writes, self._table
         if not writes.serves:
             return set()
-        late = self._late or writes.ended == self._ended_when_late
         stay: dict[int, bytes] = {}
         for row in victims:
             key = self._slots.key(table.slots[row])
             goes_at_once = bool(table.records[row] or table.parents[row])
             if writes.has(key):
-                if late or goes_at_once:
+                if self._late or goes_at_once:
                     writes.give_up(key)
                 else:
                     stay[row] = key
             elif key not in self._tried and not goes_at_once and writes.takes(row, key, now):
-                if late or not writes.fits(table.payloads[row], empty=True):
+                if self._late or not writes.fits(table.payloads[row], empty=True):
                     self._outbox.counters.remote["dropped"] += 1
                 else:
                     stay[row] = key

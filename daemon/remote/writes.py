@@ -73,8 +73,6 @@ class Writes:
         self._removed: dict[bytes, None] = {}
         self._under_way: SaveRemote | RemoveRemote | None = None
         self.queued_bytes = 0
-        self.ended = 0
-        """How many writes and removals have ended."""
         self.reading: frozenset[int] = frozenset()
         """The span id that a thread reads now, if it reads one."""
 
@@ -275,7 +273,6 @@ class Writes:
     def _end(self) -> None:
         """The write or removal under way has ended."""
         self._under_way, self.reading = None, frozenset()
-        self.ended += 1
 
     def _may_write(self, now: float) -> bool:
         return self._link.breaker.closed and self._link.taking.may_try(now)

@@ -94,8 +94,6 @@ class _Process:
 class MooncakeStore(RemoteStore):
     """The store of a Mooncake master. `segment_bytes`: memory of this host that is given to all hosts' objects."""
 
-    gives_way = False
-
     def __init__(
         self, master: str, timeout_s: float, segment_bytes: int, host: str, protocol: str, device: str
     ) -> None:

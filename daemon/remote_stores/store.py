@@ -47,10 +47,6 @@ class RemoteStore(ABC):
         TierTooLarge: the store never has room for the object. A subclass of TierFull.
     """
 
-    gives_way = True
-    """Whether threads that write to the store run at a lower priority. False if the store starts processes in its
-    calls: they would keep the priority of the thread that has started them."""
-
     def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address
         self.timeout_s = timeout_s

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import takewhile
 from math import inf
@@ -106,10 +105,8 @@ class RemoteThreads:
         self._reads: set[Future[None]] = set()
         self._closing = threading.Event()
         self._readers = ThreadPoolExecutor(READERS, f"{THREAD_NAME}-read")
-        self._gives_way = GivesWay(self._closing) if store.gives_way else None
-        self._writer = ThreadPoolExecutor(
-            1, f"{THREAD_NAME}-write", GivesWay.lower_priority if store.gives_way else None
-        )
+        self._gives_way = GivesWay(self._closing)
+        self._writer = ThreadPoolExecutor(1, f"{THREAD_NAME}-write", GivesWay.lower_priority)
 
     def status(self) -> Mapping[str, Any]:
         """The store's address, and what was read from it that is wrong."""
@@ -146,7 +143,7 @@ class RemoteThreads:
 
     def _write_aside(self, request: SaveRemote | RemoveRemote) -> None:
         hurried = not isinstance(request, SaveRemote) or request.hurried
-        with self._gives_way.working(hurried=hurried) if self._gives_way is not None else nullcontext():
+        with self._gives_way.working(hurried=hurried):
             self.carry_out(request)
 
     def carry_out(self, request: RemoteRequest, asked_at: float = inf) -> None:

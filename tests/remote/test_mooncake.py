@@ -2,7 +2,7 @@
 
 | disturbance                                | test                                                    |
 |--------------------------------------------|---------------------------------------------------------|
-| master stopped, killed, started anew       | master_that_is_killed, master_that_is_stopped           |
+| master killed, started anew                | master_that_is_killed                                   |
 | host asked to stop while the master hangs  | host_ends_while_the_master_is_stopped                   |
 | wrong bytes, no room, two writers          | tests/daemon/remote_stores/mooncake_suite.py                    |
 """
@@ -133,17 +133,6 @@ def test_a_master_that_is_killed_costs_no_host_an_entry(mooncake: Mooncake) -> N
     serves_again(second)
     stores(first, range(5000, 5001))
     assert not second.get(5000)
-
-
-def test_a_master_that_is_stopped_makes_nobody_wait_longer_than_computing_takes(mooncake: Mooncake) -> None:
-    first, second, _ = mooncake.hosts
-    stores(first, range(3))
-    mooncake.master.pause()
-    for number in range(3):
-        assert second.get(number, takes_s=0.1)
-    assert not any(first.get(number) for number in range(3))
-    mooncake.master.resume()
-    serves_again(second)
 
 
 def test_a_host_ends_while_the_master_is_stopped(mooncake: Mooncake) -> None:

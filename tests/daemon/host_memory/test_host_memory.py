@@ -6,8 +6,6 @@ from random import Random
 
 import pytest
 
-from tensord.daemon.core.effects import Punch
-from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.host_memory.page_victims import PageVictims
 from tensord.daemon.store.table import ENDED, LIVE
 from tensord.shm.lanes.records import NO_KEY
@@ -134,19 +132,6 @@ def test_in_an_emergency_what_is_idle_goes_and_what_is_held_stays(held: bool) ->
     assert host.stored() == {1} | ({12} if held else set()) and resident(host) == 16
 
 
-def test_many_idle_entries_go_in_rounds() -> None:
-    host = Host(1 << 18, buckets=256)
-    count = len(host.store.fill())
-    assert count > 700
-    host.now = 40.0
-    host.host.press(Pressed(None, 30.0))
-    host.follow()
-    host.host.tick(host.now)
-    assert host.store.spans.victims <= 256
-    host.settle()
-    assert host.stored() == set() and not host.host.postponed and host.host.next_timer() is None
-
-
 def test_a_chain_that_lies_within_one_page_leaves_with_the_page() -> None:
     host = Host(16 * SMALL, page_bytes=4 * SMALL)
     for number in (1, 2, 3):
@@ -189,16 +174,6 @@ def test_pages_that_the_last_daemon_returned_are_taken_back_up_to_the_limit() ->
     again.short = False
     again.pass_time(31)
     assert (again.stored(), resident(again)) == (left, 64)
-
-
-def test_large_extents_are_punched_in_parts() -> None:
-    host = Host(0, page_bytes=4096, store=None)
-    host.store.holes.grow(160 << 20)
-    host.budget.max_bytes = 160 << 20
-    host.host.press(Pressed(0))
-    host.host.reconcile(0.0)
-    sizes = [effect.size_bytes for effect in host.outbox.take() if isinstance(effect, Punch)]
-    assert sizes == [64 << 20, 64 << 20, 32 << 20]
 
 
 @pytest.mark.parametrize("size", [5, 9, 16, 20])

@@ -233,25 +233,12 @@ def rubbish(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
     handler.wfile.write(b"\x00\x1b[2J\xff rubbish\r\n\r\n" * 100)
 
 
-def nested(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
-    """Its JSON is nested deeply, in a place that is ignored."""
-    body = b'{"ignored":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-
-
 def flood(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
     """Its answer never ends, as fast as it is read."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     while not stand_in.released.is_set():
         handler.wfile.write(chunk)
-
-
-def headers(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
-    """Its headers never end."""
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    while not stand_in.released.is_set():
-        handler.wfile.write(b"X-More: yes\r\n")
 
 
 def redirect(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:

@@ -67,14 +67,6 @@ def test_nothing_for_the_store_goes_at_once(make: Make, why: str) -> None:
     assert not waits(stand)
 
 
-def test_a_child_whose_write_waits_does_not_outlast_its_parent(make: Make) -> None:
-    stand = full(make, 1)
-    for number in (1, 2, 3):
-        stand.put(number, parent=key(0), cost_ms=9.0, settles=False)
-    assert staying(stand, 3, 2, 1, 0) == {0}
-    assert stand.counted["dropped"] == 2, "those that still waited"
-
-
 def test_more_than_the_queue_holds_is_written_in_parts(make: Make) -> None:
     stand = full(make, remote_queue_bytes=3 * 64)
     rest = list(range(8))
@@ -82,12 +74,6 @@ def test_more_than_the_queue_holds_is_written_in_parts(make: Make) -> None:
         stand.settle()
         rest = [number for number in rest if number not in stay or key(number) not in stand.remote]
     assert set(stand.remote) == {key(number) for number in range(8)}
-
-
-def test_an_entry_that_is_larger_than_the_queue_goes_at_once(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.put(1, 1001)
-    assert staying(stand, 1) == set() and stand.counted == {"dropped": 1}
 
 
 def test_what_is_about_to_go_is_written_before_what_waits(make: Make) -> None:

@@ -120,16 +120,6 @@ def test_files_of_killed_writers_count_towards_the_bytes(backend: Folder) -> Non
     store.close()
 
 
-def test_files_that_are_no_objects_are_left_alone(backend: Folder) -> None:
-    mine = backend.root / "notes"
-    mine.write_bytes(bytes(20 * MIB))
-    os.utime(mine, (1, 1))
-    store = DirectoryStore(backend.root, 4 * MIB)
-    put(store, *(made(number, MIB) for number in range(10)))
-    store.close()
-    assert mine.stat().st_size == 20 * MIB
-
-
 @pytest.mark.parametrize("planted", ["symlink", "fifo"])
 def test_what_is_no_file_in_an_objects_place_is_a_miss_and_replaced(backend: Folder, planted: str) -> None:
     store = DirectoryStore(backend.root)

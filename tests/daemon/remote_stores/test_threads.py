@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -17,7 +14,6 @@ import pytest
 from tensord.daemon.core.effects import ReadRemote, RemoteRequest, RemoveRemote, SaveRemote, Seek, WithdrawClaim
 from tensord.daemon.core.events import RemoteDone, RemoteFound
 from tensord.daemon.remote_stores.directory import DirectoryStore
-from tensord.daemon.remote_stores.mooncake import MooncakeStore
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.daemon.remote_stores.threads import THREAD_NAME, RemoteThreads
 from tensord.errors import Corrupt
@@ -26,18 +22,6 @@ from tensord.shm.ring.layout import SpanHeader
 from tests.daemon_process import PATIENCE_S
 
 KEY = bytes(range(28)) + bytes(4)
-OWN_NICENESS = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
-
-
-class Starter(DirectoryStore):
-    """A store that starts a process when it is written to, as Mooncake's does."""
-
-    gives_way = MooncakeStore.gives_way
-    niceness = ""
-
-    def remove(self, keys: Sequence[bytes]) -> None:
-        done = subprocess.run([sys.executable, "-c", OWN_NICENESS], capture_output=True, text=True, check=True)
-        self.niceness = done.stdout.strip()
 
 
 class Running:
@@ -110,16 +94,6 @@ def test_threads_that_write_give_way_to_programs_and_those_that_read_do_not(fold
     running.use()
     assert niceness("write") == {max(own, 10)}
     assert niceness("read") == {own}
-    running.close()
-
-
-def test_a_process_that_a_store_starts_while_it_writes_keeps_its_priority(folder: Path) -> None:
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    store = Starter(folder)
-    running = Running(store)
-    running.use()
-    assert niceness("write") == {own}
-    assert store.niceness == str(own)
     running.close()
 
 
