@@ -43,6 +43,8 @@ except ImportError:
 EXPIRY_S: Final = 86400.0
 VALUE_BYTES_MAX: Final = 512 << 20
 """The most bytes of a value that a server takes by default (proto-max-bulk-len)."""
+PIECE_BYTES: Final = 512 << 10
+"""Of an object that is read."""
 _EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
 _PORT: Final = 6379
 _RAISE: Final = (
@@ -164,15 +166,21 @@ class ValkeyStore(RemoteStore):
         return self._generation(tag, generation), heads
 
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
+        """In pieces: redis-py copies a reply several times, which takes a fifth of the time in the processor's cache.
+        If the object is replaced meanwhile, its checksum may be wrong."""
+        at = 0
         with self._asking() as client:
-            try:
-                stored = client.get(_name(key))
-            except told.ResponseError as error:
-                return self._found(key, *self._values([error]))
-        if stored is None or len(stored) > len(buffer):
-            return None
-        buffer[: len(stored)] = stored
-        return self._checked(key, buffer[: len(stored)])
+            while True:
+                try:
+                    piece = client.getrange(_name(key), at, at + PIECE_BYTES - 1)
+                except told.ResponseError as error:
+                    return self._found(key, *self._values([error]))
+                if at + len(piece) > len(buffer):
+                    return None
+                buffer[at : at + len(piece)] = piece
+                at += len(piece)
+                if len(piece) < PIECE_BYTES:
+                    return self._checked(key, buffer[:at]) if at else None
 
     def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
         value_bytes = OBJECT_HEADER_BYTES + len(payload)

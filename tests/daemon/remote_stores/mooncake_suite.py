@@ -36,8 +36,6 @@ class Cluster(Backend):
         return found
 
     def set_raw(self, key: bytes, stored: bytes) -> None:
-        if not stored:
-            pytest.skip("Mooncake stores no empty object")
         assert self.member.upsert(f"tensord-1-{key.hex()}", stored) == 0
 
 
