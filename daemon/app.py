@@ -60,8 +60,8 @@ from .remote_stores import threads as remote
 from .remote_stores.urls import open_store
 from .replacement import Replacement
 from .reports.request_times import RequestTimes
-from .web.metrics_server import MetricsServer
-from .web.page_server import PageServer
+from .web.metrics_server import metrics_server
+from .web.page_server import page_server
 
 _log = logs.logger("tensord")
 READ_BYTES: Final = 8192
@@ -173,8 +173,8 @@ class _Daemon:
         stalls = StallTrigger(parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
-        metrics = MetricsServer(sockets.metrics, documents.status, documents.health)
-        page = PageServer(sockets.page, documents)
+        metrics = metrics_server(sockets.metrics, documents.status, documents.health)
+        page = page_server(sockets.page, documents)
         if memory.recovered:
             parts.governor.inbox.tell_now(governor_events.FormerDaemonFound())
         started.set_result(parts)

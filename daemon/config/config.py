@@ -211,27 +211,21 @@ class Config:
 
     def reloaded(self, new: Config) -> Reload:
         """This configuration with those values of `new` that a running daemon can take over."""
-        before = self.explain()
-        # A password is not shown, and may be all that has changed.
-        after = [
-            dataclasses.replace(row, value=f"{row.value} (another password)")
-            if spec.kind.secret and old.value == row.value and self.value(key) != new.value(key)
-            else row
-            for old, row, (key, spec, _) in zip(before, new.explain(), settings_of(Config), strict=True)
-        ]
+        known = {key: spec for key, spec, _ in settings_of(Config)}
         changed = [
-            (old, row)
-            for old, row in zip(before, after, strict=True)
-            if old.value != row.value and not (self.is_derived(old.key) and new.is_derived(old.key))
+            key
+            for key in known
+            if self.value(key) != new.value(key) and not (self.is_derived(key) and new.is_derived(key))
         ]
-        taken = {row.key for old, row in changed if row.reload}
-        values = {row.key: (new if row.key in taken else self).value(row.key) for row in before}
-        sources = {row.key: (new if row.reload else self).sources[row.key] for row in before}
+        taken = {key for key in changed if known[key].reload}
+        values = {key: (new if key in taken else self).value(key) for key in known}
+        sources = {key: (new if spec.reload else self).sources[key] for key, spec in known.items()}
         config: Config = build(Config, values, sources=sources, ignored=self.ignored)
         config._check()
-        applied = [(old.key, old.value, row.value) for old, row in changed if row.reload]
-        waiting = [(old.key, old.value, row.value) for old, row in changed if not row.reload]
-        return Reload(config, applied, waiting)
+        rows = [(key, known[key].show(self.value(key)), known[key].show(new.value(key))) for key in changed]
+        # A password is not shown, and may be all that has changed.
+        rows = [(key, old, f"{row} (another password)" if row == old else row) for key, old, row in rows]
+        return Reload(config, [row for row in rows if row[0] in taken], [row for row in rows if row[0] not in taken])
 
     def _check(self) -> None:
         for low, high in (

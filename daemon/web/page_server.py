@@ -1,4 +1,4 @@
-"""The page actor: serves the page for browsers, and its figures, over HTTP on the given sockets.
+"""The server of the page: serves the page for browsers, and its figures, over HTTP on the given sockets.
 
 Owns: the two paths, the headers that keep other sites out, and how often the daemon is asked. Does not own HTTP and its
 limits (http.py), the figures, nor their display (daemon/page.html).
@@ -40,53 +40,42 @@ _HOST: Final = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re
 _INLINE: Final = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-class PageServer:
-    """Serves `/`, the page, and `/page.json`, its figures.
+def page_server(listening: Sequence[Listening], documents: Documents) -> HttpServer:
+    """Serves `/`, the page, and `/page.json`, its figures; nothing without a socket."""
+    page = PAGE.read_bytes() if listening else b""
+    asking, told, told_at = asyncio.Lock(), b"", float("-inf")
 
-    Args:
-        listening: non-blocking sockets, Unix or TCP. The caller still owns and closes them. Empty: nothing is served.
-        documents: answers the queries.
-    """
+    async def show(request: h11.Request) -> HttpAnswer:
+        return HttpAnswer(HTTPStatus.OK, page, "text/html; charset=utf-8")
 
-    def __init__(self, listening: Sequence[Listening], documents: Documents) -> None:
-        self._documents = documents
-        self._asking = asyncio.Lock()
-        self._told = b""
-        self._told_at = float("-inf")
-        self._page = PAGE.read_bytes() if listening else b""
-        self._server = HttpServer(
-            "page",
-            listening,
-            {b"/": self._show, b"/page.json": self._tell},
-            "the page is at /, its figures are at /page.json",
-            guard=_foreign,
-            headers=_headers(self._page),
-            connections_max=CONNECTIONS_MAX,
-        )
+    async def tell(request: h11.Request) -> HttpAnswer:
+        nonlocal told, told_at
+        async with asking:
+            if time.monotonic() >= told_at + FRESH_S:
+                told = msgspec.json.encode(await _figures(documents))
+                told_at = time.monotonic()
+        return HttpAnswer(HTTPStatus.OK, told, "application/json")
 
-    async def run(self) -> None:
-        """Serves until it is cancelled. Then it ends every connection."""
-        await self._server.run()
+    return HttpServer(
+        "page",
+        listening,
+        {b"/": show, b"/page.json": tell},
+        "the page is at /, its figures are at /page.json",
+        guard=_foreign,
+        headers=_headers(page),
+        connections_max=CONNECTIONS_MAX,
+    )
 
-    async def _show(self, request: h11.Request) -> HttpAnswer:
-        return HttpAnswer(HTTPStatus.OK, self._page, "text/html; charset=utf-8")
 
-    async def _tell(self, request: h11.Request) -> HttpAnswer:
-        async with self._asking:
-            if time.monotonic() >= self._told_at + FRESH_S:
-                self._told = msgspec.json.encode(await self._figures())
-                self._told_at = time.monotonic()
-        return HttpAnswer(HTTPStatus.OK, self._told, "application/json")
-
-    async def _figures(self) -> dict[str, Any]:
-        """The status, what an operator must look at, and the busiest clients."""
-        clients = (await self._documents.answer(messages.ClientsQuery(0)))["clients"]
-        return {
-            "unix_s": time.time(),
-            "status": await self._documents.answer(messages.StatusQuery(0)),
-            "problems": (await self._documents.health())["problems"],
-            "clients": sorted(clients, key=lambda row: -(row["pins"] + row["hits"]))[:CLIENTS_MAX],
-        }
+async def _figures(documents: Documents) -> dict[str, Any]:
+    """The status, what an operator must look at, and the busiest clients."""
+    clients = (await documents.answer(messages.ClientsQuery(0)))["clients"]
+    return {
+        "unix_s": time.time(),
+        "status": await documents.answer(messages.StatusQuery(0)),
+        "problems": (await documents.health())["problems"],
+        "clients": sorted(clients, key=lambda row: -(row["pins"] + row["hits"]))[:CLIENTS_MAX],
+    }
 
 
 def _foreign(request: h11.Request) -> HttpAnswer | None:

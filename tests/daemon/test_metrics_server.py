@@ -21,7 +21,7 @@ import pytest
 import uvloop
 
 from tensord.daemon.connections.listening import Listening
-from tensord.daemon.web.metrics_server import MetricsServer
+from tensord.daemon.web.metrics_server import metrics_server
 from tensord.errors import DaemonUnavailable
 
 from ..client.ctl import documents
@@ -73,7 +73,7 @@ class Serving:
             return dict(self.health or {})
 
         async def serve() -> None:
-            server = MetricsServer(
+            server = metrics_server(
                 [Listening(each) for each in self._sockets],
                 tell,
                 tell_health,
@@ -241,7 +241,7 @@ def test_a_connection_that_arrives_with_its_end_is_closed(turns: int) -> None:
     """The server is cancelled some turns of the event loop after the connection can be accepted."""
 
     async def end_as_one_arrives(listening: socket.socket) -> None:
-        server = asyncio.create_task(MetricsServer([Listening(listening)], _figures, _figures).run())
+        server = asyncio.create_task(metrics_server([Listening(listening)], _figures, _figures).run())
         for _ in range(8):
             await asyncio.sleep(0)
         with socket.create_connection(listening.getsockname()):
