@@ -40,23 +40,20 @@ __all__ = [
 Model = TypeVar("Model")
 
 
-def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, exact: bool = False) -> Model:
+def cached(model: Model, cache: Client, namespace: Namespace | None = None) -> Model:
     """Routes the model's image and audio encoders through the cache. Changes the model, and returns it.
 
     A key covers the bytes of the encoder's input, item by item, the encoder's configuration and weights, and other
     causes of different bits: versions, device, threads, autocast. Some calls bypass the cache: calls that need
     gradients, run in training mode, are being compiled or traced, have an argument that no key can contain, or an
     output that cannot be split; and all calls of an encoder that other code has changed, by hooks, adapters or modules
-    other than torch's and transformers'. Wrapping a wrapped model sets the new cache, namespace and `exact`. One line
+    other than torch's and transformers'. Wrapping a wrapped model sets the new cache and namespace. One line
     in the log says why, if no call can be shared with the installed transformers.
 
     Args:
         model: a transformers model, or a part of one, of a family in `patch_points`.
         namespace: separates tenants, and can be passed to `Client.invalidate`. By default it is made from the encoder's
             class and fingerprint. Each key contains the weights' fingerprint in any case.
-        exact: look up and encode whole calls instead of items. The bits of an item's output may depend on the number of
-            items encoded together. With `exact`, outputs equal the unwrapped model's for every model, and one miss
-            encodes the whole batch.
 
     Raises:
         UsageError: the model has no supported encoder, or another library has wrapped the encoder.
@@ -73,7 +70,7 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
     for module, point in found:
         plain = plain_class(module)
         module.__class__ = wrapped_class(plain, point.method)
-        module._tensord = Encoder(plain, point, cache, namespace, exact=exact)
+        module._tensord = Encoder(plain, point, cache, namespace)
         try:
             module._tensord.check(module)
         except Exception as error:

@@ -89,14 +89,11 @@ class Encoder:
     `plain` is the module's own class. The other arguments are those of `cached`.
     """
 
-    def __init__(
-        self, plain: type, point: PatchPoint, cache: Client, namespace: Namespace | None, *, exact: bool
-    ) -> None:
+    def __init__(self, plain: type, point: PatchPoint, cache: Client, namespace: Namespace | None) -> None:
         self.tally = EncoderTally()
         self._point = point
         self._cache = cache
         self._namespace = namespace
-        self._exact = exact
         self._name = f"{plain.__module__}.{plain.__qualname__}"
         self._plain = plain
         self._signature = inspect.signature(self._original)
@@ -324,18 +321,12 @@ class Encoder:
             "row": list(items.shape[1:]),
         }
 
-        def key(first: int, last: int) -> bytes:
-            content = data[starts[first] * row_bytes : starts[last] * row_bytes]
-            return namespace.key(_KIND, point.modality, content, beside=beside[first:last], **common)
-
-        count = len(rows)
+        def key(at: int) -> bytes:
+            content = data[starts[at] * row_bytes : starts[at + 1] * row_bytes]
+            return namespace.key(_KIND, point.modality, content, beside=beside[at], **common)
 
         def whole() -> Any:
             return self._original(module, *args, **kwargs)
-
-        if self._exact:
-            exact = CallItems(None, modules=self._modules)
-            return _Call([key(0, count)], whole, lambda _: whole(), lambda _: exact, items.device)
 
         def encode(positions: Sequence[int]) -> Any:
             chosen = dict(given)
@@ -348,7 +339,7 @@ class Encoder:
         def batch(positions: Sequence[int]) -> CallItems:
             return CallItems([rows[at] for at in positions], listed=point.listed, modules=self._modules)
 
-        return _Call([key(at, at + 1) for at in range(count)], whole, encode, batch, items.device)
+        return _Call([key(at) for at in range(len(rows))], whole, encode, batch, items.device)
 
     def _arguments(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         """The arguments by name, those of **kwargs included, without the module and without defaults."""

@@ -36,15 +36,15 @@ class CallItems:
     """The items of one call, with their numbers of rows.
 
     Args:
-        rows: the number of rows of each item. None: the whole output belongs to one item, and may have any form.
+        rows: the number of rows of each item.
         listed: fields of the output with a list of one tensor for each item; "" is the output itself.
         modules: names of the Python modules that define the output's classes.
     """
 
-    def __init__(self, rows: Sequence[int] | None, *, listed: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
-        self._count = 1 if rows is None else len(rows)
+    def __init__(self, rows: Sequence[int], *, listed: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
+        self._count = len(rows)
         self._rows = rows
-        self._listed = frozenset(() if rows is None else listed)
+        self._listed = frozenset(listed)
         self._modules = modules
 
     def split(self, output: Any) -> list[Any]:
@@ -89,8 +89,6 @@ class CallItems:
 
     def _pieces(self, tensor: Any) -> Sequence[Any]:
         """Views of the rows of each item."""
-        if self._rows is None:
-            return [tensor]
         found = tensor.shape[0] if tensor.ndim else 0
         total = sum(self._rows)
         merged = total // found if found else 0

@@ -77,20 +77,6 @@ def test_an_item_that_a_batch_has_twice_among_hits_is_encoded_once(client: tenso
     assert same(output.last_hidden_state[0], output.last_hidden_state[2])
 
 
-def test_exact_calls_are_bit_for_bit_whatever_was_encoded_before(
-    client: tensord.Client, family: Family, rows: Watch
-) -> None:
-    plain = family.make()
-    model = cached(family.make(), client, exact=True)
-    calls = rows(family, model)
-    for numbers in ((1,), (1, 2), (2, 1, 3)):
-        inputs = family.inputs(*numbers)
-        expected = family.call(plain, inputs)
-        assert same(encoded(client, model, family.call, model, inputs), expected)
-        assert same(family.call(model, inputs), expected)
-    assert calls == [1, 2, 3]
-
-
 def test_dtypes_stay_what_they_are_and_have_keys_of_their_own(client: tensord.Client) -> None:
     model = cached(clip(), client)
     encoded(client, model, model, **pixels(1))

@@ -30,7 +30,6 @@ from .layer_parts import TOKEN_AXIS, LayerPart, parts_of_layer
 __all__ = [
     "StateCopy",
     "StoredCache",
-    "counts_tokens",
     "empty_cache",
     "fill",
     "needs_snapshots",
@@ -81,22 +80,17 @@ def parts_of(cache: Any) -> list[LayerPart]:
     return [part for number, layer in enumerate(cache.layers) for part in parts_of_layer(number, layer)]
 
 
-def counts_tokens(cache: Any) -> bool:
-    """Whether some layer has attention, which counts the cache's tokens."""
-    return any(part.kind == "attention" for part in parts_of(cache))
-
-
 def needs_snapshots(cache: Any) -> bool:
     """Whether some layer can only be continued from a snapshot, once the sequence is longer than its window."""
     return any(part.kind == "recurrent" or part.window for part in parts_of(cache))
 
 
-def tokens_in(cache: Any, given: int) -> int:
-    """How many tokens the cache holds. `given`: the answer for a cache without attention, which does not count them."""
+def tokens_in(cache: Any) -> int:
+    """How many tokens the cache holds."""
     counts = {part.layer.get_seq_length() for part in parts_of(cache) if part.kind == "attention" and part.used}
     if len(counts) > 1:
         raise NotShared(f"the cache's layers hold different numbers of tokens: {sorted(counts)}")
-    return counts.pop() if counts else given
+    return counts.pop() if counts else 0
 
 
 def snapshot_of(cache: Any, tokens: int) -> StateCopy:

@@ -8,7 +8,7 @@ call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from transformers.generation import GenerationMixin, GenerationMode
 from ...identity.origin import is_from
 from ..reasons import NotShared
 
-__all__ = ["Prompt", "cache_argument", "check_methods", "check_parameters", "prompt_of", "tokens_of"]
+__all__ = ["Prompt", "cache_argument", "check_methods", "prompt_of", "tokens_of"]
 
 _SIGNATURE: Final = inspect.signature(GenerationMixin.generate)
 _REFUSED: Final[Mapping[str, str]] = {
@@ -53,11 +53,6 @@ _SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
 """Setting of a GenerationConfig → the values with which a call is shared."""
 _METHODS: Final = ("generate", "_prefill", "_sample", "prepare_inputs_for_generation")
 """Methods of a model that take the prompt and the cache apart."""
-_CALLED: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(_METHODS, ()),
-    "_prepare_generation_config": ("generation_config",),
-}
-"""Method that a model must have → parameters that this module gives it."""
 _CACHES: Final = ("cache", "cache_params", "past_key_values")
 """Names of the argument of `forward` and `generate` with the cache: since transformers 5.24; before that, of state
 space models and of all others."""
@@ -76,37 +71,12 @@ def check_methods(model: Any) -> None:
     """Checks that the model has the methods that sharing relies on.
 
     Raises:
-        NotShared: one is missing, or has other parameters.
+        NotShared: one is missing.
     """
-    for name, parameters in _CALLED.items():
-        check_parameters(model, name, parameters)
-
-
-def check_parameters(model: Any, method: str, parameters: Iterable[str]) -> None:
-    """Checks that a method of the model exists and takes these parameters by name.
-
-    Raises:
-        NotShared: it does not.
-    """
-    where = f"{type(model).__name__}.{method} of transformers {transformers.__version__}"
-    if not callable(getattr(type(model), method, None)):
-        raise NotShared(f"there is no {where}, which sharing needs")
-    for name in parameters:
-        if not _takes(type(model), method, name):
-            raise NotShared(f"{where} has no parameter {name}, which sharing needs")
-
-
-def _takes(kind: type, method: str, parameter: str) -> bool:
-    """Whether a class's method takes a parameter: its own, or through **kwargs that of the method that it overrides."""
-    for base in kind.__mro__:
-        if method not in vars(base):
-            continue
-        taken = inspect.signature(vars(base)[method]).parameters
-        if parameter in taken:
-            return True
-        if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
-            return False
-    return False
+    for name in (*_METHODS, "_prepare_generation_config"):
+        if not callable(getattr(type(model), name, None)):
+            where = f"{type(model).__name__}.{name} of transformers {transformers.__version__}"
+            raise NotShared(f"there is no {where}, which sharing needs")
 
 
 def cache_argument(model: Any) -> str:

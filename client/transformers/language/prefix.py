@@ -32,7 +32,6 @@ from ..reasons import NotShared, Reasons
 from .cache_layers import (
     StateCopy,
     StoredCache,
-    counts_tokens,
     empty_cache,
     fill,
     needs_snapshots,
@@ -40,7 +39,6 @@ from .cache_layers import (
     stored_of,
     tokens_in,
 )
-from .continuing import continuing
 from .families import check_model
 from .generation import cache_argument, prompt_of, tokens_of
 from .model_name import name_of
@@ -176,16 +174,12 @@ class PrefixCached:
             self._passed(error)
             return self._model.generate(*args, **kwargs)
         snapshots = self._prefilled(prompt.ids, cache, found)
-        model = self._model
-        if not counts_tokens(cache):
-            model = continuing(model, snapshots[-1].tokens if snapshots else found)
-        output = model.generate(*args, **{**kwargs, self._cache_name: cache})
+        output = self._model.generate(*args, **{**kwargs, self._cache_name: cache})
         self._count(found, len(prompt.tokens))
         cost_ms = (time.perf_counter() - began_s) * 1000
         # A cache that the caller gets may change before the thread has read it.
         copied = not isinstance(output, torch.Tensor)
-        # The last generated token was never an input.
-        self._keep(prefixes, _sequences(output), -1, cache, snapshots, cost_ms, copied=copied)
+        self._keep(prefixes, _sequences(output), cache, snapshots, cost_ms, copied=copied)
         return output
 
     def past_key_values(self, input_ids: torch.Tensor) -> Past:
@@ -223,7 +217,7 @@ class PrefixCached:
             Whether it is stored as far as known so far; `tally.reasons` says why not.
         """
         try:
-            return self._keep(self._prefixes(input_ids), input_ids, 0, cache, [], 0.0, copied=True)
+            return self._keep(self._prefixes(input_ids), input_ids, cache, [], 0.0, copied=True)
         except Exception as error:
             self._passed(error)
             return False
@@ -300,7 +294,6 @@ class PrefixCached:
         self,
         prefixes: PrefixCache,
         ids: torch.Tensor,
-        beyond: int,
         cache: Any,
         snapshots: Sequence[StateCopy],
         cost_ms: float,
@@ -310,12 +303,11 @@ class PrefixCached:
         """Has the thread put what the cache holds of a sequence.
 
         Args:
-            beyond: how many tokens a cache that does not count them holds beyond the sequence's.
             copied: put a copy of its keys and values.
         """
         try:
             tokens = tokens_of(ids)
-            held = tokens_in(cache, len(tokens) + beyond)
+            held = tokens_in(cache)
             if not 0 < held <= len(tokens):
                 raise NotShared(f"the cache holds {held} tokens, but there are {len(tokens)}")
             stored = stored_of(cache, held, snapshots, copied=copied)

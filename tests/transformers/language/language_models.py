@@ -123,7 +123,6 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "lfm2": {**CONVOLUTION, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {**CONVOLUTION, **EXPERTS, "num_dense_layers": 1},
-    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 16},
     "nemotron_h": {
         "layers_block_type": ["mamba", "attention", "mlp"],
         "mamba_num_heads": 4,
