@@ -94,7 +94,7 @@ def picture_spreads(
 
 
 def call_spreads(connected: Engine, picture: int, tokens: int) -> list[Spread]:
-    """The time of the scheduler's calls into the connector while a request with a picture decodes, in µs."""
+    """The time of the scheduler and of its calls into the connector while a request with a picture decodes, in µs."""
     connected.ask("spent")
     connected.generate(picture, tokens=tokens, likely=0)
     spent: dict[str, list[float]] = connected.ask("spent")

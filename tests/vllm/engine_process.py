@@ -20,11 +20,21 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from operator import not_
 from typing import Any, Final
 
 CARD: Final = "ENGINE_CARD"
 """As in engine_worker, which is imported by vLLM and not here."""
 PROMPT: Final = "USER: {pictures}{text} ASSISTANT:"
+PLACES: Final[dict[str, tuple[str, str, Callable[[Any], Any]]]] = {
+    "hit": ("ec_connector", "has_cache_item", bool),
+    "scheduled": ("ec_connector", "build_connector_meta", lambda made: made.loads),
+    "deferred": ("ec_connector", "ensure_cache_available", not_),
+    "matched": ("connector", "get_num_new_matched_tokens", lambda found: found[0]),
+    "loading": ("connector", "build_connector_meta", lambda made: getattr(made, "load_jobs", None)),
+}
+"""Places where the engine can be stopped: after a method of one of the scheduler's connectors, if its result is so."""
 
 
 class Talk:
@@ -91,7 +101,7 @@ class EngineProcess:
         self._computed = 0
         self._stops: set[str] = set()
         self._passed: dict[str, int] = defaultdict(int)
-        self._spent_s: dict[str, list[float]] = {}
+        self._spent_s: dict[str, list[float]] = defaultdict(list)
         if not self._separate:
             self._make_places()
 
@@ -145,18 +155,16 @@ class EngineProcess:
     def do_abort(self, name: str) -> None:
         self._llm.llm_engine.abort_request([name])
 
-    def do_run(self) -> list[float]:
-        """Steps until all requests have ended. Gives the seconds after which each did."""
-        began, took_s = time.perf_counter(), []
+    def do_run(self) -> float:
+        """Steps until all requests have ended. Gives the seconds that it took."""
+        began = time.perf_counter()
         while self._llm.llm_engine.has_unfinished_requests():
-            ended = self.do_step()
-            took_s += [time.perf_counter() - began] * len(ended)
-        return took_s
+            self.do_step()
+        return time.perf_counter() - began
 
-    def do_slow_encoder(self, seconds: float, each: float = 0.0) -> None:
-        """From now on each run of the encoder takes so much longer, and `each` for every picture in it."""
+    def do_slow_encoder(self, seconds: float) -> None:
+        """From now on each run of the encoder takes so much longer."""
         self._worker_module.encode_s = seconds
-        self._worker_module.encode_each_s = each
 
     def do_forget_speed(self) -> None:
         """The next encoding is the first whose time is known."""
@@ -192,25 +200,19 @@ class EngineProcess:
         parts = {"manager": scheduler.encoder_cache_manager, "connector": scheduler.ec_connector}
         return {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in parts.items()}
 
-    def do_metrics(self) -> dict[str, float]:
-        """vLLM's own metrics: counters and gauges by name, summed over their labels."""
+    def do_metrics(self, label: str | None = None) -> dict[str, float]:
+        """vLLM's own metrics: counters and gauges by name, summed over their labels; by the values of `label`, if one
+        is given."""
         found: dict[str, float] = defaultdict(float)
         for metric in self._llm.get_metrics():
-            if hasattr(metric, "value"):
-                found[metric.name] += metric.value
+            name = metric.labels.get(label) if label else metric.name
+            if name and hasattr(metric, "value"):
+                found[name] += metric.value
         return found
 
     def do_computed(self) -> int:
         """How many tokens the engine has computed so far: the sum of what its steps were scheduled."""
         return self._computed
-
-    def do_prompt_tokens(self) -> dict[str, float]:
-        """vLLM's count of prompt tokens by their source."""
-        found: dict[str, float] = defaultdict(float)
-        for metric in self._llm.get_metrics():
-            if metric.name == "vllm:prompt_tokens_by_source":
-                found[metric.labels["source"]] += metric.value
-        return found
 
     def do_reset_kv(self) -> bool:
         """Drops all KV, the connector's too. Whether vLLM did so."""
@@ -227,11 +229,11 @@ class EngineProcess:
 
         from tensord.client.reading.ring_mapping import Handle
 
-        worker = self._kv_worker
-        vars(worker).pop("_borrow", None)
+        rings = self._kv_worker._rings
+        vars(rings).pop("borrow", None)
         if after is None:
             return
-        borrow, seen = worker._borrow, []
+        borrow, seen = rings.borrow, []
 
         def borrowed(handle: bytes) -> Any:
             if handle not in seen:
@@ -241,7 +243,7 @@ class EngineProcess:
                 handle = replace(named, span_id=named.span_id + 1).pack()
             return borrow(handle)
 
-        worker._borrow = borrowed
+        rings.borrow = borrowed
 
     @property
     def _kv_worker(self) -> Any:
@@ -278,90 +280,40 @@ class EngineProcess:
         return self._passed
 
     def do_spent(self) -> dict[str, list[float]]:
-        """How long each call of the scheduler's connector's methods took, in seconds, by method, since this was last
-        asked. The first question begins it."""
-        spent, self._spent_s = self._spent_s, {}
-        connector = self._scheduler.ec_connector
-        for name in ("ensure_cache_available", "has_cache_item", "build_connector_meta", "update_connector_output"):
-            self._spent_s[name] = []
-            if not spent:
-                self._time(connector, name)
+        """How long each call of a method of PLACES took, in seconds, by method, since this was last asked."""
+        spent, self._spent_s = self._spent_s, defaultdict(list)
         return spent
 
     # ---- places
 
     def _make_places(self) -> None:
-        self._after(self._scheduler, "schedule", self._scheduled)
-        self._make_places_of_kv()
-        connector = self._scheduler.ec_connector
         self._passed["encode"] = 0
         self._worker_module.before_encoding.append(lambda: self._pass("encode"))
-        if connector is None:
-            return
-        hits = 0
-
-        def found(hit: bool) -> None:
-            nonlocal hits
-            if hit:
-                hits += 1
-                self._pass("hit")
-
-        def scheduled(_: object) -> None:
-            nonlocal hits
-            if hits:
-                hits = 0
-                self._pass("scheduled")
-
-        def available(ready: bool) -> None:
-            if not ready:
-                self._pass("deferred")
-
-        for place in ("hit", "scheduled", "deferred"):
-            self._passed[place] = 0
-        self._after(connector, "has_cache_item", found)
-        self._after(connector, "build_connector_meta", scheduled)
-        self._after(connector, "ensure_cache_available", available)
-
-    def _make_places_of_kv(self) -> None:
-        if self._scheduler.connector is None:
-            return
-
-        def matched(found: tuple[int | None, bool]) -> None:
-            if found[0]:
-                self._pass("matched")
-
-        def made(metadata: Any) -> None:
-            if getattr(metadata, "load_jobs", None):
-                self._pass("loading")
-
-        self._passed["matched"] = self._passed["loading"] = 0
-        self._after(self._scheduler.connector, "get_num_new_matched_tokens", matched)
-        self._after(self._scheduler.connector, "build_connector_meta", made)
+        self._after(self._scheduler, "schedule", self._scheduled)
+        for place, (owner, method, there) in PLACES.items():
+            connector = getattr(self._scheduler, owner)
+            if connector is not None:
+                self._passed[place] = 0
+                self._after(connector, method, partial(self._pass_if, place, there))
 
     def _scheduled(self, output: Any) -> None:
         self._computed += output.total_num_scheduled_tokens
 
-    @staticmethod
-    def _after(owner: Any, name: str, then: Callable[[Any], None]) -> None:
+    def _after(self, owner: Any, name: str, then: Callable[[Any], object]) -> None:
         method = getattr(owner, name)
 
         def wrapped(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
             result = method(*arguments, **named)
+            self._spent_s[name].append(time.perf_counter() - started)
             then(result)
             return result
 
         setattr(owner, name, wrapped)
 
-    def _time(self, owner: Any, name: str) -> None:
-        method = getattr(owner, name)
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
-            result = method(*arguments, **named)
-            self._spent_s[name].append(time.perf_counter() - started)
-            return result
-
-        setattr(owner, name, timed)
+    def _pass_if(self, place: str, there: Callable[[Any], Any], result: Any) -> None:
+        if there(result):
+            self._pass(place)
 
     def _pass(self, place: str) -> None:
         self._passed[place] += 1

@@ -23,10 +23,10 @@ ANSWER_TOKENS = 8
 def test_a_second_engine_computes_only_its_own_suffix_of_a_shared_system_prompt(kv: KVStand) -> None:
     system = fresh_text()
     kv.store(kv.first, text=system + "first question")
-    before = kv.second.ask("prompt_tokens")
+    before = kv.second.ask("metrics", label="source")
     answer, computed = asked(kv.second, text=system + "second question")
     assert answer == kv.plain.generate(text=system + "second question")
-    counted = kv.second.ask("prompt_tokens")
+    counted = kv.second.ask("metrics", label="source")
     loaded = counted["external_kv_transfer"] - before["external_kv_transfer"]
     alone = counted["local_compute"] - before["local_compute"]
     assert loaded >= len(system) - BLOCK_TOKENS
@@ -166,7 +166,7 @@ def test_each_of_an_engines_ranks_loads_what_another_engine_of_as_many_stored(
         other.wait_up()
         kv.attached(other, clients=3)
         assert other.generate(text=text) == right
-        tokens = other.ask("prompt_tokens")
+        tokens = other.ask("metrics", label="source")
         assert tokens["external_kv_transfer"] >= len(text) - BLOCK_TOKENS
         assert tokens["local_compute"] <= 2 * BLOCK_TOKENS
     # Half of each sum was made on each rank, and half of each block is of each rank.

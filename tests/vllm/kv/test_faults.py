@@ -167,9 +167,9 @@ def test_a_block_of_which_one_ranks_part_is_damaged_or_gone_is_computed(
             elif harm == "gone":
                 assert client.evict(min(keys)) == 1
             assert engine.ask("engine", method="reset_prefix_cache")
-            before = engine.ask("prompt_tokens")["local_compute"]
+            before = engine.ask("metrics", label="source")["local_compute"]
             assert engine.generate(text=text) == right
-            computed = engine.ask("prompt_tokens")["local_compute"] - before
+            computed = engine.ask("metrics", label="source")["local_compute"] - before
             assert (computed > BLOCK_TOKENS) == (harm != "none")
             until(lambda: _goes_on(engine) and not kv.daemon.status()["pins"], "both ranks' pins end")
 
