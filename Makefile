@@ -62,8 +62,8 @@ help:
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers, diffusers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make test-transformers  the tests of transformers with the newest release of the registry; installs 1 GB, most of it torch"
-	@echo "make test-sglang  the tests with the caches of SGLang and LMCache, without a GPU or an engine; installs 2.6 GB"
-	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
+	@echo "make test-sglang  the tests with the caches of SGLang, without a GPU or an engine; installs 2.6 GB"
+	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make test-remote  hosts that share a remote store, in namespaces of the network of their own; needs root"
 	@echo "make release-check  builds sdist and wheel into dist/, checks both, and uses each in a new environment as the README says"
@@ -209,13 +209,13 @@ test-transformers: $(NEWEST)/.installed
 	@$(NEWEST)/bin/python -c 'import transformers; print("transformers", transformers.__version__)'
 	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -o filterwarnings=default tests/transformers $(ARGS)
 
-# SGLang, LMCache and what they import warn, too.
+# SGLang and what it imports warn, too.
 test-sglang: $(SGLANG)/.installed
-	$(SGLANG)/bin/python -m pytest -o filterwarnings=default tests/sglang tests/examples/test_lmcache_l2.py $(ARGS)
+	$(SGLANG)/bin/python -m pytest -o filterwarnings=default tests/sglang $(ARGS)
 
 REQUESTS ?= 15000
 http-load: $(PEERS)/.installed
-	$(PEERS)/bin/python -m tests.vllm.http_load --requests "$(REQUESTS)" $(if $(SEED),--seed "$(SEED)") $(if $(CONNECTOR),--connector)
+	HTTP_LOAD_REQUESTS="$(REQUESTS)" $(PEERS)/bin/python -m pytest -s --timeout 0 -o filterwarnings=default tests/vllm/test_http_load.py $(ARGS)
 
 check: lint docs
 	$(call debian,gcc,gcc libc6-dev)
