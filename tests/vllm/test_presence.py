@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.encoder.stats import TensordECStats
 from tensord.client.vllm.plugin import log_with_vllm
 from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
-from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits
-from tensord.ipc.wire.frames import pack
-from tests.daemon_process import PATIENCE_S, Daemon, until
+from tests.daemon_process import Daemon, until
 
 from .conftest import Stand
-from .step_bench import Steps, item, request, right, vllm_config
-from .tiny_llava import write_tiny_llava
+from .step_bench import Steps, request, right, vllm_config
 
 _numbers = count(50_000)
 
@@ -55,38 +46,6 @@ def log() -> Iterator[Log]:
     yield handler
     library.removeHandler(handler)
     library.setLevel(level)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with Daemon() as nobody:
-        yield nobody.folder
-
-
-class Stranger:
-    """Something at a socket that says `words` to whoever connects, and hangs up. Counts who did."""
-
-    def __init__(self, path: Path, words: bytes) -> None:
-        self.visits = 0
-        self._words = words
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(path))
-        self._listening.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                visitor, _ = self._listening.accept()
-            except OSError:
-                return
-            with visitor:
-                visitor.sendall(self._words)
-                visitor.recv(1 << 16)
-            self.visits += 1
-
-    def close(self) -> None:
-        self._listening.close()
 
 
 def said(log: Log, engine: Steps, *, lines: int) -> str:
@@ -152,40 +111,6 @@ def test_a_daemon_that_stops_answering_is_logged_once_and_so_is_its_return(log: 
         assert "answers again" in said(log, engine, lines=4)
 
 
-def test_an_api_process_says_once_that_the_daemon_stopped_answering_and_then_its_return(
-    log: Log, tmp_path: Path
-) -> None:
-    model = write_tiny_llava(tmp_path / "tiny")
-    config = EngineArgs(model=str(model), dtype="float32", max_model_len=256, enforce_eager=True).create_engine_config()
-    with Daemon() as daemon, ExitStack() as opened:
-        sender = TensordSenderCache(config, daemon.start().socket)
-        opened.callback(sender.close)
-        assert sender.cache._client.wait_connected(PATIENCE_S)
-
-        def says(text: str) -> bool:
-            sender.get_and_update_item((item(number := next(_numbers)), []), f"hash-{number}")
-            return sum(text in line for line in log.lines) == 1
-
-        daemon.pause()
-        try:
-            until(lambda: says("has not answered for"), "the line")
-            assert says("has not answered for")
-        finally:
-            daemon.resume()
-        until(lambda: says("answers again"), "the line")
-
-
-def test_a_daemon_of_another_version_is_logged_once(log: Log, folder: Path) -> None:
-    words = pack(messages.Welcome(1, PROTOCOL_VERSION + 1, "99", "other", 1, ClientLimits()))
-    stranger = Stranger(folder / "control.sock", words)
-    with Steps(folder / "control.sock") as engine:
-        line = said(log, engine, lines=2)
-        assert f"the daemon speaks protocol version {PROTOCOL_VERSION + 1}, this client {PROTOCOL_VERSION}" in line
-        until(lambda: stranger.visits >= 4, "more attempts")
-        said(log, engine, lines=2)
-    stranger.close()
-
-
 def test_lines_appear_in_vllms_log_in_its_form(stand: Stand) -> None:
     form = r"(?m)^.*WARNING \d\d-\d\d [\d:]+ \[absence\.py:\d+\] tensord: no daemon at .*$"
     assert len(re.findall(form, stand.first.log)) == 1, "the engine was started before the daemon"
@@ -221,9 +146,3 @@ def test_the_gauge_follows_the_daemon() -> None:
         until(lambda: gauge(engine) == 1, "a daemon")
         daemon.kill()
         until(lambda: gauge(engine) == 0, "none again")
-
-
-def test_a_later_sum_of_stats_has_the_later_state() -> None:
-    first, second = TensordECStats({"hits": 1, "connected": 1}), TensordECStats({"hits": 2, "connected": 0})
-    assert first.aggregate(second).data == {"hits": 3, "connected": 0}
-    assert not TensordECStats({"connected": 0}).is_empty() and TensordECStats({"hits": 0}).is_empty()

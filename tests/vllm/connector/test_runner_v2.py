@@ -5,17 +5,13 @@ vLLM's own class around the connector, a real daemon, and steps without an engin
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tensord.ipc.messages import control as messages
 from tests.daemon_process import Daemon, until
 
 from ..step_bench import ROWS, Steps, attached, other_name, request, right
-from ..tiny_llava import WIDTH
 from .stand import fresh, nothing_left
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -58,30 +54,3 @@ def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(
         assert first.encoded == [f"picture-{one}", f"picture-{another}", f"picture-{one}"]
         nothing_left(first)
         saved(first, 3)
-
-
-def test_a_consumer_loads_and_stores_nothing(daemon: Daemon) -> None:
-    with engine(daemon, 1) as first, engine(daemon, 2, "ec_consumer") as consumer:
-        there, new = fresh(), fresh()
-        first.run(request(there))
-        nothing_left(first)
-        asked = request(there, new)
-        assert right([asked], consumer.run(asked))
-        assert consumer.encoded == [f"picture-{new}"]
-        nothing_left(consumer)
-        assert "saves" not in consumer.counts
-
-
-def test_a_hit_is_compared_and_a_wrong_one_ends_sharing(daemon: Daemon) -> None:
-    with engine(daemon, 1) as first, engine(daemon, 2, canary=1e-12) as second:
-        picture = fresh()
-        first.run(request(picture))
-        nothing_left(first)
-        (key,) = (bytes.fromhex(row["key"]) for row in daemon.ask(partial(messages.EntriesQuery, count=10))["entries"])
-        client = daemon.client()
-        client.evict(key)
-        assert client.put(key, np.ones((ROWS, WIDTH), np.float32), wait=True).state == "stored"
-        asked = request(picture)
-        assert right([asked], second.run(asked))
-        until(lambda: second.step() is not None and second.counts.get("canary_failures") == 1, "the difference")
-        assert second.counts["canaries"] == 1

@@ -167,8 +167,13 @@ def _in(registry: CollectorRegistry, kind: Any) -> Any:
 
 
 def test_counts_of_two_processes_are_added() -> None:
-    one = TensordECConnector.build_ec_connector_stats({"hits": 2})
-    assert one.aggregate(TensordECStats({"hits": 1, "misses": 4})).reduce() == {"hits": 3, "misses": 4}
+    """The state is the later one's."""
+    one = TensordECConnector.build_ec_connector_stats({"hits": 2, "connected": 1})
+    assert one.aggregate(TensordECStats({"hits": 1, "misses": 4, "connected": 0})).data == {
+        "hits": 3,
+        "misses": 4,
+        "connected": 0,
+    }
     assert TensordECConnector.build_ec_connector_stats().is_empty()
 
 
