@@ -73,7 +73,7 @@ def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_
                 assert (one.generate(picture) == right) == (factor != 2)
                 assert by_one() == 1
             stand.quiet()
-        assert one.log.count("it shares encoder outputs with no other engine") == 1
+        assert one.log.count("it shares no encoder outputs") == 1
         assert "To share again, restart it from files" in one.log
 
 

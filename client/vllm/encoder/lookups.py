@@ -1,30 +1,25 @@
 """The keys of encoder inputs, and the check that a stored output is what its request expects.
 
-Owns: the namespace as the weights change, the cache of digests, the check of stored outputs. Does not own: the reaction
-to a result (scheduler.py). Lookups run in the background thread. The step's thread reports changes of weights, and
-takes the leases of claims.
+Owns: the namespace and the end of sharing in it, the cache of digests, the check of stored outputs. Does not own: the
+reaction to a result (scheduler.py). Lookups run in the background thread. The step's thread ends sharing, and takes the
+leases of claims.
 
 Invariants
-- From a change of weights until the daemon's confirmation, no input has a key.
-- Weights that were changed in place get a name of their own that no other engine can have: the number of changes does
-  not identify the new weights, and nothing else known here does.
+- Once sharing has ended, no input has a key.
 - Keys are made at the namespace's present generation, not at that of the engine's start: the revision names the
-  weights, and an engine that raised the generation has another revision since.
+  weights, and an engine that raised the generation shares nothing since.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 
 from ....errors import UnsupportedLeaf
-from ....shm.ring.layout import NAMESPACE_TAG_BYTES
 from ...arguments.namespace import Namespace
 from ...core.client import Client
 from ...identity.content import Digests
@@ -69,55 +64,44 @@ class Lookups:
         self, namespace: Namespace | None, dtype: str, width_fits: Callable[[str, int], bool], counts: LookupCounts
     ) -> None:
         self._namespace = namespace
-        self._revision = namespace.revision if namespace is not None else ""
         self._dtype = dtype
         self._width_fits = width_fits
         self._counts = counts
         self._digests = Digests()
-        self._changes = self._changes_confirmed = 0
+        self.shares = namespace is not None
+        """Whether the engine can share any output."""
+        self._stale = False
         self._retry_at = 0.0
-        self._distrusted: frozenset[bytes] = frozenset()
 
     # ---- the step's thread
 
-    @property
-    def named(self) -> bool:
-        """Whether the engine can share any output."""
-        return self._namespace is not None
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the daemon has confirmed all changes of the weights."""
-        return self._changes == self._changes_confirmed
-
     def weights_changed(self) -> None:
-        """Records that stored outputs are another model's. The next lookup tells the daemon."""
-        if not self._changes and self.named:
-            _log.warning(
-                "tensord: the model of this engine was changed in place, or may have been, so other engines cannot "
-                "know its present weights. From now on it shares encoder outputs with no other engine, and finds only "
-                "its own. To share again, restart it from files that have these weights"
-            )
-        self._changes += 1
+        """Ends sharing: stored outputs are another model's."""
+        self._end(
+            logging.WARNING,
+            "the model of this engine was changed in place, or may have been, so other engines cannot know its present "
+            "weights. From now on it shares no encoder outputs. To share again, restart it from files that have these "
+            "weights",
+        )
 
-    def trusts(self, key: bytes) -> bool:
-        """Whether outputs in the key's namespace may be used and stored."""
-        return key[:NAMESPACE_TAG_BYTES] not in self._distrusted
-
-    def distrust(self, key: bytes, by: float) -> bool:
-        """Ends sharing in the key's namespace: the entry `key` differs from the output that this engine encodes, by
-        `by` (see `canary.difference`). False if sharing there has ended already."""
-        if not self.trusts(key):
-            return False
-        self._distrusted |= {key[:NAMESPACE_TAG_BYTES]}
-        _log.error(
-            "tensord: WRONG OUTPUT FOUND. The entry %s differs from the output that this engine encodes: a row differs "
-            "by %.2g of its norm. Its namespace is evicted, and this engine shares no output in it until it restarts. "
-            "The engines that share the namespace differ in something that its name does not cover: compare their "
-            "models, versions and settings, tell them apart by tensord.revision, and report it",
+    def differs(self, key: bytes, by: float) -> bool:
+        """Ends sharing: the entry `key` differs from the output that this engine encodes, by `by` (see
+        `canary.difference`). False if it has ended already."""
+        return self._end(
+            logging.ERROR,
+            "WRONG OUTPUT FOUND. The entry %s differs from the output that this engine encodes: a row differs by %.2g "
+            "of its norm. Its namespace is evicted, and this engine shares no output until it restarts. The engines "
+            "that share the namespace differ in something that its name does not cover: compare their models, versions "
+            "and settings, tell them apart by tensord.revision, and report it",
             *(key.hex(), by),
         )
-        return True
+
+    def _end(self, level: int, why: str, *about: object) -> bool:
+        ends, self.shares = self.shares, False
+        if ends:
+            self._stale = True
+            _log.log(level, f"tensord: {why}", *about)
+        return ends
 
     def take(self, found: Input, lease: Lease) -> bool:
         """Keeps the lease if the stored output is what the request expects. Otherwise the input can be neither found
@@ -159,33 +143,21 @@ class Lookups:
             found.state = state
 
     def _key(self, found: Input, client: Client) -> bytes | None:
-        namespace = self._confirmed(client)
-        if namespace is None:
+        if self._namespace is None or not self.shares:
             return None
         digest, *others = [self._digests.of(data) for data in found.datas]
         if any(other != digest for other in others):
             return None
-        key = namespace.key("encoder", found.modality, digest)
-        return key if self.trusts(key) else None
+        return client.current(self._namespace).key("encoder", found.modality, digest)
 
-    def _confirmed(self, client: Client) -> Namespace | None:
-        """The namespace of the present weights; None until the daemon has confirmed that they changed.
+    def drop(self, client: Client) -> None:
+        """Once sharing has ended, has the daemon drop what is stored, and refuse what is on its way. Repeated until it
+        has.
 
         Raises:
             DaemonUnavailable, TimedOut: the daemon did not confirm.
         """
-        if self._namespace is None:
-            return None
-        changes = self._changes
-        namespace = client.current(self._namespace)
-        if changes != self._changes_confirmed:
-            if time.monotonic() < self._retry_at:
-                return None
+        if self._namespace is not None and self._stale and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + RETRY_S
-            # Entries stored under the old name between the change and its report were made by other weights.
-            raised = client.invalidate(namespace)
-            namespace = replace(raised, revision=f"{self._revision} changed={secrets.token_hex(16)}")
-            self._namespace = namespace
-            self._retry_at = 0.0
-            self._changes_confirmed = changes
-        return namespace
+            client.invalidate(client.current(self._namespace))
+            self._stale = False

@@ -36,8 +36,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from ....ipc.messages import control as messages
-from ....shm.ring.layout import NAMESPACE_TAG_BYTES
 from ...arguments.namespace import Namespace
 from ...core.client import Client
 from ..engine.background import Background
@@ -53,7 +51,6 @@ from .step_plan import StepPlan
 LOOK_UP_S: Final = 0.25
 """Seconds that lookups may take at least, even if `wait_s_max` is shorter."""
 PAUSE_S: Final = 0.0001
-ANSWER_S_MAX: Final = 30.0
 UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
 """Inputs that the model receives as they are, without an encoder."""
 
@@ -174,7 +171,8 @@ class SchedulerSide:
         if wanted.lease is not None and wanted.check:
             self._canary.compares(key)
             self._plan.check(identifier, key, wanted.lease)
-        if self._stores(wanted, key):
+        # Not by a mere consumer, and not if it is stored already.
+        if self._producer and wanted.lease is None and self._lookups.shares:
             claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
             self._plan.save(identifier, Save(key, wanted.rows, claim))
 
@@ -188,7 +186,7 @@ class SchedulerSide:
         self._unavailable.discard(request_id)
 
     def caches_reset(self, *, weights_kept: bool) -> None:
-        """The engine's caches are empty. With other weights, the next lookup has the daemon raise the generation."""
+        """The engine's caches are empty. With other weights, sharing ends."""
         if not weights_kept:
             self._lookups.weights_changed()
             self._claims.end_saves()
@@ -222,10 +220,9 @@ class SchedulerSide:
             # too, since results computed with the zeros may be cached.
             self._damaged |= report.failed
         for key, by in report.differs:
-            if self._lookups.distrust(key, by):
+            if self._lookups.differs(key, by):
                 for asking in self._asking.values():
                     self._release(asking)
-                self._background.post_end(partial(_evict_namespace, key[:NAMESPACE_TAG_BYTES]))
         for name, amount in report.counts.items():
             self._counts.add(name, amount)
 
@@ -285,7 +282,7 @@ class SchedulerSide:
                 or adapted
                 or found.rows < 1
                 or found.modality in UNSHARED_MODALITIES
-                or not self._lookups.named
+                or not self._lookups.shares
             )
             if nameless:
                 self._counts.add("unshared")
@@ -352,11 +349,6 @@ class SchedulerSide:
             self._leave(found, asking)
         return False
 
-    def _stores(self, found: Input, key: bytes) -> bool:
-        """Whether the encoded output is to be stored: not by a mere consumer, not if it is stored already, not while a
-        change of weights is unconfirmed, and not in a namespace whose sharing has ended."""
-        return self._producer and found.lease is None and self._lookups.confirmed and self._lookups.trusts(key)
-
     def _release(self, asking: Asking) -> None:
         for found in asking.inputs.values():
             self._let_go(found, asking)
@@ -375,8 +367,5 @@ class SchedulerSide:
 
     def _tick(self, client: Client) -> float:
         self._client = client
+        self._lookups.drop(client)
         return self._claims.tick(client)
-
-
-def _evict_namespace(tag: bytes, client: Client) -> None:
-    client.link.ask(lambda number: messages.Clear(number, tag)).result(ANSWER_S_MAX)
