@@ -4,8 +4,8 @@ Owns: the place of a note, when it is believed, when it is written. Does not own
 beside its file or, if that folder is not writable, in $XDG_CACHE_HOME/tensord (~/.cache/tensord).
 
 Invariants
-- A note is valid only for a file with the same device, inode, size, mtime and ctime; every write changes one of these.
-  On tmpfs a write through a mapping changes none of them, so files there get no notes.
+- A note is valid only for a file with the same device, inode, size, mtime and ctime. Every write changes one of these,
+  but not one through a mapping on tmpfs.
 - A note contains a digest of itself, so a torn note is ignored. A note is ignored too unless its owner is root, this
   process's user or the owner of the weights: its author could otherwise choose the weights' name.
 - A note is written under another name and renamed, so that a reader sees the old note, the new one, or none.
@@ -31,7 +31,6 @@ REMEMBERED_BYTES_MIN: Final = 16 << 20
 """Smaller files get no note: reading them costs no more than a note."""
 SETTLED_S: Final = 2.0
 """A file written within the last SETTLED_S seconds gets no note: another write might leave its times unchanged."""
-_IN_MEMORY: Final = frozenset({b"tmpfs", b"ramfs", b"devtmpfs", b"hugetlbfs"})
 _NOTE_BYTES_MAX: Final = 4096
 _SUFFIX: Final = ".tensord-digest"
 Looks = tuple[int, int, int, int, int]
@@ -56,7 +55,7 @@ def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
         OSError: the file cannot be read, or was written meanwhile.
     """
     before = path.stat()
-    if before.st_size < REMEMBERED_BYTES_MIN or _is_in_memory(before.st_dev):
+    if before.st_size < REMEMBERED_BYTES_MIN:
         return compute(path)
     looks = _looks(before)
     places = list(_places(path, looks))
@@ -74,17 +73,6 @@ def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
                 _write(place, looks, form, digest)
                 break
     return digest
-
-
-def _is_in_memory(device: int) -> bool:
-    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
-    with suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-            # proc(5): id, parent, major:minor, root, place, options, optional fields, "-", type, source, options
-            mount, _, kind = line.partition(b" - ")
-            if mount.split()[2] == wanted:
-                return kind.split()[0] in _IN_MEMORY
-    return False
 
 
 def _looks(found: os.stat_result) -> Looks:

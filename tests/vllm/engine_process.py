@@ -194,12 +194,6 @@ class EngineProcess:
             tensor.zero_()
         core.wake_up()
 
-    def do_scheduler(self) -> dict[str, str]:
-        """The classes that the scheduler took."""
-        scheduler = self._scheduler
-        parts = {"manager": scheduler.encoder_cache_manager, "connector": scheduler.ec_connector}
-        return {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in parts.items()}
-
     def do_metrics(self, label: str | None = None) -> dict[str, float]:
         """vLLM's own metrics: counters and gauges by name, summed over their labels; by the values of `label`, if one
         is given."""

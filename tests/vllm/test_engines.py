@@ -120,12 +120,6 @@ def test_vllms_metrics_show_the_shared_items(stand: Stand) -> None:
     assert after["vllm:ec_tensord_hits"] - before["vllm:ec_tensord_hits"] == 1
 
 
-def test_engines_take_the_configured_cache_manager(stand: Stand) -> None:
-    parts = stand.first.ask("scheduler")
-    assert parts["manager"] == "tensord.client.vllm.encoder_cache.TensordEncoderCacheManager"
-    assert parts["connector"] == "tensord.client.vllm.connector.TensordECConnector"
-
-
 def test_an_engine_in_processes_of_its_own_shares_with_one_in_a_single_process(
     stand: Stand, model: Path, start_engine: StartEngine
 ) -> None:

@@ -40,10 +40,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
         (at / "models/v1").rename(at / "models/old"),
         (at / "models/v2").rename(at / "models/v1"),
     ),
-    "a folder below is renamed": lambda at: (
-        (at / "models/v1/inner").rename(at / "models/old"),
-        (at / "models/v2/inner").rename(at / "models/v1/inner"),
-    ),
 }
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tensord.client.checkpoints import remembered as module
@@ -55,17 +53,6 @@ def test_a_file_is_read_once(weights: Path, digests: Digests) -> None:
     assert [remembered(weights, "1", digests) for _ in range(3)] == ["digest of weights"] * 3
     assert digests.computed == 1
     assert note(weights).name.startswith(".")
-
-
-def test_a_file_written_through_a_mapping_is_not_remembered(digests: Digests) -> None:
-    with tempfile.TemporaryDirectory(prefix="tensord-", dir="/dev/shm") as folder:
-        path = Path(folder) / "model.safetensors"
-        path.write_text("weights")
-        remembered(path, "1", digests)
-        mapped = np.memmap(path, np.uint8, "r+")
-        mapped[0] = ord("W")
-        mapped.flush()
-        assert remembered(path, "1", digests) == "digest of Weights"
 
 
 def test_a_file_that_was_changed_is_read_again(weights: Path, digests: Digests) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
-import tensord
 from tensord.client.vllm.kv import hints
 from tensord.ipc.messages import control as messages
 
-from ...daemon_process import RING_BYTES, until
-from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, asked, fresh_text
+from ...daemon_process import until
+from .conftest import BLOCK_TOKENS, KVStand, asked, fresh_text
 
 RUNS, TURN_ENDED, FINISHED = "its agent runs", "its agent's turn has ended", "its agent has finished"
 
@@ -105,44 +103,3 @@ def test_vllms_kv_load_tiers_decide_whether_a_request_loads(kv: KVStand, tiers: 
     answer, computed = asked(kv.second, text=text, params={"kv_load_tiers": tiers})
     assert answer == right
     assert (computed <= 2 * BLOCK_TOKENS) == loads
-
-
-def test_blocks_of_agents_whose_steps_are_past_are_those_of_finished_agents(
-    kv: KVStand, client: tensord.Client
-) -> None:
-    steps = [tensord.AgentStep("reader"), tensord.AgentStep("writer", ("reader",), 1)]
-    _, read = kv.store(kv.first, text=fresh_text(), params=turn("reader"))
-    _, written = kv.store(kv.second, text=fresh_text(), params=turn("writer"))
-    described(kv, read | written, TURN_ENDED)
-    with client.workflow("ticket", tensord.AgentStepGraph(steps)) as workflow:
-        workflow.advance(1, wait=True)
-        described(kv, read, FINISHED)
-        described(kv, written, TURN_ENDED)
-        with client.workflow("again", tensord.AgentStepGraph(steps)):
-            described(kv, read, RUNS)
-
-
-def test_when_the_ring_is_full_blocks_of_an_ended_agent_go_before_those_of_a_live_one(
-    kv: KVStand, client: tensord.Client
-) -> None:
-    """The live agent's blocks are the older ones, so without hints they would be the first to go."""
-    _, live = kv.store(kv.first, text=fresh_text(), params=turn("live"))
-    _, ended = kv.store(kv.first, text=fresh_text(), params=turn("ends", **{"tensord.agent_ends": True}))
-    described(kv, live, TURN_ENDED)
-    described(kv, ended, FINISHED)
-    namespace = tensord.Namespace(model="more", revision="1", dtype="uint8", processor="none")
-    # Of a block's size: where a larger put needs contiguous room, the places of blocks decide too.
-    noise = np.full(BLOCK_BYTES, 0xA5, np.uint8)
-    there = kv.keys()
-    for number in range(2 * RING_BYTES // BLOCK_BYTES):
-        key = namespace.key("encoder", "image", number.to_bytes(4))
-        client.put(key, noise, wait=True, timeout_s=30)
-        # Learned: entries that nobody reads would go before both agents' blocks.
-        assert client.get(key) is not None
-        there = kv.keys()
-        if not ended & there:
-            break
-        assert live <= there, "a live agent's block went while the ended agent had one"
-    assert not ended & there, "the ended agent's blocks stayed"
-    assert live & there, "both went at once"
-    client.clear()
