@@ -6,8 +6,7 @@ Invariants: a contiguous buffer of uint32 is never copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import index
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -37,9 +36,13 @@ def tokens_of(given: GivenTokens) -> Tokens:
         BadPrefix: no tokens, or a token that is not a whole number from 0 to 2**32 - 1; the message has its position
             and value.
     """
-    array = _array_of(given)
+    try:
+        array = _array_of(given)
+    except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
+        # Other libraries raise any of these for an array that does not hold numbers, or that the host cannot read.
+        raise BadPrefix(f"tokens are a {type(given).__name__}: {error}; {_GIVE}") from None
     if array.ndim != 1:
-        raise BadPrefix(f"tokens have the shape {list(array.shape)}; pass one sequence, of shape (n,)")
+        raise BadPrefix(f"tokens are a {type(given).__name__} of shape {list(array.shape)}, not (n,); {_GIVE}")
     if not len(array):
         raise BadPrefix("tokens are empty; a sequence has at least one")
     if array.dtype == np.uint32:
@@ -55,64 +58,14 @@ def tokens_of(given: GivenTokens) -> Tokens:
 
 
 def _array_of(given: GivenTokens) -> np.ndarray[Any, Any]:
-    if isinstance(given, np.ndarray):
-        return given
-    if isinstance(given, list | tuple | range):
-        return _converted(given)
-    try:
-        array = _words_of(given) if isinstance(given, bytes | bytearray | memoryview) else _fetched(given)
-    except BadPrefix:
-        raise
-    except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
-        # Other libraries raise any of these for an array that does not hold numbers, or that the host cannot read.
-        kind = getattr(given, "dtype", "not an array of whole numbers")
-        raise BadPrefix(f"tokens are a {type(given).__name__} ({kind}): {error}; {_GIVE}") from None
-    if not array.ndim and not hasattr(given, "shape"):
-        raise BadPrefix(f"tokens are a {type(given).__name__}, not an array of whole numbers; {_GIVE}")
-    return array
-
-
-def _words_of(given: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
-    with memoryview(given) as buffer:
-        if buffer.format not in ("B", "b", "c") or buffer.ndim != 1:
-            return np.asarray(given)
-        if not buffer.contiguous:
-            raise BadPrefix("tokens are a memoryview of bytes that are not contiguous; pass bytes() of it")
-        if buffer.nbytes % TOKEN_BYTES:
-            raise BadPrefix(f"tokens as bytes must be a multiple of {TOKEN_BYTES} bytes; these are {buffer.nbytes}")
-    return np.frombuffer(given, np.uint32)
-
-
-def _fetched(given: Any) -> np.ndarray[Any, Any]:
-    """An array of any library, or any object that numpy can convert, in host memory."""
+    """The tokens as numpy has them."""
+    if isinstance(given, bytes | bytearray | memoryview) and memoryview(given).itemsize == 1:
+        return np.frombuffer(given, np.uint32)
     torch = loaded_torch()
     if torch is not None and type(given) is torch.Tensor:
         name, array, _ = tensor_leaf(torch, given, lambda: "it")
         return array.view(dtype_named(name))
-    return np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
-
-
-def _converted(given: Sequence[Any]) -> np.ndarray[Any, Any]:
-    try:
-        array = np.asarray(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        array = np.empty(0, np.object_)
-    if array.ndim == 1 and array.dtype.kind in "iu":
-        return array
-    numbers: list[int] = []
-    for at, token in enumerate(given):
-        number = _number(token)
-        if number is None or not 0 <= number <= TOKEN_MAX:
-            raise BadPrefix(f"token {at} is {shown(token):.80}; a token is a whole number from 0 to {TOKEN_MAX}")
-        numbers.append(number)
-    return np.array(numbers, np.uint32)
-
-
-def _number(token: Any) -> int | None:
-    try:
-        return None if isinstance(token, bool | np.bool_) else index(token)
-    except (TypeError, ValueError, RuntimeError):
-        return None
+    return np.asarray(given)
 
 
 def media_of(given: GivenMedia, tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:

@@ -49,9 +49,9 @@ MISTAKES: list[tuple[str, dict[str, Any]]] = [
     ("empty", {"tokens": []}),
     ("token 39 is -5", {"tokens": [*range(39), -5]}),
     ("token 1 is 4294967296", {"tokens": [3, 1 << 32, *range(38)]}),
-    (r"token 1 is 2\.5", {"tokens": [1, 2.5, *range(38)]}),
+    ("float64; pass", {"tokens": [1, 2.5, *range(38)]}),
     ("float64", {"tokens": np.ones(40)}),
-    ("41", {"tokens": bytes(41)}),
+    ("a bytes: .*pass", {"tokens": bytes(41)}),
     (r"Media\(start=7.* overlaps Media\(start=3", {"media": [picture(3, 5, b"a"), picture(7, 2, b"b")]}),
     (r"Media\(start=40", {"media": [picture(40, 1, b"a")]}),
     (r"Media\(start=4", {"media": [picture(4, 0, b"a")]}),
@@ -115,11 +115,11 @@ def test_tokens_may_be_any_whole_numbers_and_buffers_of_words_are_not_copied(cac
 @pytest.mark.parametrize(
     ("tokens", "says"),
     [
-        (memoryview(bytes(16))[::2], "not contiguous; pass"),
-        (memoryview(bytes(16)).cast("B", (4, 4)), r"shape \[4, 4\]"),
-        ((number for number in range(3)), "a generator, not an array of whole numbers; pass"),
-        (None, "a NoneType, not"),
-        ("abc", "a str, not"),
+        (memoryview(bytes(16))[::2], "a memoryview: .* not C-contiguous; pass"),
+        (np.zeros((4, 4), np.uint32), r"shape \[4, 4\]"),
+        ((number for number in range(3)), "a generator of shape"),
+        (None, "a NoneType of shape"),
+        ("abc", "a str of shape"),
         (np.array([1, object()], np.object_), "dtype object; pass"),
     ],
 )
@@ -135,10 +135,9 @@ def test_a_tensor_that_is_no_sequence_of_tokens_is_refused_with_the_remedy() -> 
     freed.untyped_storage().resize_(0)
     for tokens, says in (
         (torch.ones(40, dtype=torch.bfloat16), "dtype bfloat16; pass"),
-        (torch.ones(40, dtype=torch.int32, device="meta"), r"a Tensor \(torch.int32\).* meta.*pass"),
+        (torch.ones(40, dtype=torch.int32, device="meta"), r"a Tensor: .* meta.*pass"),
         (freed, "needs 160 bytes of its storage, which has 0"),
-        (torch.eye(4, dtype=torch.int32).to_sparse(), r"a Tensor .*[Ss]parse.* pass"),
-        ([torch.ones(2)], r"token 0 is tensor.* whole number"),
+        (torch.eye(4, dtype=torch.int32).to_sparse(), r"a Tensor: .*[Ss]parse.* pass"),
     ):
         with pytest.raises(BadPrefix, match=says):
             tokens_of(tokens)
