@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .client.caches.processor.cache import ProcessorCache as ProcessorCache
     from .client.caches.processor.references import Reference as Reference
     from .client.caches.visual import VisualCache as VisualCache
-    from .client.caches.visual_result import VisualResult as VisualResult
+    from .client.caches.visual import VisualResult as VisualResult
     from .client.computing.claim import Claim as Claim
     from .client.core.async_client import AsyncClient as AsyncClient
     from .client.core.client import Client as Client
@@ -111,7 +111,7 @@ _PLACES = {
     "Tier": ".ipc.messages.modes",
     "TierState": ".ipc.messages.control",
     "VisualCache": ".client.caches.visual",
-    "VisualResult": ".client.caches.visual_result",
+    "VisualResult": ".client.caches.visual",
     "Workflow": ".client.pressure.workflow",
     "compute_encoder_budget": ".client.caches.encoder",
     "recommend_dp_mode": ".client.caches.dp_mode",

@@ -1,29 +1,99 @@
 """Embeddings of images, audio and video, by a hash of their raw bytes: looked up, stored, and counted.
 
-Owns: the key of an image, and the statistics. Does not own: what is stored for an embedding (visual_result.py), nor how
-long: the daemon evicts by its policy and its quotas.
-Invariants: a lookup sends no message.
+Owns: the key of an image, what is stored for an embedding, and the statistics. Does not own: how long it is stored: the
+daemon evicts by its policy and its quotas.
+Invariants: a lookup sends no message. A payload of another format is a miss. A result pins its entry until it is
+released.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 import numpy as np
 
 from ...errors import UsageError, shown
 from ..arguments.namespace import Content, Namespace, check_namespace
 from ..core.client import Client, check_client
+from ..reading.lease import Lease
 from ..threads import forks
 from ..writing.outcomes import Put
-from .dp_mode import Resolution, recommend_dp_mode
-from .visual_result import VisualResult, embedding_payload, stored_embedding
+from .dp_mode import Recommendation, Resolution, recommend_dp_mode
+from .measures import array_bytes
+
+if TYPE_CHECKING:
+    from ..reading.entry import Reuse
 
 Modality = Literal["image", "audio", "video"]
 
 _KIND: Final = "visual"
-_OWN_MAX: Final = 1 << 16
+_FIELD: Final = "embedding"
+
+
+class VisualResult:
+    """The result of a lookup. A hit pins the entry for as long as the result, or a view of the embedding, lives.
+
+    Attributes:
+        key: the embedding's key, 32 bytes.
+        reuse: how many clients hold the entry and how often it was used, updated about once a second; None on a miss.
+        bytes_saved: bytes of the embedding that need not be computed again; 0 on a miss.
+        recommendation: whether to encode data parallel; None for audio.
+
+    Example:
+        >>> result = tensord.VisualCache(cache, ns).lookup("image", b"the bytes of a picture")
+        >>> result.hit, result.bytes_saved
+        (False, 0)
+    """
+
+    __slots__ = ("_lease", "bytes_saved", "key", "recommendation", "reuse")
+
+    def __init__(
+        self, key: bytes, lease: Lease | None, reuse: Reuse | None, recommendation: Recommendation | None
+    ) -> None:
+        self.key = key
+        self.reuse = reuse
+        self.recommendation = recommendation
+        self.bytes_saved = 0 if lease is None else array_bytes(lease.tree[_FIELD])
+        self._lease = lease
+
+    @property
+    def hit(self) -> bool:
+        """Whether there is an embedding. False once the result was released."""
+        return self._lease is not None
+
+    @property
+    def embedding(self) -> Any:
+        """The embedding as it was stored. Its arrays are read-only numpy views.
+
+        Raises:
+            ValueError: the lookup missed, or the result was released.
+        """
+        return self._held().tree[_FIELD]
+
+    def torch(self, *, copy: bool = True) -> Any:
+        """Returns the embedding with torch tensors for leaves; `copy` as for `Lease.torch`.
+
+        Raises:
+            ValueError: the lookup missed, or the result was released.
+            UnsupportedLeaf: a leaf has a dtype that torch lacks.
+        """
+        return self._held().torch(copy=copy)[_FIELD]
+
+    def release(self) -> None:
+        """Drops the result's pin. Views that were taken before stay valid."""
+        self._lease = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _held(self) -> Lease:
+        if self._lease is None:
+            raise ValueError("this result has no embedding: the lookup missed, or the result was released")
+        return self._lease
 
 
 class VisualCache:
@@ -54,7 +124,6 @@ class VisualCache:
         recommend_dp_mode(1, None, encoder_depth)
         self._encoder_depth = encoder_depth
         self._lock = threading.Lock()
-        self._own: dict[bytes, Put] = {}
         self._reset_statistics()
         forks.follow(self, forks.Place.VISUAL_CACHES)
 
@@ -65,27 +134,18 @@ class VisualCache:
 
         Args:
             raw: the raw bytes of the image, audio or video, before any processing.
-            batch_images, resolution: of the batch that the item belongs to, for the recommendation. On a hit the stored
-                resolution replaces a missing one.
+            batch_images, resolution: of the batch that the item belongs to, for the recommendation.
 
         Raises:
             UsageError: the modality is unknown, `raw` has no bytes, or `recommend_dp_mode` refuses a value.
         """
         key = self.key(modality, raw)
         recommendation = recommend_dp_mode(batch_images, resolution, self._encoder_depth)
-        found = stored_embedding(self._cache.get(key))
-        entry = reuse = None
-        if found is not None:
-            entry, reuse = self._cache.peek(key), self._cache.reuse(key)
-            if resolution is None:
-                recommendation = recommend_dp_mode(batch_images, found.resolution, self._encoder_depth)
-        result = VisualResult(
-            key,
-            found,
-            reuse,
-            entry.created_unix_s if entry is not None else None,
-            recommendation if modality != "audio" else None,
-        )
+        lease = self._cache.get(key)
+        if lease is not None and not (isinstance(lease.tree, dict) and _FIELD in lease.tree):
+            lease = None
+        reuse = None if lease is None else self._cache.reuse(key)
+        result = VisualResult(key, lease, reuse, recommendation if modality != "audio" else None)
         with self._lock:
             self._hits += result.hit
             self._misses += not result.hit
@@ -113,8 +173,6 @@ class VisualCache:
         raw: Content,
         embedding: Any,
         *,
-        resolution: Resolution | None = None,
-        encoder: str = "",
         tokens: int = 0,
         ttl_s: float | None = None,
     ) -> Put:
@@ -122,26 +180,19 @@ class VisualCache:
 
         Args:
             embedding: a tree as `Client.put` takes it, of any shape and dtype.
-            resolution: (width, height) in pixels, or the side of a square.
-            encoder: the encoder's name, up to 256 characters.
             tokens, ttl_s: as for `Client.put`.
 
         Raises:
-            UsageError: as for `lookup` and `Client.put`, or `encoder` is too long or no text.
+            UsageError: as for `key` and `Client.put`.
             UnsupportedLeaf: the embedding is not a valid payload.
         """
         key = self.key(modality, raw)
-        payload = embedding_payload(embedding, resolution, encoder)
         if self._cache.contains(key):
             # It need not be copied.
             put = Put(key)
             put.settle("existed")
             return put
-        put = self._cache.put(key, payload, tokens=tokens, ttl_s=ttl_s)
-        with self._lock:
-            if len(self._own) < _OWN_MAX:
-                self._own[key] = put
-        return put
+        return self._cache.put(key, {_FIELD: embedding}, tokens=tokens, ttl_s=ttl_s)
 
     def clear(self) -> int:
         """Removes all entries of the namespace, from all clients, and resets the statistics.
@@ -160,29 +211,23 @@ class VisualCache:
     def statistics(self) -> dict[str, float]:
         """Counts since the last `clear`.
 
-        `visual_vram_saved_bytes`: bytes of the embeddings of all hits. `visual_cache_entries`: entries that this object
-        stored and that still exist, at most 65,536. `dp_mode_recommendations`: lookups that recommended data parallel.
+        `visual_vram_saved_bytes`: bytes of the embeddings of all hits. `dp_mode_recommendations`: lookups that
+        recommended data parallel.
         """
         with self._lock:
-            self._own = {key: put for key, put in self._own.items() if self._counts(key, put)}
             lookups = self._hits + self._misses
             return {
                 "visual_cache_hits": self._hits,
                 "visual_cache_misses": self._misses,
                 "visual_cache_hit_rate": self._hits / lookups if lookups else 0.0,
                 "visual_vram_saved_bytes": self._saved_bytes,
-                "visual_cache_entries": len(self._own),
                 "dp_mode_recommendations": self._recommendations,
             }
 
-    def _counts(self, key: bytes, put: Put) -> bool:
-        return put.state == "sent" or (put.state == "stored" and self._cache.contains(key))
-
     def _reset_statistics(self) -> None:
         self._hits = self._misses = self._saved_bytes = self._recommendations = 0
-        self._own = {}
 
     def after_fork_in_child(self) -> None:
-        """The entries belong to the parent, and a thread of the parent may have held the lock. For the library."""
+        """The counts are the parent's, and a thread of the parent may have held the lock. For the library."""
         self._lock = threading.Lock()
         self._reset_statistics()
