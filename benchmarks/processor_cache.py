@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from peers import consume, harness, tensord_peer, vllm_peer
+from peers import consume, harness, tensord_peer, vllm_peer, worker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.vllm.tiny_llava import write_tiny_llava
@@ -181,55 +180,25 @@ def updates() -> Any:
     return [PromptReplacement("image", [7], [7] * 576).resolve(0)]
 
 
-def serve(peer: str, role: str, folder: Path, megabytes: float) -> None:
-    """Reads orders as JSON lines from stdin and answers each on stdout, until stdin ends."""
-    # stdout is for answers only: the prints of libraries go to stderr.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def side(peer: str, role: str, folder: Path, megabytes: float) -> Any:
+    """One side, in its process."""
     import torch
 
     torch.set_num_threads(1)  # with two threads on a busy core its copies are hundreds of times slower
-    side: Any = (Sender if role == "sender" else Receiver)(peer, folder, megabytes)
-    for line in sys.stdin:
-        order = json.loads(line)
-        print(json.dumps(getattr(side, order.pop("do"))(**order)), file=answers, flush=True)
-    side.close()
+    return (Sender if role == "sender" else Receiver)(peer, folder, megabytes)
 
 
 # ---- the run
 
 
-class Side:
-    """One side: a process that carries out orders."""
-
-    def __init__(self, peer: str, role: str, folder: Path, megabytes: float) -> None:
-        # vLLM names its ring by this variable.
-        ours = {
-            **os.environ,
-            "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": f"bench-{folder.name}",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-        }
-        command = [vllm_peer.Peer.python(), __file__, "--side", peer, role, str(folder), "--megabytes", str(megabytes)]
-        self._called = f"{peer}, {role}"
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ours, stderr=subprocess.DEVNULL
-        )
-
-    def do(self, what: str, **arguments: Any) -> Any:
-        """Gives an order and returns its result. Raises harness.PeerFailed."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise harness.PeerFailed(f"{self._called} ended with exit code {self._process.wait()}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+def started(peer: str, role: str, folder: Path, megabytes: float) -> harness.Worker:
+    """The process of one side."""
+    # vLLM names its ring by this variable.
+    ours = {"VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": f"bench-{folder.name}", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [vllm_peer.Peer.python(), __file__, "--side", peer, role, str(folder), "--megabytes", str(megabytes)]
+    process = harness.Worker(f"{peer}, {role}", command, ours)
+    process.ready()
+    return process
 
 
 def run(megabytes: float, rounds: int, calls: int) -> dict[tuple[str, str], list[float]]:
@@ -242,10 +211,10 @@ def run(megabytes: float, rounds: int, calls: int) -> dict[tuple[str, str], list
         stack.enter_context(tensord_peer.serving(RING_BYTES, folder=folder))
         receivers = {}
         for peer in PEERS:
-            sender = Side(peer, "sender", folder, megabytes)
+            sender = started(peer, "sender", folder, megabytes)
             stack.callback(sender.close)
             sent = sender.do("store")
-            receivers[peer] = Side(peer, "receiver", folder, megabytes)
+            receivers[peer] = started(peer, "receiver", folder, megabytes)
             stack.callback(receivers[peer].close)
             receivers[peer].do("learn", sent=sent)
         for _ in range(rounds):
@@ -266,7 +235,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.side:
         peer, role, folder = arguments.side
-        serve(peer, role, Path(folder), arguments.megabytes)
+        worker.serve(lambda: side(peer, role, Path(folder), arguments.megabytes))
         return 0
     if (reason := vllm_peer.Peer.missing()) is not None:
         print(f"vLLM is missing: {reason}", file=sys.stderr)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +32,8 @@ CALLS: Final = {SIZES["64K"]: 2000, SIZES["1M"]: 1000, SIZES["16M"]: 200}
 BATCH_CALLS: Final = 50
 STORED_TIMES: Final = 4
 """How often values are stored at most until all that are to be read are there."""
-_BENCHMARKS: Final = str(Path(__file__).parents[1])
+# Not by its path: the folder's copy.py would stand before Python's.
+_ENVIRON: Final = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 
 
 class PeerFailed(RuntimeError):
@@ -51,17 +52,12 @@ class Row:
 
 
 class Worker:
-    """A process of one peer. It carries out orders and answers each."""
+    """A process of one peer, called by `called`. It carries out orders (worker.serve) and answers each."""
 
-    def __init__(self, python: str, name: str, role: str, folder: Path) -> None:
-        self._called = f"{name}'s {role}"
+    def __init__(self, called: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._called = called
         self._process = subprocess.Popen(
-            [python, "-m", "peers.worker", name, role, str(folder)],
-            # Not by its path: the folder's copy.py would stand before Python's.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([_BENCHMARKS, os.environ.get("PYTHONPATH", "")])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, env={**os.environ, **environ}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def ready(self) -> None:
@@ -115,7 +111,8 @@ class RunningPeer:
             roles = ["writer"] if self.ops == ("copy",) else ["writer", "reader"]
             self._workers = {}
             for role in roles:  # the reader starts after the writer, which may create what the reader opens
-                worker = self._workers[role] = Worker(self._python, self.name, role, self._folder)
+                command = [self._python, "-m", "peers.worker", self.name, role, str(self._folder)]
+                worker = self._workers[role] = Worker(f"{self.name}'s {role}", command, _ENVIRON)
                 stack.callback(worker.close)
                 worker.ready()
             self._stack = stack.pop_all()

@@ -2,8 +2,8 @@
 
     python -m peers.worker PEER writer|reader FOLDER
 
-Reads orders as JSON lines from stdin and answers each on stdout, until stdin ends. Owns: the values, the timed loops,
-and the check that a read returns the value that was put. Does not own: the choice of measurements (harness.py).
+Owns: the values, the timed loops, the check that a read returns the value that was put, and the loop over the orders
+from stdin. Does not own: the choice of measurements (harness.py).
 
 Each call is timed by itself with `perf_counter_ns`, less the time of an empty call in the same loop.
 """
@@ -176,16 +176,12 @@ class ReaderRole:
         self._reader.close()
 
 
-def main(name: str, role: str, folder: Path) -> None:
+def serve(make: Callable[[], Any]) -> None:
+    """Carries out the orders of a harness.Worker by the methods of what `make` returns, until stdin ends."""
     # stdout is for answers only: the prints of libraries go to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    module = module_of(name)
-    worker: Any
-    if role == "writer":
-        worker = WriterRole(module.Writer(folder), module.Peer.evicts_by_itself)
-    else:
-        worker = ReaderRole(module.Reader(folder))
+    worker = make()
     print(json.dumps({"ready": os.getpid()}), file=answers, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
@@ -197,5 +193,12 @@ def main(name: str, role: str, folder: Path) -> None:
     worker.close()
 
 
+def role_of(name: str, role: str, folder: Path) -> WriterRole | ReaderRole:
+    module = module_of(name)
+    if role == "writer":
+        return WriterRole(module.Writer(folder), module.Peer.evicts_by_itself)
+    return ReaderRole(module.Reader(folder))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    serve(lambda: role_of(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -128,10 +128,14 @@ def daemon() -> Iterator[Daemon]:
 NEEDS_DAEMON: Final = {"reservation", "commit", "view"}
 
 
-@pytest.mark.parametrize("before", ["", HOLD_ALL_LOCKS], ids=["no lock held", "locks held"])
 @pytest.mark.parametrize(
-    ("act", "present"),
-    [(act, present) for act in ACTS for present in (True, False) if present or act not in NEEDS_DAEMON],
+    ("act", "present", "before"),
+    [
+        *((act, True, "") for act in ACTS),
+        *((act, True, HOLD_ALL_LOCKS) for act in ACTS),
+        *((act, False, HOLD_ALL_LOCKS) for act in ACTS if act not in NEEDS_DAEMON),
+    ],
+    ids=lambda each: "locks held" if each == HOLD_ALL_LOCKS else str(each),
 )
 def test_a_program_ends_whatever_its_objects_do_at_exit(
     daemon: Daemon, act: str, before: str, *, present: bool

@@ -15,7 +15,7 @@ from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import key, payload
 from .raw import RawClient
 
-ATTACHES = 4_000
+ATTACHES = 2_000
 GROWTH_BYTES_MAX = 8 * MIB
 
 

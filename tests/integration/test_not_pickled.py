@@ -63,17 +63,16 @@ OPENED: dict[str, Callable[[tensord.Client], Any]] = {
 }
 
 
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
-@pytest.mark.parametrize("name", OPENED)
-def test_what_belongs_to_this_process_is_neither_pickled_nor_copied(
-    client: tensord.Client, name: str, copied: Callable[[Any], object]
-) -> None:
+def test_what_belongs_to_this_process_is_neither_pickled_nor_copied(client: tensord.Client) -> None:
     client.put(key(1), np.arange(5), wait=True)
-    opened = OPENED[name](client)
-    assert type(opened).__name__.endswith(name)
-    with pytest.raises(TypeError, match=r"of this process|in this process|for this process") as refused:
-        copied(opened)
-    assert "cannot be pickled or copied: " in str(refused.value)
+    for name, open_it in OPENED.items():
+        opened = open_it(client)
+        assert type(opened).__name__.endswith(name)
+        copies: list[Callable[[Any], object]] = [pickle.dumps, copy.deepcopy]
+        for copied in copies:
+            with pytest.raises(TypeError, match=r"of this process|in this process|for this process") as refused:
+                copied(opened)
+            assert "cannot be pickled or copied: " in str(refused.value)
 
 
 def test_what_a_put_came_to_and_a_namespace_are_pickled(client: tensord.Client) -> None:
