@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from . import fuzz
-from .besieged import Besieged
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,19 +51,3 @@ view.check_span = ring_mapping.check_span = lambda header, payload: None
     assert "again: make fuzz ONLY=segments FIRST=" in done.stdout
     [kept] = tmp_path.iterdir()
     assert "Traceback" in kept.read_text()
-
-
-def test_a_daemon_that_has_ended_is_found() -> None:
-    with Besieged() as besieged:
-        besieged.check()
-        besieged.daemon.kill()
-        with pytest.raises(AssertionError, match="the daemon has ended"):
-            besieged.check()
-
-
-def test_a_traceback_in_the_log_is_found() -> None:
-    with Besieged() as besieged:
-        with (besieged.daemon.folder / "log").open("a") as log:
-            log.write("Traceback (most recent call last):\n")
-        with pytest.raises(AssertionError, match="a traceback in the daemon's log"):
-            besieged.check()
