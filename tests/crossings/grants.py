@@ -138,12 +138,14 @@ class Full(Putting):
     returns = False
 
     def begin(self) -> Any:
-        puts, number = self.party.client.link.puts, 0
-        while (writer := puts.writer) is not None and writer.arena.left_bytes > 64 * KIB and number < 64:
+        # The party may lose its client meanwhile.
+        client, number = self.party.client, 0
+        while (writer := client.link.puts.writer) is not None and writer.arena.left_bytes > 64 * KIB and number < 64:
             key = self.party.key(f"filler-{number}")
-            self.party.client.put(key, words(key, 48 * KIB), timeout_s=0.0)
+            client.put(key, words(key, 48 * KIB), timeout_s=0.0)
             number += 1
-        return super().begin()
+        key = self.party.key("mine")
+        return client.put(key, words(key, self.size_bytes), timeout_s=self.party.patience_s)
 
 
 class ThroughInbox(Putting):
