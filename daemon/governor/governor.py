@@ -30,10 +30,9 @@ from ...ipc.messages.declared import handlers, id_of
 from ...ipc.messages.modes import HOST_GAUGE, Tier
 from ..core.host_memory import HostHolds
 from . import circumstances, report
-from .demand.floors import Floors
-from .demand.workflows import Workflows
 from .devices.circumstances import Circumstances
 from .devices.devices import Devices
+from .floors import Floors
 from .forms.counters import GovernorCounters
 from .forms.effects import Effect
 from .forms.events import (
@@ -57,6 +56,7 @@ from .modes.tiers import Changes, Gauge, Tiers
 from .reservations.queue import FreeRoom, ReservationQueue
 from .reservations.reservations import Reservations
 from .reservations.rooms import Rooms
+from .workflows import Workflows
 
 DUE_MAX: Final = 128
 """Reservations that one Tick ends."""

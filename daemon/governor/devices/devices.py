@@ -19,10 +19,10 @@ from typing import Any
 
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure, UnknownOrder
 from ....ipc.messages import control as messages
-from ..demand.workflows import Workflows
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
 from ..reservations.queue import FreeRoom
+from ..workflows import Workflows
 from . import room as device_room
 from .circumstances import Circumstances
 from .orders import DeviceOrders

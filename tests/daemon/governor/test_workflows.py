@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.events import AGENTS_MAX
-from tensord.daemon.governor.demand.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN, Workflows
+from tensord.daemon.governor.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN, Workflows
 from tensord.errors import BadGraph, BadStep, LimitReached, TensordError
 from tensord.ipc.messages.control import AgentStep
 

@@ -20,10 +20,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ....errors import BadGraph, BadStep, LimitReached
-from ....ipc.messages import control as messages
-from ....ipc.messages.steps import AgentStepGraph
-from ...core.events import AGENTS_MAX, AgentsTurned
+from ...errors import BadGraph, BadStep, LimitReached
+from ...ipc.messages import control as messages
+from ...ipc.messages.steps import AgentStepGraph
+from ..core.events import AGENTS_MAX, AgentsTurned
 
 FINISHED: Final = 2e9
 UNKNOWN: Final = 1e9

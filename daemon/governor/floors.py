@@ -1,0 +1,152 @@
+"""Queueing floors: how many cache blocks each device needs so that its queue of requests stays finite.
+
+By Little's law (J. D. C. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961) λ · E[S]
+requests are served at once on average, if λ requests arrive a second and each is served for E[S] seconds. They hold
+λ · E[S] · E[blocks] blocks. If fewer blocks than that and a margin are kept, evicted blocks have to be computed again.
+That raises E[S], and the queue grows.
+
+Owns: the counts of each device's reported requests in the last WINDOW_S, by second, and the floors. Does not own what a
+floor forbids (devices), nor the size of a block.
+
+A client may report requests of any name. A device without a report in the window is forgotten. One that has no gauge
+and no entries makes room for one that has.
+
+Invariants: devices are in the order of their latest reports. The floor is computed in integers, so that no rounding
+error raises it by a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...errors import LimitReached
+from ...ipc.messages import control as messages
+
+WINDOW_S: Final = 60
+MARGIN_PERCENT: Final = 115
+"""The floor in percent of the mean need. The margin is there because requests do not arrive evenly."""
+COVERED_S_MIN: Final = 4
+"""λ is computed over at least so many seconds. Otherwise the first few requests would be a high rate."""
+_CLOCK_PER_S: Final = 1_000_000
+_SERVICE_PER_S: Final = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Served:
+    arrivals: int = 0
+    completions: int = 0
+    service: int = 0
+    blocks: int = 0
+
+    def add(self, other: _Served) -> None:
+        self.arrivals += other.arrivals
+        self.completions += other.completions
+        self.service += other.service
+        self.blocks += other.blocks
+
+
+@dataclass(slots=True)
+class DeviceRequests:
+    """The requests of one device, the first of which was reported at `began`."""
+
+    began: float
+    reported_at: float
+    seconds: dict[int, _Served] = field(default_factory=dict)
+
+    def add(self, counts: _Served, now: float) -> None:
+        """Counts requests."""
+        self.reported_at = now
+        while self.seconds and (first := next(iter(self.seconds))) <= int(now) - WINDOW_S:
+            del self.seconds[first]
+        self.seconds.setdefault(int(now), _Served()).add(counts)
+
+    def window(self, now: float) -> tuple[_Served, int]:
+        """The counts of the window that ends now, and the time that it covers, in units of the clock."""
+        first, sums = int(now) - WINDOW_S + 1, _Served()
+        for second, counts in self.seconds.items():
+            if second >= first:
+                sums.add(counts)
+        covered = round((now - max(self.began, first)) * _CLOCK_PER_S)
+        return sums, max(covered, COVERED_S_MIN * _CLOCK_PER_S)
+
+    def floor(self, now: float) -> int:
+        """ceil(λ · E[S] · E[blocks] · 1.15). 0 if no request was completed in the window."""
+        sums, covered = self.window(now)
+        need = sums.arrivals * _CLOCK_PER_S * sums.service * sums.blocks * MARGIN_PERCENT
+        return -(-need // (covered * max(sums.completions, 1) ** 2 * _SERVICE_PER_S * 100))
+
+    def means(self, now: float) -> dict[str, float]:
+        """λ, E[S] and E[blocks], for status and metrics; 0 where no request was counted."""
+        sums, covered = self.window(now)
+        served = max(sums.completions, 1)
+        return {
+            "arrivals_per_s": sums.arrivals * _CLOCK_PER_S / covered,
+            "service_s": sums.service / served / _SERVICE_PER_S,
+            "blocks_per_request": sums.blocks / served,
+        }
+
+
+class Floors:
+    """The reported inference requests by device. `known`: whether a device has a gauge or entries."""
+
+    def __init__(self, devices_max: int, known: Callable[[str], bool]) -> None:
+        self._devices_max = devices_max
+        self._known = known
+        self._devices: dict[str, DeviceRequests] = {}
+
+    def devices(self) -> set[str]:
+        """The devices with reported requests."""
+        return set(self._devices)
+
+    def arrived(self, message: messages.RequestsArrived, now: float) -> None:
+        """Counts arrived requests. Raises LimitReached for one device too many."""
+        self._add(message.device, _Served(arrivals=message.count), now)
+
+    def completed(self, message: messages.RequestCompleted, now: float) -> None:
+        """Counts a completed request. Raises LimitReached for one device too many."""
+        service = round(message.service_s * _SERVICE_PER_S)
+        self._add(message.device, _Served(completions=1, service=service, blocks=message.blocks), now)
+
+    def forget(self, now: float) -> None:
+        """Drops devices without a report in the window: they have no floor."""
+        for device, requests in list(self._devices.items()):
+            if requests.reported_at > now - WINDOW_S:
+                break
+            del self._devices[device]
+
+    def blocks(self, device: str, now: float) -> int:
+        """The number of blocks that a device's entries must keep; 0 if no requests were reported."""
+        return self._devices[device].floor(now) if device in self._devices else 0
+
+    def means(self, device: str, now: float) -> dict[str, float]:
+        """For status; empty without reported requests."""
+        return self._devices[device].means(now) if device in self._devices else {}
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert len(self._devices) <= self._devices_max
+        reported = [requests.reported_at for requests in self._devices.values()]
+        assert reported == sorted(reported)
+        for requests in self._devices.values():
+            assert len(requests.seconds) <= WINDOW_S and list(requests.seconds) == sorted(requests.seconds)
+
+    def _add(self, device: str, counts: _Served, now: float) -> None:
+        if device not in self._devices and len(self._devices) >= self._devices_max:
+            self.forget(now)
+            self._make_room(device)
+        requests = self._devices.pop(device, None) or DeviceRequests(now, now)
+        requests.add(counts, now)
+        self._devices[device] = requests
+
+    def _make_room(self, device: str) -> None:
+        if len(self._devices) < self._devices_max:
+            return
+        unknown = next((each for each in self._devices if not self._known(each)), None)
+        if unknown is None or not self._known(device):
+            raise LimitReached(
+                f"requests of {len(self._devices)} devices are counted, and {self._devices_max} may be (a fixed "
+                f"limit): those of {device!r} are not"
+            )
+        del self._devices[unknown]
