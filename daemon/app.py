@@ -248,7 +248,6 @@ class _Daemon:
             reading=lambda message: pressure.reading(message),
             hasten=lambda: pressure.hasten(),
             tell_watchers=watchers.tell,
-            times=self._times,
         )
         pressure = PressureActor(
             open_gauges(config.gauges, DEVICES_MAX, _log),

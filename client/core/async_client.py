@@ -26,7 +26,6 @@ from ..computing.once import AwaitAnswer, Compute, ComputeTally, Listen, StoreVa
 from ..link.absence import attach_limit_s
 from ..pressure.async_subscription import AsyncSubscription
 from ..pressure.device_reservation import DeviceReservation
-from ..pressure.modes import ModeChange
 from ..threads.event_loop import begun, in_thread, to_its_end
 from ..writing.outcomes import Put, wait_for_all
 from .client import TIMEOUT_S, Client
@@ -235,15 +234,9 @@ class AsyncClient:
             # The error has this frame in its traceback.
             error = None
 
-    async def on_mode(
-        self, callback: Callable[[ModeChange], object] | None = None, gauge: str | None = None
-    ) -> AsyncSubscription:
-        """As `Client.on_mode`. The event loop runs `callback`, which may be a coroutine function; or iterate over the
-        result.
-
-        `callback` is called until the result or this client is closed, or the loop ends.
-        """
-        subscription = await AsyncSubscription().open(self._client, callback, gauge)
+    async def on_mode(self, gauge: str | None = None) -> AsyncSubscription:
+        """As `Client.on_mode`: iterate over the result, until it or this client is closed."""
+        subscription = await AsyncSubscription().open(self._client, gauge)
         self._subscriptions.add(subscription)
         return subscription
 

@@ -1,7 +1,6 @@
 """Mode changes as an async iterator of one event loop.
 
-Owns: the loop's queue of changes, and the task that calls a callback. Does not own: the subscription at the daemon
-(modes.py).
+Owns: the loop's queue of changes. Does not own: the subscription at the daemon (modes.py).
 Invariants: only the loop changes the queue; the link's thread hands each change over. A full queue drops its oldest
 change, and counts it.
 """
@@ -9,10 +8,8 @@ change, and counts it.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from ..threads.event_loop import in_thread
@@ -20,8 +17,6 @@ from .modes import CHANGES_MAX, ModeChange, Subscription, TierState
 
 if TYPE_CHECKING:
     from ..core.client import Client
-
-_log = logging.getLogger("tensord")
 
 
 class AsyncSubscription:
@@ -44,7 +39,6 @@ class AsyncSubscription:
         self._arrived = asyncio.Event()
         self._inner: Subscription | None = None
         self._closed = False
-        self._task: asyncio.Task[None] | None = None
         self._dropped = 0
 
     def __reduce__(self) -> NoReturn:
@@ -70,11 +64,9 @@ class AsyncSubscription:
             self._inner.close()
         self._arrived.set()
 
-    async def open(self, client: Client, callback: Callable[[ModeChange], object] | None, gauge: str | None) -> Self:
-        """Subscribes at the daemon, and starts the task that calls `callback`, if given. For the library."""
+    async def open(self, client: Client, gauge: str | None) -> Self:
+        """Subscribes at the daemon. For the library."""
         self._inner = await in_thread(client.on_mode, self._on_change, gauge)
-        if callback is not None:
-            self._task = asyncio.create_task(self._call(callback), name="tensord-modes")
         return self
 
     def __aiter__(self) -> AsyncIterator[ModeChange]:
@@ -93,8 +85,6 @@ class AsyncSubscription:
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-        if self._task is not None and self._task is not asyncio.current_task():
-            await self._task
 
     def _on_change(self, change: ModeChange) -> None:
         try:
@@ -111,14 +101,3 @@ class AsyncSubscription:
             self._dropped += 1
         self._changes.append(change)
         self._arrived.set()
-
-    async def _call(self, callback: Callable[[ModeChange], object]) -> None:
-        async for change in self:
-            if self._closed:
-                return
-            try:
-                called = callback(change)
-                if inspect.isawaitable(called):
-                    await called
-            except Exception:
-                _log.exception("on_mode callback failed; change to mode %s of gauge %s", change.mode, change.gauge)

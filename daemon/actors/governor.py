@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
@@ -22,14 +22,10 @@ from ..core.host_memory import HostHolds, Pressed
 from ..governor.forms import effects, events
 from ..governor.governor import Governor
 from ..process.logs import logger
-from ..reports.request_times import RequestTimes
 from .mailbox import INBOX_MAX, Mailbox
 from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent
 from .neighbours import NeighbourAsker
 from .pump import Pump
-
-OFFLOAD: Final = "Offload"
-"""The kind of the times from an order until its owner acknowledges that entries are offloaded."""
 
 _log = logger("governor")
 
@@ -44,7 +40,6 @@ class GovernorActor:
         reading: gives the gauges a device reading from a client. Must not block.
         hasten: called when `sample_every_s` has become shorter. Must not block.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
-        times: takes the times of offloads, as kind OFFLOAD.
         unix_at_zero: gives the Unix time at which `clock` was zero.
     """
 
@@ -57,7 +52,6 @@ class GovernorActor:
         reading: Callable[[messages.ReadDevice], object],
         hasten: Callable[[], object],
         tell_watchers: Callable[[WatchEvent], object],
-        times: RequestTimes,
         unix_at_zero: Callable[[], float] = lambda: time.time() - time.monotonic(),
     ) -> None:
         self.inbox: Mailbox[GovernorMessage] = Mailbox(INBOX_MAX)
@@ -67,7 +61,6 @@ class GovernorActor:
         self._reading = reading
         self._hasten = hasten
         self._tell_watchers = tell_watchers
-        self._times = times
         self._unix_at_zero = unix_at_zero
         self._clients: dict[int, Joined] = {}
         self._pump = Pump(self.inbox, self._receive, clock)
@@ -143,10 +136,6 @@ class GovernorActor:
                     self._tell_watchers(WatchEvent(body))
                 case effects.GovernorLog(level, event_name, fields):
                     getattr(_log, level)(event_name, **fields)
-                case effects.OffloadTook(client, name, took_s, size_bytes):
-                    self._times.took(
-                        OFFLOAD, took_s, size_bytes=size_bytes, client=client, name=name, unix_s=time.time()
-                    )
                 case _:
                     assert_never(effect)
 

@@ -19,7 +19,6 @@ from tensord.daemon.governor.forms.events import Sampled
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
 from tensord.daemon.process.logs import logger
-from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc.messages.modes import Tier
 
 PATIENCE_S = 30.0
@@ -63,7 +62,6 @@ def _governor(hasten: Callable[[], object], sample_s: float, sample_pressed_s: f
         reading=lambda _: None,
         hasten=hasten,
         tell_watchers=lambda _: None,
-        times=RequestTimes(1.0, 1),
     )
 
 

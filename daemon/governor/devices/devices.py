@@ -150,8 +150,6 @@ class Devices:
             )
         device = owner.device
         offloaded_bytes = sum(entry.size_bytes for entry in offloaded)
-        if offloaded:
-            self._outbox.offload_took(client, now - order.sent_at, offloaded_bytes)
         counters.offloaded += len(offloaded)
         counters.offloaded_bytes += offloaded_bytes
         counters.dropped += len(gone) - len(offloaded)

@@ -135,7 +135,7 @@ class DeviceOrders:
             self._due.set(owner, now + self._limits.ack_s)
         self._last += 1
         by_key = {entry.key: entry for entry in entries}
-        order = self._open[self._last] = OpenOrder(self._last, owner, kind, by_key, part_of, now)
+        order = self._open[self._last] = OpenOrder(self._last, owner, kind, by_key, part_of)
         owner.orders[order.number] = order
         if part_of is not None:
             part_of.open_orders += 1

@@ -104,15 +104,13 @@ class Owner:
 
 @dataclass(slots=True, eq=False)
 class OpenOrder:
-    """An order. `entries`: those that it names and that are not acknowledged, by key; `open`: neither done nor late;
-    `sent_at`: in the governor's seconds."""
+    """An order. `entries`: those that it names and that are not acknowledged, by key; `open`: neither done nor late."""
 
     number: int
     owner: Owner
     kind: Literal["offload", "drop"]
     entries: dict[bytes, HeldEntry]
     part_of: Pass | None
-    sent_at: float
     open: bool = True
 
 

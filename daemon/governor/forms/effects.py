@@ -22,16 +22,6 @@ class GovernorLog:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadTook:
-    """An owner has acknowledged offloaded entries, `took_s` seconds after it was ordered to."""
-
-    client: int
-    name: str
-    took_s: float
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class AskNeighbour:
     """Asks a neighbour to give its memory back, if it is idle. Answered once by a NeighbourAnswered with `number`,
     after `answer_s` seconds at the latest."""
@@ -41,4 +31,4 @@ class AskNeighbour:
     answer_s: float
 
 
-Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog | OffloadTook | AskNeighbour
+Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog | AskNeighbour

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.outbox import Outbox
 from .counters import GovernorCounters
-from .effects import Effect, GovernorLog, OffloadTook
+from .effects import Effect, GovernorLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,6 @@ class GovernorOutbox(Outbox[GovernorClient, Effect]):
             f"{who} has registered key {key.hex()} on {device}, where a key has one entry: share the payload by "
             "Client.put, which both processes read, or register this copy under a key with a parameter of this process"
         )
-
-    def offload_took(self, client: int, took_s: float, size_bytes: int) -> None:
-        """Reports the time from an order until its owner acknowledged offloaded entries of so many bytes."""
-        peer = self.clients.get(client)
-        self.add(OffloadTook(client, peer.name if peer else "", took_s, size_bytes))
 
     def log(self, level: str, event: str, **fields: Any) -> None:
         """Writes one log line for the operator."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,125 +121,6 @@ def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_of
         found = other.get(key(1))
         assert found is not None and np.array_equal(found.tree["a"], values(1, size_bytes))
         until(lambda: not other.link.puts.waiting, "the daemon to answer all requests")
-        cache.close()
-
-
-# ---- what happens in the middle of an offload: state x disturbance
-
-
-def killed(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    daemon.kill()
-    daemon.start()
-
-
-def stopped_for_a_while(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    """The daemon stands still until some of the payload is copied without it."""
-    os.kill(daemon.pid, signal.SIGSTOP)
-    vram: Any = cache.device
-
-    def goes_on() -> None:
-        try:
-            until(lambda: sum(length for _, length in vram.landings) >= SMALL_BYTES, "a part of the payload")
-        finally:
-            os.kill(daemon.pid, signal.SIGCONT)
-
-    threading.Thread(target=goes_on).start()
-
-
-def put_by_another(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    size_bytes = cache.size_bytes
-    stored = daemon.client().put(key(1), {"a": values(1, size_bytes), "n": 1}, wait=True)
-    assert stored.state in ("stored", "existed")
-
-
-def deleted(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    cache.delete(key(1))
-
-
-def used(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    with held(cache, key(1)) as lease:
-        assert lease.tier == "device"
-
-
-def put_anew(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    entry = cache._entries.find(key(1))
-    assert entry is not None
-    tree = entry.tree
-    cache.delete(key(1))
-    cache.put(key(1), tree)
-
-
-def forked(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if cache.closed else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def client_closed(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    cache.client.close()
-
-
-def ring_filled(daemon: Daemon, cache: tensord.DeviceCache) -> None:
-    """By entries that a reader holds. They are released when the reader, a client of the daemon's, is closed."""
-    holder = daemon.client()
-    held_open[:] = [holder, []]
-    for number in range(100, 300):
-        if holder.put(key(number), np.zeros(MIB // 2), wait=True).state != "stored":
-            return
-        held_open[1].append(holder.get(key(number)))
-    raise AssertionError("the ring took more than it has")
-
-
-held_open: list[Any] = []
-
-DISTURBANCES = [
-    killed,
-    stopped_for_a_while,
-    put_by_another,
-    deleted,
-    used,
-    put_anew,
-    forked,
-    client_closed,
-    ring_filled,
-]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("disturbance", DISTURBANCES, ids=lambda each: each.__name__)
-def test_whatever_happens_in_the_middle_the_payload_is_whole_or_not_there(
-    card: FakeCard, vram: Vram, way: str, disturbance: Callable[[Daemon, tensord.DeviceCache], None]
-) -> None:
-    size_bytes, more = WAYS[way]
-    with served(card, more) as daemon:
-        client = daemon.start().client()
-        cache = tensord.DeviceCache(client, vram)
-        put(cache, vram, 1, size_bytes)
-        happened: list[int] = []
-
-        def once(start: int) -> None:
-            if not happened:
-                happened.append(start)
-                disturbance(daemon, cache)
-
-        vram.on_read = once
-        cache.offload(key(1), wait=True, timeout_s=20.0)
-        assert happened
-        for lease in held_open[1] if held_open else ():
-            lease.release()
-        held_open.clear()
-        reader = daemon.client()
-        until(lambda: reader.connected, "a client to be connected")
-        found = reader.get(key(1))
-        assert found is None or np.array_equal(found.tree["a"], values(1, size_bytes))
-        if found is None and disturbance is not deleted and disturbance is not client_closed:
-            # It may have been copied since then: an offload that failed is tried again.
-            assert cache.contains(key(1)) or reader.contains(key(1)), "neither here nor there"
-            until(lambda: client.connected, "the client to be connected")
-            until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "another try")
-            found = reader.get(key(1))
-            assert found is not None and np.array_equal(found.tree["a"], values(1, size_bytes))
         cache.close()
 
 

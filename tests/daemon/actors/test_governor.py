@@ -10,7 +10,6 @@ from tensord.daemon.actors.messages import Queried
 from tensord.daemon.actors.pump import ITEMS_MAX
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
-from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc.messages import control as messages
 
 
@@ -23,7 +22,6 @@ def test_between_two_turns_of_a_flood_everybody_else_on_the_loop_has_one() -> No
             reading=lambda _: None,
             hasten=lambda: None,
             tell_watchers=lambda _: None,
-            times=RequestTimes(1.0, 1),
         )
         loop = asyncio.get_running_loop()
         flood = [Queried(messages.StatusQuery(number), loop.create_future()) for number in range(5 * ITEMS_MAX)]
