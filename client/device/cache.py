@@ -12,11 +12,10 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Final, Self, get_args
+from typing import Any, Final, Self
 
 from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError, shown
 from ...ipc.messages import control as messages
-from ...ipc.messages.governance import EntryKind
 from ...ipc.messages.modes import Mode
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
 from ..arguments.checks import check_count, check_flag, check_key, check_name, check_seconds, check_timeout
@@ -84,7 +83,6 @@ class DeviceCache:
         tokens: int = 0,
         agent: str = "",
         cost_ms: float = 0.0,
-        kind: EntryKind = "unknown",
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Registration:
@@ -104,9 +102,7 @@ class DeviceCache:
                 again.
             agent: the agent that the entry belongs to, for workflows.
             cost_ms: milliseconds that computing the tensors took; 0: not known. An entry whose copy to the host takes
-                longer is dropped instead of offloaded.
-            kind: what the tensors are: "encoder", "kv" or "unknown". Without `cost_ms`, the cost is estimated from
-                `tokens`, by the configured time for this kind.
+                longer is dropped instead of offloaded. 0: it is estimated from `tokens`.
             wait: whether to return only after the daemon's answer. Without a daemon the call returns at once.
             timeout_s: the limit for `wait` in seconds; by default the client's timeout.
 
@@ -119,8 +115,6 @@ class DeviceCache:
         tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         cost_ms = check_cost(cost_ms)
-        if kind not in get_args(EntryKind):
-            raise UsageError(f"kind is {shown(kind)}; it must be one of {', '.join(get_args(EntryKind))}")
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         registration = Registration(key)
         if self.closed:
@@ -137,7 +131,7 @@ class DeviceCache:
             registration.settle("refused", blocked)
             return registration
         entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
-        entry.cost_ms, entry.kind = cost_ms, kind
+        entry.cost_ms = cost_ms
         kept = aside(partial(self._entries.put, entry))
         if kept is None:
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))

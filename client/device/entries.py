@@ -19,7 +19,6 @@ from itertools import count
 from typing import Any, Final, Literal, NoReturn, Self
 
 from ...errors import DaemonUnavailable
-from ...ipc.messages.governance import EntryKind
 from ..gpu.interface import Device, Mark
 from ..reading.lease import Lease
 from .registration import Registration
@@ -37,7 +36,7 @@ class DeviceEntry:
     `marks`: points that streams must reach before the tensors may be copied or dropped. `leases`: the present leases.
     `uses`: the number of uses since the put, the put included. `said`: a registration is in flight. `known`: a daemon
     has registered the entry. `serial`: distinguishes entries of one key, one after the other. `new_bytes`: memory that
-    was taken for it, that no reservation counts and no daemon was told of. `cost_ms` and `kind`: what computing the
+    was taken for it, that no reservation counts and no daemon was told of. `cost_ms`: what computing the
     tensors again takes, as reported by the put.
     """
 
@@ -51,7 +50,6 @@ class DeviceEntry:
     leases: dict[int, None] = field(default_factory=dict)
     uses: int = 1
     cost_ms: float = 0.0
-    kind: EntryKind = "unknown"
     new_bytes: int = 0
     said: bool = False
     known: bool = False

@@ -215,7 +215,6 @@ class Ledger:
                 entry.agent,
                 uses,
                 entry.cost_ms,
-                entry.kind,
                 entry.new_bytes,
             ),
             connected=connected,

@@ -27,8 +27,6 @@ DEVICE_BLOCKS_MAX: Final = 1 << 32
 GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """The name of a device, or `host`."""
 RoomOutcome = Literal["freed", "nothing", "left alone", "asked", "failed"]
-EntryKind = Literal["unknown", "encoder", "kv"]
-"""What a device's entry is, for the estimate of what computing it again takes."""
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
 
 
@@ -122,7 +120,7 @@ class RegisterEntry(GovernorRequest, Question, frozen=True):
     """Registers a tree of tensors in this client's VRAM. Of a key that this client has registered, it is a use.
 
     `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
-    `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from `kind` and `tokens`.
+    `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from `tokens`.
     `new_bytes`: the memory that was taken for it, and that no registration or reservation of this client has counted.
     """
 
@@ -134,7 +132,6 @@ class RegisterEntry(GovernorRequest, Question, frozen=True):
     agent: Name = ""
     uses: Count = 0
     cost_ms: Milliseconds = 0.0
-    kind: EntryKind = "unknown"
     new_bytes: Bytes = 0
 
 

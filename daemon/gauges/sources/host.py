@@ -1,7 +1,7 @@
 """A source for the host's memory: the limit of this process's cgroup, or the memory of the machine.
 
-Owns: the choice of the limit, the definition of used bytes, and the memory stalls (PSI) shown in status. Does not own
-the size of the ring.
+Owns: the choice of the limit, the definition of used bytes, and the files of memory stalls (PSI). Does not own the size
+of the ring.
 
 Used bytes of a cgroup: its memory without what the kernel can take back (`CgroupFolder.reclaimable_bytes`). The ring is
 shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable. Page cache that is read again and
@@ -16,13 +16,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ....ipc.messages.modes import HOST_GAUGE
 from ....shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
 from ..reading import GaugeFailed, Reading, Result
-
-_SHOWN: Final = (("some", "avg10"), ("some", "avg60"), ("full", "avg10"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,7 @@ class _Bound:
 class HostSource:
     """The gauge `host`. It measures the fullest of this process's cgroup and the cgroups above it, by used share.
 
-    Status also shows `of`, the cgroup or the machine; and `psi_some_avg10`, `psi_some_avg60` and `psi_full_avg10`, the
-    percentage of time in which some or all tasks waited for memory, over 10 or 60 s.
+    Status also shows `of`, the cgroup or the machine.
 
     Args:
         root: where cgroup v2 is taken to be mounted if /proc/self/mountinfo names no mount.
@@ -55,8 +52,7 @@ class HostSource:
     def read(self, now: float) -> Result:
         """As in Source."""
         bound = self._bound()
-        shown = {"of": bound.of, **_stalls(bound.stalls)}
-        return {HOST_GAUGE: Reading(bound.used_bytes, bound.total_bytes, shown)}
+        return {HOST_GAUGE: Reading(bound.used_bytes, bound.total_bytes, {"of": bound.of})}
 
     def close(self) -> None:
         """As in Source."""
@@ -111,18 +107,6 @@ class HostSource:
             raise GaugeFailed(f"{folder.limit} is 0")
         stalls = folder.path / "memory.pressure" if folder.version == 2 else self._proc / "pressure/memory"
         return _Bound(f"cgroup {folder.name}", used_bytes, total_bytes, stalls)
-
-
-def _stalls(file: Path) -> dict[str, Any]:
-    """The stall percentages. Empty if the kernel has none; the gauge can be read without them."""
-    try:
-        lines = {line.split()[0]: line for line in file.read_text().splitlines() if line}
-        found = {
-            f"psi_{who}_{over}": re.search(rf"\b{over}=([0-9.]+)", lines[who]) for who, over in _SHOWN if who in lines
-        }
-        return {name: float(share[1]) for name, share in found.items() if share}
-    except (OSError, ValueError):
-        return {}
 
 
 def _number(file: Path, text: str) -> int:

@@ -312,13 +312,13 @@ class Devices:
         self._outbox.counters.used += 1
 
     def _add(self, device: DeviceRecord, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
-        uses, about = max(1, message.uses), (message.tokens, message.agent, message.cost_ms, message.kind)
+        uses, about = max(1, message.uses), (message.tokens, message.agent, message.cost_ms)
         trace = self._promotions.registered(device.name, message.key)
         if trace is not None:
             uses = max(trace.uses + 1, message.uses)
             if not message.agent:
                 # An owner that brings an entry back does not remember it.
-                about = trace.tokens, trace.agent, trace.cost_ms, trace.kind
+                about = trace.tokens, trace.agent, trace.cost_ms
             self._outbox.counters.promoted += 1
         device.add(HeldEntry(message.key, owner, message.size_bytes, *about, uses, now))
         self._outbox.counters.registered += 1

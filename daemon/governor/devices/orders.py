@@ -173,6 +173,6 @@ class DeviceOrders:
 
 def _is_worth_its_copy(entry: HeldEntry, limits: GovernorLimits) -> bool:
     """Whether copying takes no longer than computing again. That takes the reported milliseconds; without them it is
-    estimated from the tokens, by kind. An entry of which neither is known is worth its copy."""
-    compute_s = entry.cost_ms / 1000 or entry.tokens * limits.s_per_token(entry.kind)
+    estimated from the tokens. An entry of which neither is known is worth its copy."""
+    compute_s = entry.cost_ms / 1000 or entry.tokens * limits.compute_s_per_token
     return not compute_s or entry.size_bytes / limits.copy_bytes_per_s <= compute_s

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ....ipc.messages.governance import EntryKind
 from ....ipc.messages.modes import Mode
 from ..forms.limits import GovernorLimits
 from .circumstances import Circumstances
@@ -35,7 +34,6 @@ class OffloadedEntry:
     tokens: int
     agent: str
     cost_ms: float
-    kind: EntryKind
     uses: int
     asked_until: float = 0.0
 
@@ -66,7 +64,7 @@ class Promotions:
         """Remembers entries that their owners have offloaded."""
         known = self._remembered[device]
         for entry in entries:
-            about = entry.size_bytes, entry.tokens, entry.agent, entry.cost_ms, entry.kind, entry.uses
+            about = entry.size_bytes, entry.tokens, entry.agent, entry.cost_ms, entry.uses
             known[entry.key] = OffloadedEntry(entry.key, entry.owner.client, *about)
         for key in list(known)[: max(0, len(self) - self._most)]:
             del known[key]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final, Literal, NamedTuple
 
-from ....ipc.messages.governance import EntryKind
 from .circumstances import Circumstances
 
 STUCK_FALL: Final = 0.01
@@ -58,7 +57,6 @@ class HeldEntry:
     tokens: int
     agent: str
     cost_ms: float
-    kind: EntryKind
     uses: int
     used_at: float
     not_before: float = 0.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from ....ipc.messages.governance import EntryKind
 from .thresholds import Thresholds
 
 DEVICES_MAX: Final = 64
@@ -63,7 +62,6 @@ class GovernorLimits:
     pass_share: float = 0.25
     copy_bytes_per_s: int = 4 << 30
     compute_s_per_token: float = 60e-6
-    encoder_s_per_token: float = 100e-6
     max_entries: int = 65_536
     devices_max: int = DEVICES_MAX
     remembered_max: int = 65_536
@@ -78,10 +76,6 @@ class GovernorLimits:
         """Takes the values of other limits, which apply from now on."""
         for each in fields(self):
             setattr(self, each.name, getattr(limits, each.name))
-
-    def s_per_token(self, kind: EntryKind) -> float:
-        """The seconds that computing a token of an entry of this kind takes."""
-        return self.encoder_s_per_token if kind == "encoder" else self.compute_s_per_token
 
     def baseline_bytes(self, device: str, total_bytes: int) -> int:
         """What is held by plan of a device of `total_bytes`, BASELINE_SHARE_MAX of it at most."""

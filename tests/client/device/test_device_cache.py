@@ -142,7 +142,6 @@ def test_a_value_out_of_range_is_named_and_nothing_is_put(cache: tensord.DeviceC
         ("agent", 5),
         ("cost_ms", -1.0),
         ("cost_ms", float("nan")),
-        ("kind", "picture"),
     ]
     for named, value in wrong:
         with pytest.raises(UsageError, match=named):
@@ -216,8 +215,8 @@ def test_the_cost_that_a_put_reports_decides_whether_its_entry_is_copied_or_drop
     with watching(card) as daemon:
         daemon.start()
         with tensord.DeviceCache(daemon.client(), vram) as cache:
-            put_some(cache, vram, range(1), tokens=1, cost_ms=1000.0, kind="kv")
-            put_some(cache, vram, range(1, 2), tokens=1_000_000, cost_ms=1e-6, kind="kv")
+            put_some(cache, vram, range(1), tokens=1, cost_ms=1000.0)
+            put_some(cache, vram, range(1, 2), tokens=1_000_000, cost_ms=1e-6)
             filled_until(card, 0.93, lambda: cache.size == 0, "both to leave")
             assert (cache.client.contains(key(0)), cache.client.contains(key(1))) == (True, False)
 

@@ -13,8 +13,6 @@ from .conformance import AnySource, Stage
 MIB = 1 << 20
 GIB = 1 << 30
 MEMINFO = "MemTotal:       67108864 kB\nMemFree:         1048576 kB\nMemAvailable:   50331648 kB\nBuffers:  30260 kB\n"
-CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
-STALLED = "some avg10=12.34 avg60=5.60 avg300=1.00 total=99\nfull avg10=7.89 avg60=2.00 avg300=0.50 total=50\n"
 
 
 class Machine:
@@ -24,19 +22,16 @@ class Machine:
         self.root, self.proc = folder / "cgroup", folder / "proc"
         self.root.mkdir()
         (self.proc / "self").mkdir(parents=True)
-        (self.proc / "pressure").mkdir()
         (self.proc / "meminfo").write_text(MEMINFO)
-        (self.proc / "pressure/memory").write_text(CALM)
         (self.proc / "self/cgroup").write_text(f"4:memory:/old\n0::{own}\n")
 
-    def cgroup(self, path: str, limit: str, current: int, cache: int = 0, pressure: str = CALM) -> Path:
+    def cgroup(self, path: str, limit: str, current: int, cache: int = 0) -> Path:
         folder = self.root / path
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "memory.max").write_text(limit + "\n")
         (folder / "memory.current").write_text(f"{current}\n")
         half = cache // 2
         (folder / "memory.stat").write_text(f"anon 1\nfile 2\ninactive_file {half}\nactive_file {cache - half}\n")
-        (folder / "memory.pressure").write_text(pressure)
         return folder
 
     def read(self) -> Reading:
@@ -51,27 +46,24 @@ def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path) ->
     machine = Machine(tmp_path, "/system.slice/tensord.service")
     machine.cgroup("system.slice", "max", 5 * GIB)
     machine.cgroup("system.slice/tensord.service", "max", 4 * GIB)
-    (machine.proc / "pressure/memory").write_text(STALLED)
     reading = machine.read()
     assert (reading.used_bytes, reading.total_bytes) == (16 * GIB, 64 * GIB)
-    assert reading.shown == {"of": "machine", "psi_some_avg10": 12.34, "psi_some_avg60": 5.6, "psi_full_avg10": 7.89}
+    assert reading.shown == {"of": "machine"}
 
 
 def test_the_own_cgroups_limit_counts_without_page_cache_that_can_be_dropped(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "/system.slice/tensord.service")
     machine.cgroup("system.slice", "max", 9 * GIB)
-    machine.cgroup("system.slice/tensord.service", str(8 * GIB), 6 * GIB, cache=2 * GIB, pressure=STALLED)
+    machine.cgroup("system.slice/tensord.service", str(8 * GIB), 6 * GIB, cache=2 * GIB)
     reading = machine.read()
     assert (reading.used_bytes, reading.total_bytes) == (4 * GIB, 8 * GIB)
     assert reading.shown["of"] == "cgroup /system.slice/tensord.service"
-    assert reading.shown["psi_some_avg10"] == 12.34, "the stalls are those of the same cgroup"
 
 
 def test_a_limit_of_cgroup_v1_counts_without_page_cache_that_can_be_dropped(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     memory = machine.root / "memory"
     (machine.proc / "self/mountinfo").write_text(f"35 31 0:32 / {memory} rw - cgroup cgroup rw,memory\n")
-    (machine.proc / "pressure/memory").write_text(STALLED)
     (memory / "old").mkdir(parents=True)
     for folder, limit in ((memory / "old", 8 * GIB), (memory, 9223372036854771712)):
         (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
@@ -80,7 +72,7 @@ def test_a_limit_of_cgroup_v1_counts_without_page_cache_that_can_be_dropped(tmp_
         (folder / "memory.stat").write_text(stat)
     reading = machine.read()
     assert (reading.used_bytes, reading.total_bytes) == (4 * GIB, 8 * GIB)
-    assert (reading.shown["of"], reading.shown["psi_some_avg10"]) == ("cgroup /old", 12.34)
+    assert reading.shown == {"of": "cgroup /old"}
 
 
 def test_the_tightest_limit_of_all_above_counts(tmp_path: Path) -> None:
@@ -103,14 +95,6 @@ def test_a_limit_above_the_machines_memory_is_none(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "/big")
     machine.cgroup("big", str(1024 * GIB), 1 * GIB)
     assert machine.read().shown["of"] == "machine"
-
-
-def test_a_kernel_without_stalls_is_read_all_the_same(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    (machine.proc / "pressure/memory").unlink()
-    assert machine.read().shown == {"of": "machine"}
-    (machine.proc / "pressure/memory").write_text("nonsense\n\nsome avg10=x\n")
-    assert machine.read().shown == {"of": "machine"}
 
 
 @pytest.mark.parametrize(

@@ -167,22 +167,20 @@ def test_a_workflow_below_pressure_evicts_nothing_at_all() -> None:
 
 def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy() -> None:
     def registry() -> Registry:
-        costs = {"compute_s_per_token": 1.0, "encoder_s_per_token": 0.9}
-        registry = Registry(copy_bytes_per_s=100, pass_share=1.0, **costs)
+        registry = Registry(copy_bytes_per_s=100, compute_s_per_token=1.0, pass_share=1.0)
         registry.register(1, 1, 1000, tokens=10)
         registry.register(1, 2, 1000, tokens=9)
         registry.register(1, 3, 1000, tokens=0)
         registry.register(1, 4, 1000, tokens=1, cost_ms=10_000.0)
         registry.register(1, 5, 1000, tokens=1_000_000, cost_ms=9_999.0)
-        registry.register(1, 6, 1000, tokens=10, kind="encoder")
         registry.pass_time(100)
         return registry
 
     orders = registry().sample(95, mode=Mode.CRITICAL)
-    assert (sorted(ordered(orders, "offload")), sorted(ordered(orders, "drop"))) == ([1, 3, 4], [2, 5, 6])
+    assert (sorted(ordered(orders, "offload")), sorted(ordered(orders, "drop"))) == ([1, 3, 4], [2, 5])
     assert len({order.order for order in orders}) == 2, "to offload and to drop are orders of their own"
     orders = registry().sample(95, mode=Mode.CRITICAL, host_accepts=False)
-    assert (ordered(orders, "offload"), sorted(ordered(orders, "drop"))) == ([], [1, 2, 3, 4, 5, 6])
+    assert (ordered(orders, "offload"), sorted(ordered(orders, "drop"))) == ([], [1, 2, 3, 4, 5])
 
 
 # ---- the floor
