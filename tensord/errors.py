@@ -8,7 +8,6 @@
     │   ├── BadConfiguration      an unknown or invalid setting
     │   ├── BadGraph              a workflow with a cycle, an unknown dependency, or no steps
     │   ├── BadStep               an unknown workflow, or one that would move backwards
-    │   ├── BadGaugeFile          an invalid line in a gauge file
     │   ├── BadPrefix             a sequence whose tokens, media, layers or blocks do not fit together
     │   ├── TokensDiffer          one key with two different numbers of encoder tokens
     │   └── UnknownOrder          an acknowledgement or a reservation that the daemon does not know
@@ -105,10 +104,6 @@ class BadGraph(UsageError):
 
 class BadStep(UsageError):
     """The workflow is not registered, or would move backwards."""
-
-
-class BadGaugeFile(UsageError):
-    """A line of a gauge file is not a reading. The message names line and field."""
 
 
 class UnknownOrder(UsageError):

@@ -1,7 +1,7 @@
 """A source that reads gauges from a file, for tests. Status names this source, so the readings are marked as
 made up.
 
-Owns: the reading of the file, once for each sample. Does not own its format (`ipc.gaugefile`).
+Owns: the reading of the file, once for each sample, and its format: a line for each gauge, `host 12GiB 64GiB`.
 
 Invariant: a gauge read once is in every later result.
 
@@ -15,10 +15,13 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ....errors import BadGaugeFile
-from ....ipc.gaugefile import FILE_CHARS_MAX, read_gauges
+from ....ipc.messages.governance import GAUGE_CHARS_MAX, GAUGES_MAX
 from ....ipc.messages.modes import HOST_GAUGE, Tier
+from ....ipc.quantities import read_size
 from ..reading import GaugeFailed, Reading, Result
+
+FILE_CHARS_MAX: Final = 1 << 20
+_WANTED: Final = "NAME USED TOTAL, such as `host 12GiB 64GiB`"
 
 
 class FileSource:
@@ -37,22 +40,35 @@ class FileSource:
 
     def read(self, now: float) -> Result:
         """As in Source."""
-        try:
-            lines = read_gauges(_text(self._path))
-        except BadGaugeFile as error:
-            raise GaugeFailed(f"{self._path}: {error}") from error
+        lines = self._lines(_text(self._path))
         mine = {name: line for name, line in lines.items() if (name == HOST_GAUGE) == (self._tier is Tier.HOST)}
         if not mine:
             wanted = f"`{HOST_GAUGE}`" if self._tier is Tier.HOST else "a device"
-            raise GaugeFailed(f"{self._path} has no line for {wanted}; wanted: NAME USED TOTAL")
+            raise GaugeFailed(f"{self._path} has no line for {wanted}; wanted: {_WANTED}")
         self._listed |= dict.fromkeys(mine)
         return {
-            name: Reading(*mine[name]) if name in mine else GaugeFailed(f"{self._path} has no line for {name} any more")
+            name: mine[name] if name in mine else GaugeFailed(f"{self._path} has no line for {name} any more")
             for name in self._listed
         }
 
     def close(self) -> None:
         """As in Source."""
+
+    def _lines(self, text: str) -> dict[str, Reading]:
+        """The readings by gauge. A text with one bad line has none: it may be half of a file."""
+        found: dict[str, Reading] = {}
+        for number, line in enumerate(text.split("\n"), 1):
+            fields = line.split("#", 1)[0].split()
+            if not fields:
+                continue
+            try:
+                name, used, total = fields
+                if len(name) > GAUGE_CHARS_MAX or not name.isprintable() or name in found or len(found) == GAUGES_MAX:
+                    raise ValueError(f"{name[:GAUGE_CHARS_MAX]!r} is no name, stands there twice, or is one too many")
+                found[name] = Reading(read_size(used), read_size(total))
+            except (ValueError, OverflowError, GaugeFailed) as error:
+                raise GaugeFailed(f"{self._path}, line {number}: {error}; wanted: {_WANTED}") from error
+        return found
 
 
 def _text(path: Path) -> str:
@@ -63,7 +79,7 @@ def _text(path: Path) -> str:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise GaugeFailed(f"{path} is not a regular file")
             with open(fd, encoding="utf-8", closefd=False) as file:
-                return file.read(FILE_CHARS_MAX + 1)
+                return file.read(FILE_CHARS_MAX)
         finally:
             os.close(fd)
     except UnicodeDecodeError as error:

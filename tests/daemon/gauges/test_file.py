@@ -12,7 +12,7 @@ from tensord.ipc.messages.modes import HOST_GAUGE, Tier
 from .conformance import AnySource, Stage
 
 GIB = 1 << 30
-TEXT = "# a drill\nhost 12GiB 64GiB\n0000:65:00.0 75% 80GiB\n0000:66:00.0 1GiB 80GiB  # another\n"
+TEXT = "# a test\nhost 12GiB 64GiB\n\n0000:65:00.0 60GiB 80GiB\n0000:66:00.0 1GiB 80GiB  # another\n"
 
 
 def test_each_tier_has_its_own_lines(tmp_path: Path) -> None:
@@ -42,7 +42,14 @@ def test_a_removed_line_is_a_failure_of_its_gauge_until_it_is_there_again(tmp_pa
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a 1GiB 2GiB\nb lots 2GiB\n", "line 2: USED"),
+        ("a 1GiB 2GiB\nb lots 2GiB\n", "line 2: 'lots' is not a size"),
+        ("a 1GiB 2GiB\nb -1 2GiB\n", "line 2"),
+        ("a 1 0\n", "line 1: impossible reading"),
+        (f"a 1 {'9' * 400}\n", "line 1"),
+        (f"{'n' * 65} 1 2\n", "line 1"),
+        ("a\x1b 1 2\n", "line 1"),
+        ("a 1 2\na 1 2\n", "line 2: 'a' is no name, stands there twice"),
+        ("".join(f"g{n} 1 2\n" for n in range(1025)), "line 1025"),
         ("a 1GiB\n", "line 1"),
         ("", "no line for a device"),
         ("host 1GiB 2GiB\n", "no line for a device"),

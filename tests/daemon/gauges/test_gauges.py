@@ -62,7 +62,7 @@ def by_gauge(gauges: Gauges, now: float) -> dict[str, Sample]:
 
 def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
-    file.write_text(f"host 1GiB 4GiB\n{CARD} 50% 80GiB\n")
+    file.write_text(f"host 1GiB 4GiB\n{CARD} 40GiB 80GiB\n")
     gauges = open_gauges(wanted(device="file", host="file", file=file), 64, LOG)
     assert sampled(gauges, 5.0) == (
         Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
