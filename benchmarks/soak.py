@@ -26,7 +26,7 @@ from soaking.ledger import FAULTS, OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.command_line import end_cleanly, minutes, new_file, whole
+from tests.ended_cleanly import end_cleanly
 
 MIB: Final = 1 << 20
 _QUIET_FROM: Final = 0.6
@@ -83,9 +83,9 @@ def report(hosts: Sequence[Host], seconds: float, seed: int, ended: list[str]) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=minutes, default=1.0)
-    parser.add_argument("--seed", type=whole(0), default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--json", type=new_file, help="write the report there, as JSON")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--json", type=Path, help="write the report there, as JSON")
     given = parser.parse_args(arguments)
     found = soak(given.minutes * 60, given.seed)
     text = json.dumps(found, indent=1)

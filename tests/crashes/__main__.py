@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Final
 
-from ..command_line import end_cleanly, whole
+from ..ended_cleanly import end_cleanly
 from .points import Round
 from .sessions import KINDS, session
 
@@ -119,11 +119,11 @@ def run_one(turn: Round, report: Report) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.crashes", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=whole(1), default=500)
-    parser.add_argument("--seed", type=whole(0), default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     points = [point for points in KINDS.values() for point in points]
     parser.add_argument("--point", help="play one round, at this point", choices=points, metavar="POINT")
-    parser.add_argument("--at", type=whole(1), default=1, help="the line at which it dies, counted as lines begin")
+    parser.add_argument("--at", type=int, default=1, help="the line at which it dies, counted as lines begin")
     given = parser.parse_args(arguments)
     report = Report()
     print(f"seed {given.seed}", flush=True)

@@ -14,7 +14,7 @@ import traceback
 from random import Random
 
 from ..client.device.card import card_folder
-from ..command_line import end_cleanly, whole
+from ..ended_cleanly import end_cleanly
 from .cell import Cells
 from .disturbances import BY_NAME as DISTURBANCES
 from .table import CELLS, name_of
@@ -26,9 +26,9 @@ JITTER_S = 0.01
 def main() -> int:
     """Runs the rounds of the command line. Returns the exit status: 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.crossings")
-    parser.add_argument("--rounds", type=whole(1), default=1, help="number of runs of each cell")
+    parser.add_argument("--rounds", type=int, default=1, help="number of runs of each cell")
     parser.add_argument("--seed", default=secrets.token_hex(4), help="draws the order and the pauses")
-    parser.add_argument("--round", type=whole(0), help="repeat the pauses of this round")
+    parser.add_argument("--round", type=int, help="repeat the pauses of this round")
     parser.add_argument("--only", default="", help="only cells whose names contain this text")
     asked = parser.parse_args()
     # The cells check refusals as outcomes.

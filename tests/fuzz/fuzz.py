@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from ..command_line import end_cleanly, minutes, whole
+from ..ended_cleanly import end_cleanly
 from . import lanes, queues, segments, sockets
 from .besieged import Besieged
 
@@ -99,11 +99,11 @@ def run(name: str, first: int, rounds: int | None, for_minutes: float) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a fuzzer has a finding, else 0."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--minutes", type=minutes, default=30.0, help="minutes for each fuzzer")
+    parser.add_argument("--minutes", type=float, default=30.0, help="minutes for each fuzzer")
     parser.add_argument("--only", choices=TARGETS, help="run only this fuzzer")
-    parser.add_argument("--first", type=whole(0), help="number of the first round; by default a new one")
-    parser.add_argument("--rounds", type=whole(1), help="number of rounds, in place of --minutes")
-    parser.add_argument("--jobs", type=whole(1), default=2, help="number of fuzzers that run at once")
+    parser.add_argument("--first", type=int, help="number of the first round; by default a new one")
+    parser.add_argument("--rounds", type=int, help="number of rounds, in place of --minutes")
+    parser.add_argument("--jobs", type=int, default=2, help="number of fuzzers that run at once")
     given = parser.parse_args(argv)
     first = int(time.time()) if given.first is None else given.first
     if given.only is not None:

@@ -24,7 +24,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
-from ..command_line import SIGNALS, end_cleanly, whole
+from ..ended_cleanly import SIGNALS, end_cleanly
 from .world import World
 
 STEPS: Final = 500
@@ -70,12 +70,12 @@ def outcome(seed: int, steps: int) -> Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 if every seed passed, else 1."""
     parser = argparse.ArgumentParser(prog="simulate", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=whole(1), default=1000, help="number of seeds")
-    parser.add_argument("--first", type=whole(0), default=0, help="number of the first seed")
-    parser.add_argument("--seed", type=whole(0), help="run only this seed, with a trace")
-    parser.add_argument("--steps", type=whole(1), default=STEPS, help=f"steps per seed ({STEPS}); same for a replay")
+    parser.add_argument("--seeds", type=int, default=1000, help="number of seeds")
+    parser.add_argument("--first", type=int, default=0, help="number of the first seed")
+    parser.add_argument("--seed", type=int, help="run only this seed, with a trace")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"steps per seed ({STEPS}); same for a replay")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
-    parser.add_argument("--jobs", type=whole(1), default=os.cpu_count() or 1, help="number of processes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes")
     given = parser.parse_args(argv)
     if given.seed is not None:
         _prepare()

@@ -92,21 +92,6 @@ def test_why_prints_when_and_why_an_entry_was_removed(daemon: Daemon, ctl: Ctl) 
     assert "removed before" in ctl("why", _key(39).hex()).out
 
 
-def test_why_says_that_a_block_is_evicted_after_its_children(daemon: Daemon, ctl: Ctl) -> None:
-    client = daemon.client()
-    prefixes = tensord.PrefixCache(client, SPACE)
-    tokens = np.arange(3 * 256, dtype=np.uint32)
-    kv = {"k": tokens[:, None].astype(np.float32)}
-    prefixes.put(tokens, [tensord.NormalLayer(kv)], agent="coder").wait()
-    entries = json.loads(ctl("ls", "--json").out)["entries"]
-    root, *_, last = sorted(entries, key=lambda entry: entry["prefix"]["start"])
-    assert root is not last
-    assert "a block is evicted after all of its children" in " ".join(ctl("why", root["key"]).out.split())
-    told = " ".join(ctl("why", last["key"]).out.split())
-    assert f"of a sequence tokens 512 to 768, agent coder; parent {last['prefix']['parent']}" in told
-    assert "its agent runs" in told
-
-
 def test_why_of_a_key_that_was_never_put_says_so_with_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
     assert "not known: not stored" in ctl("why", "00" * 32, code=1).out
     assert json.loads(ctl("why", "--json", "00" * 32, code=1).out)["state"] == "unknown"
@@ -117,21 +102,6 @@ def test_the_beginning_of_several_keys_is_refused(daemon: Daemon, ctl: Ctl) -> N
     client = daemon.client()
     _put(client, 1, 2)
     assert "2 keys begin with" in ctl("why", SPACE.tag.hex(), code=1).err
-
-
-def test_after_a_restart_why_says_what_the_policy_remembers_of_keys_evicted_before(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with Daemon(policy="hazard").start() as daemon:
-        ctl = Ctl(capsys, daemon.socket)
-        client = daemon.client()
-        _put(client, *range(24))
-        key = _gone(daemon, ctl)["key"]
-        client.close()
-        daemon.restart()
-        text = " ".join(ctl("why", key).out.split())
-    assert "state not stored: removed earlier, or its put was refused" in text
-    assert "remembered 1 use, puts included" in text
 
 
 STANDING: dict[str, Any] = {
