@@ -105,7 +105,7 @@ class PressureSection:
     normal_idle_s: float = setting(DURATION, 120.0, 0.01, YEAR_S, reload=True)
     """Normal: device entries that are idle for this time are evicted."""
     critical_idle_s: float = setting(DURATION, 30.0, 0.01, YEAR_S, reload=True)
-    """Critical and emergency: entries that are idle for this time are evicted too."""
+    """Critical and emergency: device entries that are idle for this time are evicted too."""
     ack_s: float = setting(DURATION, 10.0, 0.05, HOUR_S, reload=True)
     """Time in which an owner must carry out an order; after it the owner counts as not answering."""
     retry_s: float = setting(DURATION, 30.0, 0.05, DAY_S, reload=True)

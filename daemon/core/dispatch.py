@@ -129,7 +129,6 @@ class Dispatch:
             self._parts.outbox.announce(
                 "pressed",
                 resident_bytes_max=event.resident_bytes_max,
-                idle_s=event.idle_s,
                 refuse=event.refuse,
                 reason=event.reason,
             )

@@ -14,18 +14,15 @@ class Pressed(Struct, frozen=True):
     """The limits that the governor sets for the store from now on. If all fields have their defaults, there is no
     pressure.
 
-    The governor sends it whenever a field has changed. It sends it again unchanged once `idle_s` has passed, for
-    entries that have become idle since. The store answers each with HostHolds.
+    The governor sends it whenever a field has changed. The store answers each with HostHolds.
 
     Args:
         resident_bytes_max: the ring may keep this number of bytes in memory; None: all its bytes.
-        idle_s: entries that were not used for this time are evicted, once for each Pressed; pinned entries stay.
         refuse: puts are refused.
         reason: why puts are refused, for the text of the refusal.
     """
 
     resident_bytes_max: int | None = None
-    idle_s: float | None = None
     refuse: bool = False
     reason: str = ""
 

@@ -183,7 +183,6 @@ class Parts:
         self.host_memory = HostMemory(
             table,
             holes,
-            self.details,
             spans,
             families,
             self.policy,

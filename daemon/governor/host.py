@@ -3,14 +3,14 @@
 Owns the last Pressed sent to the store, and whether the store has settled since. Does not own how the ring shrinks.
 
     pressure or above   the ring returns the bytes over the threshold: resident - (used - pressure), in whole MiB
-    emergency           besides, idle entries are evicted and puts are refused, at once; both end with the mode
+    emergency           besides, puts are refused, at once; that ends with the mode
     below pressure      the ring takes back what leaves used below pressure - hysteresis; no limit once that is all
 
 Each step waits until the store has settled after the last one and a reading was begun after that. An earlier reading
 still shows memory that was returned already, or does not show what was just taken, so every step would be made twice.
 The ring shrinks to the threshold and grows to `hysteresis` below it, so that neither causes the other.
 
-Invariant: `refuse` and `idle_s` are set exactly while the gauge's level is emergency.
+Invariant: `refuse` is set exactly while the gauge's level is emergency.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Host:
         self._outbox = outbox
         self._holds: HostHolds | None = None
         self._settled_since: float | None = None
-        self._pressed_at = float("-inf")
         self.press = Pressed()
 
     @property
@@ -64,25 +63,22 @@ class Host:
 
     def mode_changed(self, gauge: Gauge, now: float) -> None:
         """Emergency begins or ends: neither waits for the store."""
-        self._ask(self._with_emergency(self.press, gauge), now)
+        self._ask(self._with_emergency(self.press, gauge))
 
     def sampled(self, gauge: Gauge, now: float) -> None:
         """Processes a new reading: makes the next step if the store has settled and the reading shows it."""
         press = self._with_emergency(self.press, gauge)
         if self._settled_since is not None and gauge.sample.began_at > self._settled_since:
             press = replace(press, resident_bytes_max=self._resident_bytes_max(gauge))
-            if press.idle_s is not None and now - self._pressed_at >= press.idle_s:
-                # Entries may have become idle since the last Pressed.
-                self._send(press, now)
-        self._ask(press, now)
+        self._ask(press)
 
     def gauge_gone(self, now: float) -> None:
         """The host's fill level is unknown from now on: no pressure is assumed."""
-        self._ask(Pressed(), now)
+        self._ask(Pressed())
 
     def check_invariants(self) -> None:
         """Asserts the invariants that need no gauge."""
-        assert self.press.refuse == (self.press.idle_s is not None) == bool(self.press.reason)
+        assert self.press.refuse == bool(self.press.reason)
         assert self._holds is not None or self.press.resident_bytes_max is None
         assert self._settled_since is None or (self._holds is not None and self._holds.settled)
 
@@ -103,24 +99,20 @@ class Host:
 
     def _with_emergency(self, press: Pressed, gauge: Gauge) -> Pressed:
         if not gauge.refuses:
-            return replace(press, idle_s=None, refuse=False, reason="")
-        idle_s = self._limits.critical_idle_s
+            return replace(press, refuse=False, reason="")
         if press.refuse:
-            return replace(press, idle_s=idle_s)
+            return press
         threshold = self._limits.thresholds.emergency
         reason = (
             f"host memory is {gauge.share:.1%} full, and emergency begins at {threshold:.1%}: "
             "puts are accepted again when emergency ends"
         )
-        return replace(press, idle_s=idle_s, refuse=True, reason=reason)
+        return replace(press, refuse=True, reason=reason)
 
-    def _ask(self, press: Pressed, now: float) -> None:
-        if press != self.press:
-            self._send(press, now)
-
-    def _send(self, press: Pressed, now: float) -> None:
+    def _ask(self, press: Pressed) -> None:
+        if press == self.press:
+            return
         self.press = press
-        self._pressed_at = now
         if self._holds is not None:
             self._holds = replace(self._holds, settled=False)
         self._settled_since = None

@@ -1,8 +1,7 @@
 """The host's memory, as far as the ring takes it: what the governor asks for, and what is done about it.
 
-    Pressed ─┬ resident_bytes_max ── pages over it ─ of holes: at once (`residency`)
-             │                                     └ of entries: `choose_for_pages` → hidden, a scan, holes
-             └ idle_s ── entries that nobody has used since (`idle_sweep`) → hidden, a scan
+    Pressed ── resident_bytes_max ── pages over it ─ of holes: at once (`residency`)
+                                                   └ of entries: `_choose` → hidden, a scan, holes
     HostHolds ← whenever what is resident has changed
 
 While entries are being written to the remote store before they go, none of them is hidden (`Demotes`).
@@ -26,12 +25,10 @@ from ..core.budget import RingBudget
 from ..core.host_memory import HostHolds, Pressed
 from ..core.outbox import StoreOutbox
 from ..replacement import Replacement
-from ..store.details import Details
 from ..store.families import Families
 from ..store.holes import Holes
 from ..store.spans import Spans
 from ..store.table import LIVE, RowTable
-from .idle_sweep import IdleSweep
 from .page_victims import PageVictims
 from .residency import Residency
 from .withdrawn import Withdrawn
@@ -65,7 +62,6 @@ class HostMemory:
         self,
         table: RowTable,
         holes: Holes,
-        details: Details,
         spans: Spans,
         families: Families,
         policy: Replacement,
@@ -86,7 +82,6 @@ class HostMemory:
         self._give_up = give_up
         self.withdrawn = Withdrawn(table, holes, page_bytes)
         self.residency = Residency(self.withdrawn, holes, budget, outbox)
-        self.idle_sweep = IdleSweep(table, details)
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self._tried: list[int] = []
@@ -107,7 +102,6 @@ class HostMemory:
     def press(self, pressed: Pressed) -> None:
         """The governor has sent new limits."""
         self.pressed = pressed
-        self.idle_sweep.ask(it_is=pressed.idle_s is not None)
         self.residency.press(pressed.resident_bytes_max)
         self._last = None
         self._restart()
@@ -127,14 +121,12 @@ class HostMemory:
         self.residency.punched(offset)
 
     def tick(self, now: float) -> None:
-        """Looks at pins again if that is due, and at further idle entries."""
+        """Looks at pins again if that is due."""
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             if self.stuck:
                 self.scan_due = True
                 self._restart()
-        if self.idle_due:
-            self._sweep(now)
 
     # ---- what follows from every event
 
@@ -144,14 +136,9 @@ class HostMemory:
         return self.residency.excess_bytes > 0
 
     @property
-    def idle_due(self) -> bool:
-        """Whether `tick` has entries to look at now."""
-        return self.idle_sweep.walking and not (self._spans.scanning or self._spans.scan_due or self._demotion.waits)
-
-    @property
     def postponed(self) -> bool:
         """Whether work was left to a Tick, which is due now."""
-        return self.searching or self.idle_due
+        return self.searching
 
     def next_timer(self) -> float | None:
         """When a Tick is due."""
@@ -168,15 +155,9 @@ class HostMemory:
         if self.residency.excess_bytes == 0:
             self.stuck, self._rescan_at = False, None
             self._give_back()
-            if not self.idle_sweep.walking:
-                self._demotion.end()
+            self._demotion.end()
         elif not (
-            self._spans.scanning
-            or self._spans.scan_due
-            or self.stuck
-            or self.only_for_puts
-            or self.idle_sweep.walking
-            or self._demotion.waits
+            self._spans.scanning or self._spans.scan_due or self.stuck or self.only_for_puts or self._demotion.waits
         ):
             self._evict_for_pages(now)
 
@@ -186,8 +167,7 @@ class HostMemory:
         residency = self.residency
         if residency.exchanging:
             return
-        going = self.idle_sweep.walking or residency.regrowing
-        settled = not going and (not residency.over_target or self.stuck)
+        settled = not residency.regrowing and (not residency.over_target or self.stuck)
         holds = HostHolds(residency.resident_bytes, residency.wanted_bytes(ring_bytes), settled)
         if holds != self._last:
             self._last = holds
@@ -197,7 +177,7 @@ class HostMemory:
         """Asserts what the module's docstring promises."""
         self.residency.check_invariants()
         if self.residency.victims_bytes and not (self._spans.scanning or self._spans.scan_due):
-            later = self.idle_sweep.walking or self._demotion.waits or self.only_for_puts
+            later = self._demotion.waits or self.only_for_puts
             assert self.stuck or self.searching or later, "nothing is done about pages over the target"
         assert not self.stuck or self._rescan_at is not None or self.scan_due
 
@@ -276,15 +256,3 @@ class HostMemory:
     def _restart(self) -> None:
         self.stuck = False
         self._give_back()
-
-    def _sweep(self, now: float) -> None:
-        """Hides the next idle entries that are not in use."""
-        if self.pressed.idle_s is None:
-            return
-        idle = [row for row in self.idle_sweep.take(VICTIMS_MAX, self.pressed.idle_s, now) if self._may_go(row, ())]
-        staying = self._demotion.staying(idle, now) if idle else set()
-        going = [row for row in idle if row not in staying]
-        self.idle_sweep.wait(list(staying))
-        if going:
-            self._hide(going, "emergency")
-            self.idle_sweep.went(going)

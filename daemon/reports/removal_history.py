@@ -22,7 +22,7 @@ from ...shm.ring.layout import KEY_BYTES
 RECORDS_MAX: Final = 1 << 16
 LATEST: Final = 1024
 """The number of latest records that the medians cover."""
-MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "pressure", "emergency"})
+MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "pressure"})
 """The reasons of removals for which the policy chose the entry."""
 _COLUMNS: Final = {"at": "f8", "age_s": "f8", "idle_s": "f8", "uses": "u8", "worth": "f8", "reason": "u1"}
 _WORDS: Final = KEY_BYTES // 8

@@ -325,8 +325,7 @@ class Daemon:
         if not self.settings.governed:
             chance = self.world.chance
             most = chance.choice([None, None, self.ring_bytes // 2, self.ring_bytes // 4 + 1])
-            idle_s = chance.choice([None, None, None, 5.0])
-            self.do(Pressed(most, idle_s, refuse=chance.random() < 0.05, reason="the schedule"))
+            self.do(Pressed(most, refuse=chance.random() < 0.05, reason="the schedule"))
 
     def reload(self, settings: Settings) -> None:
         """Applies other limits, as SIGHUP does."""

@@ -26,7 +26,6 @@ _REASONS: Final = {
     "entries": "evicted for other entries: max_entries was reached",
     "tokens": "evicted for other entries: max_tokens was reached",
     "pressure": "the host was short of memory, and the ring returned some memory",
-    "emergency": "the host was nearly out of memory, and the entry was unused for pressure.critical_idle_s",
     "ttl": "its time to live had ended",
     "explicit": "a client evicted it, or its parent in a sequence",
     "cleared": "its namespace, or everything, was cleared",

@@ -154,18 +154,6 @@ def test_a_lease_on_a_child_keeps_all_its_ancestors() -> None:
     whole(stand, (1, 2, 3, 4, 5))
 
 
-def test_an_idle_entry_is_evicted_with_its_descendants_if_all_are_idle() -> None:
-    stand = stand_of(20)
-    put_chain(stand, 1, 2, 3)
-    put_chain(stand, 4, 5)
-    stand.now = 100.0
-    put(stand, 6, 3)
-    stand.now = 150.0
-    stand.press(None, idle_s=60.0)
-    assert stand.stored() == {1, 2, 3, 6}
-    whole(stand, (1, 2, 3, 6), (4, 5))
-
-
 # ---- ends
 
 

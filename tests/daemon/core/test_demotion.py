@@ -84,20 +84,6 @@ def test_what_is_evicted_for_memory_is_written_before_it_goes(make: Make, how: s
     assert stand.last().answer == "hit" and stand.find(key(0)) is not None, "it comes back"
 
 
-def test_idle_entries_are_written_before_an_emergency_ends_them(make: Make) -> None:
-    stand = full(make)
-    stand.now = 40.0
-    stand.send(1, messages.Touch(1, [key(3)]))
-    stand.do(Pressed(None, 30.0, refuse=True, reason=REASON))
-    stand.go_on()
-    assert stand.stored() == STORED
-    stand.settle()
-    assert stand.stored() == {3}
-    assert set(stand.remote) == keys(*STORED - {3})
-    assert stand.store.status()["evictions"] == {"emergency": 14}
-    assert stand.store.status()["remote"]["demoted"] == 14
-
-
 def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written(make: Make) -> None:
     stand = make(RING, **QUEUE)
     assert stand.put(1, PAYLOAD) == "stored"

@@ -104,14 +104,14 @@ def test_emergency_refuses_at_once_and_says_why_and_accepts_again_when_it_ends(s
     ring.others = 870 * MIB
     stand.sample(ring.others + ring.resident, HOST_GAUGE)
     press = stand.press
-    assert press.refuse and press.idle_s == 30.0
+    assert press.refuse
     assert "97.0%" in press.reason and "96.0%" in press.reason
     assert press.resident_bytes_max == 0
     ring.carry_out()
     ring.others = 920 * MIB
     ring.read(2)
     assert stand.mode(HOST_GAUGE) is Mode.CRITICAL
-    assert (stand.press.refuse, stand.press.idle_s, stand.press.reason) == (False, None, "")
+    assert (stand.press.refuse, stand.press.reason) == (False, "")
 
 
 def test_emergency_is_sent_though_the_store_is_still_at_work(stand: Stand) -> None:
@@ -125,15 +125,6 @@ def test_emergency_is_sent_though_the_store_is_still_at_work(stand: Stand) -> No
 def test_emergency_is_sent_to_the_store_before_its_first_report(stand: Stand) -> None:
     stand.sample(0.97, HOST_GAUGE)
     assert stand.press.refuse and stand.press.resident_bytes_max is None
-
-
-def test_pressure_is_sent_again_in_an_emergency_for_entries_that_become_idle(make: Make) -> None:
-    stand = make(critical_idle_s=10.0)
-    ring = Ring(stand, wanted=50 * MIB, others=960 * MIB)
-    ring.pinned = 50 * MIB
-    ring.read(40)
-    assert all(press.idle_s == 10.0 for press in stand.pressed)
-    assert 4 <= len(stand.pressed) <= 6
 
 
 def test_a_gauge_that_is_gone_leaves_no_pressure_behind(stand: Stand) -> None:
@@ -161,7 +152,7 @@ def test_a_stale_gauge_asks_for_nothing(stand: Stand) -> None:
 def test_with_any_use_by_others_the_ring_settles_and_regrows(
     wanted: int, others: list[int], pinned_share: float
 ) -> None:
-    stand = Stand(critical_idle_s=1e6)
+    stand = Stand()
     ring = Ring(stand, wanted=wanted, others=0)
     ring.pinned = int(wanted * pinned_share)
     for used in others:

@@ -33,7 +33,7 @@ class Machine:
     """A host of 100 MiB with a ring of 16, full of entries of a MiB, and others that use memory."""
 
     def __init__(self) -> None:
-        self.governor = Stand(critical_idle_s=5.0)
+        self.governor = Stand()
         self.store = Store(RING)
         self.store.join(1)
         for number in range(ENTRIES):

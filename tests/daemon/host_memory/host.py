@@ -11,7 +11,6 @@ from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.outbox import StoreOutbox
 from tensord.daemon.host_memory.host_memory import HostMemory
 from tensord.daemon.reports.counters import StoreCounters
-from tensord.daemon.store.details import Details
 from tensord.daemon.store.table import LIVE
 from tensord.errors import NotEnoughMemory
 
@@ -53,7 +52,7 @@ class Host:
         self.remote = Remote()
         self.gave_up = 0
         self.host = HostMemory(
-            s.table, s.holes, Details(s.table, s.slots, s.ring), s.spans, s.families, s.policy, self.budget,
+            s.table, s.holes, s.spans, s.families, s.policy, self.budget,
             self.remote, self.outbox, self.give_up, page_bytes=page_bytes,
         )  # fmt: skip
         self.host.withdrawn.found()
@@ -101,8 +100,8 @@ class Host:
     def end(self, numbers: Iterable[int]) -> None:
         self.store.spans.end([self.row(number) for number in numbers], "explicit")
 
-    def press(self, resident_bytes_max: int | None = None, idle_s: float | None = None) -> None:
-        self.host.press(Pressed(resident_bytes_max, idle_s))
+    def press(self, resident_bytes_max: int | None = None) -> None:
+        self.host.press(Pressed(resident_bytes_max))
         self.holds = None
         self.settle()
 

@@ -115,23 +115,6 @@ def test_memory_that_is_not_to_be_had_is_shown_and_asked_for_again() -> None:
     assert (resident(host), host.host.residency.error) == (64, "")
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_in_an_emergency_what_is_idle_goes_and_what_is_held_stays(held: bool) -> None:
-    host = full()
-    host.now = 40.0
-    host.use(3, 7)
-    host.pin(1)
-    if held:
-        host.store.spans.hold(host.row(12))
-    host.press(idle_s=30.0)
-    assert host.stored() == {1, 3, 7} | ({12} if held else set())
-    assert {reason for _, reason in host.gone} == {"emergency"}
-    assert host.host.withdrawn.size_bytes == 0, "what may stay in memory does"
-    host.now = 80.0
-    host.press(16 * PAGE, idle_s=30.0)
-    assert host.stored() == {1} | ({12} if held else set()) and resident(host) == 16
-
-
 def test_a_chain_that_lies_within_one_page_leaves_with_the_page() -> None:
     host = Host(16 * SMALL, page_bytes=4 * SMALL)
     for number in (1, 2, 3):
