@@ -27,7 +27,7 @@ from typing import Final
 from peers.harness import table
 from replaying import peers, policies, synthetic
 from replaying.counts import Row
-from replaying.traces import RING_BYTES_MIN, SOURCES, Request, Source, Trace, load
+from replaying.traces import SOURCES, Request, Source, Trace, load
 
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.settings import settings_of
@@ -93,27 +93,20 @@ def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[floa
         if recorded is None:
             _told(f"without {source.name}: {arguments.traces} has no {source.file}, nor the same with .xz")
         else:
-            yield recorded, _sizes(source, recorded, arguments.sizes)
+            yield recorded, _sizes(source, arguments.sizes)
     for name in arguments.only or synthetic.WORKLOADS:
         if name in synthetic.WORKLOADS:
             made = synthetic.made(name)
             yield made, (synthetic.share(made),)
 
 
-def _sizes(source: Source, trace: Trace, percents: Sequence[float] | None) -> tuple[float, ...]:
-    """The sizes to replay a recorded trace at. Says what is left out of it."""
-    shares = [
+def _sizes(source: Source, percents: Sequence[float] | None) -> tuple[float, ...]:
+    """The sizes to replay a recorded trace at."""
+    return tuple(
         share
         for share in source.shares
         if not percents or min(abs(share - percent / 100) for percent in percents) < 1e-9
-    ]
-    small = [_percent(share) for share in shares if not trace.fits(share)]
-    if small:
-        _told(
-            f"without {trace.name} at {', '.join(small)}: such a share of its {trace.total_bytes} bytes is less than "
-            f"the smallest ring, {RING_BYTES_MIN} bytes"
-        )
-    return tuple(share for share in shares if trace.fits(share))
+    )
 
 
 def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_sizes: bool) -> list[Task]:

@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tensord.daemon.replacement import Turn
-from tensord.shm.ring.layout import ALIGN_BYTES
 
 Kind = Literal["prefix", "object"]
 Ints = npt.NDArray[np.int64]
@@ -41,7 +40,6 @@ CHUNK_TOKENS: Final = 1024
 CHUNK_IDS: Final = 16
 """Hash ids of 64 tokens in a chunk. The last id names the chunk, because ids are chained."""
 SEED: Final = 1
-RING_BYTES_MIN: Final = ALIGN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +89,6 @@ class Trace:
         """The size of a cache of that share; for sequences, a multiple of the block size."""
         size_bytes = int(share * self.total_bytes)
         return size_bytes // EQUAL_BYTES * EQUAL_BYTES if self.kind == "prefix" else size_bytes
-
-    def fits(self, share: float) -> bool:
-        """True if a cache of that share is large enough for a ring."""
-        return self.share_bytes(share) >= RING_BYTES_MIN
 
     def requests(self) -> Iterator[Request]:
         """The requests, without the ends of agents' calls."""

@@ -189,16 +189,3 @@ def test_an_unknown_workload_is_refused(
     with pytest.raises(SystemExit):
         replay.main()
     assert said in capsys.readouterr().err
-
-
-def test_a_small_trace_is_replayed_at_the_sizes_that_hold_an_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = (f"{number / 2} {number % 10} 1\n" for number in range(40))
-    (tmp_path / "adapt_size_request.trace").write_text("".join(lines))
-    words = ["--traces", str(tmp_path), "--only", "adaptsize", "--policies", "tensord,lru", "--jobs", "1"]
-    monkeypatch.setattr(sys, "argv", ["replay.py", *words])
-    assert replay.main() == 0
-    said = capsys.readouterr()
-    assert "without adaptsize at 1 %, 5 %: such a share of its 640 bytes" in said.err
-    assert "adaptsize 10 % tensord:" in said.out + said.err
