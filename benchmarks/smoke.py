@@ -45,6 +45,7 @@ COMMANDS: Final = (
     Command("examples/chat_prefix.py"),
     Command("examples/cluster.py"),
     Command("benchmarks/hotpath.py", ("--quick", "--sizes", "64K,1M")),
+    Command("benchmarks/put_shapes.py", ("--seconds", "0.05")),
     Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
     Command("benchmarks/remote.py", ("--quick",)),
     Command("benchmarks/recovery_cost.py", ("--entries", "2000", "--blocks", "4")),

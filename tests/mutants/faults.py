@@ -196,11 +196,15 @@ FAULTS = [
             "if not (0 <= self.used_bytes <= SIZE_BYTES_MAX and 0 < self.total_bytes <= SIZE_BYTES_MAX):",
             "if not self.total_bytes:",
         ),
-        ("a gauge is trusted after several readings", "if fault.good < RECOVERED_AFTER:", "if fault.good < 0:"),
+        (
+            "a gauge's failure ends after several readings",
+            "if source.logged and source.good >= RECOVERED_AFTER:",
+            "if source.logged:",
+        ),
         (
             "a reservation waits for its turn",
-            "while now >= self._grants_from and (ranks := self._ranks.get(device)):",
-            "while (ranks := self._ranks.get(device)):",
+            "fits = not before and now >= self._grants_from and",
+            "fits = now >= self._grants_from and",
         ),
         (
             "offered bytes lie inside the device's limits",
@@ -232,11 +236,6 @@ FAULTS = [
         ),
         ("a unit is known", "if match is None or match[2].upper() not in _BYTES:", "if match is None:"),
         (
-            "an encoder output has room in the budget",
-            "if over_entries <= 0 and over_bytes <= 0:\n                break\n            if tracked",
-            "if over_entries <= 0:\n                break\n            if tracked",
-        ),
-        (
             "weights that changed get another name",
             "if note.looks != looks or note.form != form or note.check != _check(looks, form, note.digest):",
             "if note.form != form:",
@@ -245,11 +244,6 @@ FAULTS = [
             "the tree of a device entry is told once",
             'if not self.said and self.registration.state == "sent":',
             'if self.registration.state == "sent":',
-        ),
-        (
-            "a registration has the newest version",
-            "elif entry is not None and self.registered.get(key) != entry.version:",
-            "elif entry is not None and key not in self.registered:",
         ),
     )
 ]
