@@ -51,20 +51,6 @@ def test_json_is_the_daemon_s_own_document(daemon: Daemon, ctl: Ctl) -> None:
     assert (told["pid"], told["epoch"]) == (daemon.pid, 1)
 
 
-def test_a_daemon_counts_hits_lately_and_beside_lru(daemon: Daemon) -> None:
-    client = daemon.client()
-    keys = [bytes([number]) * 32 for number in range(4)]
-    for key in keys:
-        client.get(key)
-        client.put(key, b"x" * 1000, wait=True)
-    for _ in range(3):
-        assert all(client.get(key) is not None for key in keys)
-    daemon.until(lambda now: now["store"]["hits"] == 12 and now["store"]["misses"] == 4, "the lane was drained")
-    ratios = daemon.status()["store"]["hit_ratios"]
-    for over in ("minute", "ring"):
-        assert ratios[over] == {"hits": 12, "lookups": 16, "requests": 16, "here": 12, "lru": 12}
-
-
 STORE = documents.store()
 
 
