@@ -50,7 +50,6 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
         pinned_bytes_max=int(PINNED_SHARE_MAX * ring_bytes),
         remote_s=0.0 if config.remote.url is None else config.remote.timeout_s,
         remote_writes=config.remote.url is not None and config.remote.write,
-        remote_queue_bytes=config.remote.queue_bytes,
     )
 
 

@@ -161,8 +161,6 @@ class RemoteSection:
     most as long as computing takes."""
     write: bool = setting(SWITCH, True, reload=True)
     """Write entries to the store; false: this host only reads."""
-    queue_bytes: int = setting(SIZE, 256 * MIB, 1 * MIB, 16 * TIB, reload=True)
-    """Payload bytes that wait to be written; beyond that, entries are not written, and counted as dropped."""
 
 
 @dataclasses.dataclass(frozen=True)

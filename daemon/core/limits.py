@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from ...errors import BadConfiguration
 
 _MAY_BE_NONE = ("max_tokens", "default_ttl_s")
-_MAY_BE_0 = ("pinned_bytes_max", "max_tokens", "prefix_wait_s", "remote_s", "remote_writes", "remote_queue_bytes")
+_MAY_BE_0 = ("pinned_bytes_max", "max_tokens", "prefix_wait_s", "remote_s", "remote_writes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,7 @@ class StoreLimits:
 
     `ring_bytes`: the ring's final size. `max_bytes`: limit on the bytes taken in the ring, span headers and alignment
     included. `pinned_bytes_max`: limit on the bytes that all clients together pin by message (`Pin`). `remote_s`: the
-    longest wait for the remote store; 0: there is none. `remote_queue_bytes`: the bytes of entries that wait to be
-    written there.
+    longest wait for the remote store; 0: there is none.
     """
 
     ring_bytes: int
@@ -42,7 +41,6 @@ class StoreLimits:
     rescan_s: float = 0.05
     remote_s: float = 0.0
     remote_writes: bool = False
-    remote_queue_bytes: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):

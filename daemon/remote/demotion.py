@@ -73,7 +73,7 @@ class Demotion:
                 else:
                     stay[row] = key
             elif key not in self._tried and not goes_at_once and writes.takes(row, key, now):
-                if self._late or not writes.fits(table.payloads[row], empty=True):
+                if self._late:
                     self._outbox.counters.remote["dropped"] += 1
                 else:
                     stay[row] = key

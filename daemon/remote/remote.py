@@ -133,7 +133,6 @@ class Remote:
             "fetches": len(self.fetches),
             "writes": writes.under_way,
             "queued": writes.queued,
-            "queued_bytes": writes.queued_bytes,
             "removals": writes.removals,
             "removals_dropped": self._outbox.counters.remote["removals_dropped"],
             "answer_s": link.speed.answer_s.known(now),
@@ -143,7 +142,6 @@ class Remote:
     def change_limits(self, limits: StoreLimits) -> None:
         """Applies from now on."""
         self.link.limits = limits
-        self.writes.limits_changed()
 
     def check_invariants(self) -> None:
         """Asserts what the docstrings of the parts promise."""

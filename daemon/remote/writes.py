@@ -13,7 +13,7 @@ the entry tries again. What waits is named by its key: a key has one payload, wh
 
 Invariants: a span in `reading` counts as pinned at every scan, so its bytes do not change under a write, whatever
 becomes of the entry. One write or removal is under way at a time, so a removal never meets a write of its key. At most
-`remote_queue_bytes` of entries wait.
+QUEUED_MAX entries wait.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from .agreement import Agreement
 from .host_claims import HostClaims
 from .link import RemoteLink
 
+QUEUED_MAX: Final = 1024
+"""Entries that wait. They lie in the ring, and go as any other."""
 REMOVED_MAX: Final = 1 << 18
 """Keys whose removal waits, some 40 MB. Beyond it the oldest is forgotten, and counted: its object stays in the store,
 and is found again."""
@@ -67,12 +69,10 @@ class Writes:
         self._host_claims = host_claims
         self._outbox = outbox
         self._marks = np.zeros(table.row_mask + 1, np.uint8)
-        self._queue: OrderedDict[bytes, int] = OrderedDict()
-        """The payload bytes of the entries that wait, by key."""
+        self._queue: OrderedDict[bytes, None] = OrderedDict()
         self._leaving: set[bytes] = set()
         self._removed: dict[bytes, None] = {}
         self._under_way: SaveRemote | RemoveRemote | None = None
-        self.queued_bytes = 0
         self.reading: frozenset[int] = frozenset()
         """The span id that a thread reads now, if it reads one."""
 
@@ -85,11 +85,6 @@ class Writes:
     def under_way(self) -> int:
         """The number of writes under way."""
         return int(self._under_way is not None)
-
-    def limits_changed(self) -> None:
-        """What no longer fits the queue is dropped, the newest first."""
-        while self._queue and self.queued_bytes > self._link.limits.remote_queue_bytes:
-            self._drop(next(reversed(self._queue)))
 
     def published(self, rows: Sequence[int], now: float) -> None:
         """Clients' puts were published."""
@@ -151,24 +146,17 @@ class Writes:
             return False
         return True
 
-    def fits(self, payload_bytes: int, *, empty: bool = False) -> bool:
-        """Whether the queue has room for an entry. `empty`: if nothing else waits."""
-        return (0 if empty else self.queued_bytes) + payload_bytes <= self._link.limits.remote_queue_bytes
-
     def hurry(self, rows: Sequence[int], now: float) -> None:
         """Writes entries that are about to be evicted, in this order, before all others: these make room in the queue,
         the newest first. An entry that does not fit then is left out."""
         keys = [self._key(row) for row in rows]
         for row, key in zip(rows, keys, strict=True):
             if not self.has(key):
-                size = self._table.payloads[row]
-                while not self.fits(size) and self._queue:
+                if len(self._queue) >= QUEUED_MAX:
                     newest = next(reversed(self._queue))
                     if newest in self._leaving:
-                        break
+                        continue
                     self._drop(newest)
-                if not self.fits(size):
-                    continue
                 self._append(row, key)
                 self._queue.move_to_end(key, last=False)
             self._leaving.add(key)
@@ -266,7 +254,7 @@ class Writes:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self.queued_bytes == sum(self._queue.values()) <= self._link.limits.remote_queue_bytes
+        assert len(self._queue) <= QUEUED_MAX
         assert all(map(self.has, self._leaving))
         assert bool(self.reading) == isinstance(self._under_way, SaveRemote)
 
@@ -283,7 +271,7 @@ class Writes:
     def _offer(self, row: int, key: bytes, now: float) -> None:
         if not self.takes(row, key, now):
             return
-        if not self.fits(self._table.payloads[row]):
+        if len(self._queue) >= QUEUED_MAX and key not in self._queue:
             self._outbox.counters.remote["dropped"] += 1
             return
         self._append(row, key)
@@ -291,10 +279,8 @@ class Writes:
 
     def _append(self, row: int, key: bytes) -> None:
         self._marks[row] |= OFFERED
-        if key not in self._queue:
-            # It may wait since an entry of the same key, which has ended.
-            self._queue[key] = self._table.payloads[row]
-            self.queued_bytes += self._table.payloads[row]
+        # It may wait since an entry of the same key, which has ended.
+        self._queue.setdefault(key)
 
     def _unmark(self, key: bytes) -> None:
         """The key's entry is offered again when it is used or put again."""
@@ -303,8 +289,7 @@ class Writes:
     def _next(self) -> tuple[bytes, int]:
         """The next entry of the queue that is still published, and its row; EDGE if there is none."""
         while self._queue:
-            key, size = self._queue.popitem(last=False)
-            self.queued_bytes -= size
+            key, _ = self._queue.popitem(last=False)
             row = self._table.by_key.get(key, EDGE)
             if row and self._agreement.shares(key):
                 return key, row
@@ -322,7 +307,7 @@ class Writes:
 
     def _drop(self, key: bytes) -> None:
         """Drops an entry that waits. It is offered again when it is used or put again."""
-        self.queued_bytes -= self._queue.pop(key)
+        del self._queue[key]
         self._unmark(key)
         self._host_claims.given_up(key)
         self._leaving.discard(key)

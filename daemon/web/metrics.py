@@ -50,7 +50,7 @@ remote_serves remote.serves 1 while the remote store is used, 0 while it is left
 remote_full remote.full 1 while the remote store takes no writes because it is full.
 remote_read_only remote.read_only 1 while the remote store takes no writes because it is read-only.
 remote_not_agreed remote.not_agreed Invalidated namespaces whose generation the remote store does not take.
-remote_queued_bytes remote.queued_bytes Payload bytes that wait to be written to the remote store.
+remote_queued remote.queued Entries that wait to be written to the remote store.
 gauge_used_bytes{gauge,tier} governor.gauges.used_bytes Used bytes of the memory that the gauge measures.
 gauge_total_bytes{gauge,tier} governor.gauges.total_bytes Total bytes of the memory that the gauge measures.
 gauge_baseline_bytes{gauge,tier} governor.gauges.baseline_bytes Used bytes held by plan; modes are about the rest.

@@ -215,8 +215,8 @@ FAULTS = [
         ("an object's expiry holds", "if expires and now_unix_s >= expires:", "if expires and now_unix_s < 0:"),
         (
             "the queue for the remote store is bounded",
-            "while self._queue and self.queued_bytes > self._link.limits.remote_queue_bytes:",
-            "while self._queue and self.queued_bytes < 0:",
+            "if len(self._queue) >= QUEUED_MAX and key not in self._queue:",
+            "if key in ():",
         ),
         (
             "a store that fails is left alone for a time",

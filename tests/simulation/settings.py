@@ -80,5 +80,4 @@ def _limits(chance: random.Random, index_entries: int) -> dict[str, Any]:
         "pinned_bytes_max": chance.choice([0, 1 << 13]),
         "remote_s": chance.choice([0.0, 1.0, 50.0, 50.0]),
         "remote_writes": chance.random() < 0.8,
-        "remote_queue_bytes": chance.choice([1 << 12, 1 << 16]),
     }

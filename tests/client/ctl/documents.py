@@ -53,7 +53,6 @@ def remote(**changed: Any) -> dict[str, Any]:
         "read_only": False,
         "not_agreed": 0,
         "writes": 2,
-        "queued_bytes": 30 * MIB,
         **changed,
     }
 

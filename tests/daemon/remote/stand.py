@@ -15,7 +15,7 @@ from tensord.shm.ring.layout import SpanHeader
 from ..core.stand import SPAN as SPAN
 from ..core.stand import Stand, key
 
-REMOTE: dict[str, Any] = {"remote_s": 2.0, "remote_writes": True, "remote_queue_bytes": 1000}
+REMOTE: dict[str, Any] = {"remote_s": 2.0, "remote_writes": True}
 FOUND = RemoteFound(64, 16, tokens=3, cost_ms=8.0)
 
 

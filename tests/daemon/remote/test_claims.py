@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.remote import speed
+from tensord.daemon.remote import speed, writes
 from tensord.daemon.remote.breaker import FAILURES_MAX
 from tensord.daemon.remote.fetches import WAIT_TIMES
 from tensord.errors import TierTimedOut, TierUnavailable
@@ -145,8 +145,9 @@ def test_a_claim_whose_entry_is_not_written_is_withdrawn(
     ask(stand, within_s=0.5)
     stand.seek(answer_s=0.1)
     cost_ms = {"its cost is unknown": 0.0, "it is not worth it": 1.0}.get(why, 900.0)
-    size = 1001 if why == "the queue is full" else 64
-    stand.put(1, size, claim=stand.last(1).token, cost_ms=cost_ms, settles=False)
+    if why == "the queue is full":
+        monkeypatch.setattr(writes, "QUEUED_MAX", 0)
+    stand.put(1, claim=stand.last(1).token, cost_ms=cost_ms, settles=False)
     if why == "the store fails":
         assert not stand.withdrawn
         stand.write_remote(error=TierTimedOut("slow"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.core.effects import SaveRemote
+from tensord.daemon.remote import writes
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
@@ -67,8 +68,9 @@ def test_nothing_for_the_store_goes_at_once(make: Make, why: str) -> None:
     assert not waits(stand)
 
 
-def test_more_than_the_queue_holds_is_written_in_parts(make: Make) -> None:
-    stand = full(make, remote_queue_bytes=3 * 64)
+def test_more_than_the_queue_holds_is_written_in_parts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "QUEUED_MAX", 3)
+    stand = full(make)
     rest = list(range(8))
     while stay := staying(stand, *rest):
         stand.settle()
@@ -76,8 +78,9 @@ def test_more_than_the_queue_holds_is_written_in_parts(make: Make) -> None:
     assert set(stand.remote) == {key(number) for number in range(8)}
 
 
-def test_what_is_about_to_go_is_written_before_what_waits(make: Make) -> None:
-    stand = full(make, remote_queue_bytes=64 * 4)
+def test_what_is_about_to_go_is_written_before_what_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "QUEUED_MAX", 4)
+    stand = full(make)
     for number in range(10, 15):
         stand.put(number, cost_ms=9.0, settles=False)
     waits = stand.room.writes.queued
