@@ -78,20 +78,13 @@ def test_only_the_last_folder_of_a_usual_place_is_made(tmp_path: Path) -> None:
     places.make_folder(tmp_path / "elsewhere", 1000, {})
 
 
-def test_a_second_instance_s_folder_is_made_only_in_a_folder_that_is_this_user_s(tmp_folder: Path) -> None:
+@pytest.mark.parametrize("below", ["", "second"])
+def test_a_folder_that_others_may_write_is_refused_and_so_is_one_in_it(tmp_folder: Path, below: str) -> None:
     usual = tmp_folder / f"tensord-{os.geteuid()}"
     usual.mkdir()
     usual.chmod(0o777)
     with pytest.raises(SocketForbidden, match="mode 0777, so that other users may write"):
-        places.make_folder(usual / "second", environ={})
-
-
-def test_a_folder_that_others_may_write_is_refused(tmp_folder: Path) -> None:
-    folder = tmp_folder / "tensord-7"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(SocketForbidden, match="mode 0777, so that other users may write"):
-        places.make_folder(folder)
+        places.make_folder(usual / below, environ={})
 
 
 def test_a_folder_of_somebody_else_is_refused_to_daemon_and_client(tmp_folder: Path) -> None:

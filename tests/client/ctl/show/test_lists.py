@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from itertools import count
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,12 +79,6 @@ def put_one(client: tensord.Client, payload_bytes: int = 1) -> bool:
     return client.put(key, b"x" * payload_bytes, wait=True).state == "stored"
 
 
-def until_watching(client: tensord.Client, stdout: IO[str]) -> None:
-    """Puts until a watcher tells of one."""
-    os.set_blocking(stdout.fileno(), False)
-    until(lambda: put_one(client) and stdout.readline(), "the watcher to tell of a put")
-
-
 def test_watch_prints_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
     began = time.time()
     with ctl.spawn("watch", "--count", "3") as watching:
@@ -127,7 +121,8 @@ def test_watch_says_when_the_daemon_goes(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     with ctl.spawn("watch") as watching:
         assert watching.stdout is not None
-        until_watching(client, watching.stdout)
+        os.set_blocking(watching.stdout.fileno(), False)
+        until(lambda: put_one(client) and watching.stdout and watching.stdout.readline(), "it to tell of a put")
         daemon.terminate()
         assert watching.wait(PATIENCE_S) == 1
         assert watching.stderr is not None
