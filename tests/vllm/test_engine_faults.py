@@ -56,7 +56,7 @@ def test_a_daemon_killed_while_an_engine_encodes_changes_no_answer(stand: Stand)
 def test_a_daemon_killed_while_an_engine_waits_for_another_changes_no_answer(stand: Stand) -> None:
     picture = fresh()
     right = stand.plain.generate(picture)
-    teach_patience(stand.second)
+    teach_patience(stand.first, stand.second)
     _begin_and_stop(stand.first, picture, "encode")
     stand.second.begin(picture)
     stand.daemon.until(lambda status: status["store"]["claims_waiting"], "the second engine waits for the first")

@@ -31,7 +31,7 @@ def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> N
 def test_an_engine_asked_for_a_picture_that_another_encodes_waits_for_it(stand: Stand) -> None:
     picture = fresh()
     right = stand.plain.generate(picture)
-    teach_patience(stand.second)
+    teach_patience(stand.first, stand.second)
     with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
         stand.first.stop_at("encode")
         stand.first.begin(picture)
