@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +68,10 @@ def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_
         # Doubled and halved: the weights are what they were at last.
         for factor in (2, 0.5):
             picture = fresh()
-            right, _ = stand.encode(stand.first, picture)
+            right, key = stand.encode(stand.first, picture)
             one.ask("apply_model", factor=factor)
+            if factor == 2:
+                until(partial(_gone, stand, key), "what was shared to be dropped")
             with encoding(one) as by_one:
                 assert (one.generate(picture) == right) == (factor != 2)
                 assert by_one() == 1
@@ -163,6 +166,10 @@ def test_each_of_an_engines_ranks_has_what_another_engine_of_as_many_encoded(
             assert by_first() == 1
         assert narrow == stand.plain.generate(pictures[0])
         stand.unpinned()
+
+
+def _gone(stand: Stand, key: bytes) -> bool:
+    return not {key} & stand.keys()
 
 
 def _step_until_hit(engine: Engine) -> None:

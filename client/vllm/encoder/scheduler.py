@@ -189,6 +189,7 @@ class SchedulerSide:
         """The engine's caches are empty. With other weights, sharing ends."""
         if not weights_kept:
             self._lookups.weights_changed()
+            self._background.post_end(self._lookups.drop)
             self._claims.end_saves()
         for asking in self._asking.values():
             self._release(asking)
@@ -221,6 +222,7 @@ class SchedulerSide:
             self._damaged |= report.failed
         for key, by in report.differs:
             if self._lookups.differs(key, by):
+                self._background.post_end(self._lookups.drop)
                 for asking in self._asking.values():
                     self._release(asking)
         for name, amount in report.counts.items():
