@@ -212,7 +212,7 @@ class Worker:
                     self._fault("wrong", f"sequence {number}")
                 self.ledger.count("checked")
         if self.chance.random() < 0.1:
-            self._sequences.evict_all()
+            self._client.clear(self._sequences.namespace)
 
     def _device(self) -> None:
         """Entries on the stand-in card. The governor offloads them when the card is full; evicted ones miss."""

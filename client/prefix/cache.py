@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from ...errors import BadPrefix, DaemonUnavailable, LimitReached, Refusal, shown
+from ...errors import BadPrefix, DaemonUnavailable, LimitReached, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
@@ -31,7 +31,6 @@ from .query import Asker
 from .tokens import GivenMedia, GivenTokens, media_of, tokens_of
 
 BLOCK_TOKENS: Final = 256
-_OFF: Final = "this prefix cache is switched off; set enabled to True"
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
 
 
@@ -43,7 +42,6 @@ class PrefixCache:
         namespace: what makes two models' layers differ.
         block_tokens: tokens of a block, a power of two from 16 to 4096. Sequences share whole blocks, and only with
             caches of the same number. A match finds sequences of every number.
-        enabled: whether sequences are stored and matched. May be set at any time.
 
     Raises:
         BadPrefix: `block_tokens` is not such a number.
@@ -65,14 +63,12 @@ class PrefixCache:
         namespace: Namespace,
         *,
         block_tokens: int = BLOCK_TOKENS,
-        enabled: bool = True,
     ) -> None:
         if type(block_tokens) is not int or block_tokens not in _BLOCK_SIZES:
             raise BadPrefix(
                 f"block_tokens is {shown(block_tokens)}; use a power of two from {BLOCK_TOKENS_MIN} to "
                 f"{BLOCK_TOKENS_MAX}"
             )
-        self.enabled = enabled
         self._client = check_client(client)
         self._namespace = check_namespace(namespace)
         self._block_tokens = block_tokens
@@ -131,8 +127,6 @@ class PrefixCache:
             UsageError: a value is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
-        if not self.enabled:
-            return PrefixPut().settle("refused", Refusal(_OFF))
         if sys.is_finalizing():
             # numpy may be unable to describe arrays by now.
             return PrefixPut().settle("lost", DaemonUnavailable(ENDING))
@@ -165,8 +159,6 @@ class PrefixCache:
             LimitReached: more tokens than prefix_tokens_max.
             UsageError: `agent` or `timeout_s` is out of its range.
         """
-        if not self.enabled:
-            return None
         deadline = self._deadline(timeout_s)
         query = tokens_of(tokens)
         self._check_tokens(len(query))
@@ -195,27 +187,6 @@ class PrefixCache:
             UsageError: `agent` is not a valid name.
         """
         self._say(agent, "finished")
-
-    # ---- making room
-
-    def evict_all(self) -> int:
-        """Evicts all sequences of the namespace, of all generations and from all clients. Leases stay valid.
-
-        What a remote store has stays there, and is found again: see `Client.invalidate`.
-
-        Returns:
-            How many blocks and snapshots there were.
-
-        Raises:
-            DaemonUnavailable, TimedOut: the daemon did not answer.
-        """
-        link = self._client.link
-        link.start()
-        timeout_s = self._client.timeout_s
-        link.attachment.wait_renewed(timeout_s)
-        asked = link.ask(lambda number: messages.EvictPrefixes(number, self._namespace.tag), timeout_s)
-        count: int = link.answers.wait(asked, timeout_s).count
-        return count
 
     # ---- internal
 

@@ -50,7 +50,6 @@ class Requests:
             messages.Invalidate: self._invalidate,
             messages.Pin: self._pin,
             messages.Unpin: self._unpin,
-            messages.EvictPrefixes: self._evict_prefixes,
             messages.AgentTurn: self._agent_turn,
             messages.NameAgent: self._name_agent,
         }
@@ -142,9 +141,6 @@ class Requests:
         if self._parts.lifetimes.sweeps.invalidate(client, request):
             self._outbox.send_verdicts(self._claims.void(request.namespace))
             self._parts.remote.agreement.invalidated(request.namespace, now)
-
-    def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
-        self._parts.lifetimes.sweeps.evict_prefixes(client, request)
 
     def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
         self._parts.policy.turn(self._parts.agents.named(request.agent), request.state, now)

@@ -1,4 +1,4 @@
-"""Ends many entries in slices, for Clear, Invalidate and EvictPrefixes; raises the generation of a namespace.
+"""Ends many entries in slices, for Clear and Invalidate; raises the generation of a namespace.
 
 Owns the jobs in progress. A job ends the entries that were published before its request, and their descendants, SLICE
 at a time, so that no event takes longer than one slice. The answer follows the last slice. Does not own how an entry
@@ -117,18 +117,6 @@ class Sweeps:
             client, tag, select, "invalidate", "invalidated", lambda n: messages.Generation(request.id, raised, n)
         )
         return is_new
-
-    def evict_prefixes(self, client: int, request: messages.EvictPrefixes) -> None:
-        """Ends the blocks of cached sequences in one namespace, and no other entries. Answered by Counted."""
-        within = self._within(request.namespace)
-        self._begin(
-            client,
-            request.namespace,
-            lambda rows: within(rows) & (self._records[rows] != 0),
-            "evict_prefixes",
-            "cleared",
-            lambda n: messages.Counted(request.id, n),
-        )
 
     def advance(self) -> None:
         """Ends the next slice, once the descendants of the last slice have ended."""

@@ -360,14 +360,6 @@ class NameAgent(StoreRequest, frozen=True):
     agent: Name
 
 
-class EvictPrefixes(StoreRequest, Question, frozen=True):
-    """Evicts the sequences of a namespace, in all of its generations. Its other entries stay."""
-
-    answered_by = Counted
-    needs_lane = False
-    namespace: NamespaceTag
-
-
 class AgentTurn(StoreRequest, Question, frozen=True):
     """Says when an agent runs.
 

@@ -81,7 +81,6 @@ def ways(client: tensord.Client) -> dict[str, Callable[[], object]]:
         "modes": client.modes,
         "status": client.status,
         "reserve_device": lambda: client.reserve_device("card0", 1),
-        "evict_all": lambda: tensord.PrefixCache(client, NAMESPACE).evict_all(),
     }
 
 

@@ -208,10 +208,9 @@ class Calls:
             ),
             lambda: messages.Clear(request, None if chance.random() < 0.1 else tag),
             lambda: messages.Invalidate(request, tag, process.eras[tag]),
-            lambda: messages.EvictPrefixes(request, TAGS[2]),
             lambda: messages.FetchRun(request, self._run(), chance.choice([0.0, 30.0])),
         ]
-        [which] = chance.choices(make, [4, 4, 3, 3, 3, 3, 0.5, 0.7, 0.5, 3])
+        [which] = chance.choices(make, [4, 4, 3, 3, 3, 3, 0.5, 0.7, 3])
         self._send(process, which())
 
     def _run(self) -> list[bytes]:

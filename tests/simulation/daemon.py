@@ -215,12 +215,11 @@ class Daemon:
         if number not in self.clients:
             return
         match message:
-            case messages.Clear() | messages.Invalidate() | messages.EvictPrefixes():
-                sequences = isinstance(message, messages.EvictPrefixes)
+            case messages.Clear() | messages.Invalidate():
                 below = None
                 if isinstance(message, messages.Invalidate):
                     below = max(message.generation + 1, self.world.model.eras[message.namespace])
-                self.world.model.sweep(message.id, message.namespace, sequences=sequences, below=below)
+                self.world.model.sweep(message.id, message.namespace, below=below)
                 self.do(events.Received(number, message))
                 if self.answered == message.id:
                     self.world.model.refused(message.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from .payloads import TAGS, before, era_of, is_block, number_of, tag_of
+from .payloads import TAGS, before, era_of, number_of, tag_of
 
 
 class Model:
@@ -53,16 +53,16 @@ class Model:
             assert self.there.pop(number, None) is not None, f"key {number} was removed twice"
             for *_, meant in self._sweeps:
                 meant.discard(number)
-        elif body["event"] in ("clear", "invalidate", "evict_prefixes"):
+        elif body["event"] in ("clear", "invalidate"):
             tag = body["namespace"]
             self._swept(None if tag is None else bytes.fromhex(tag))
 
-    def sweep(self, request: int, tag: bytes | None, *, sequences: bool = False, below: int | None = None) -> None:
-        """Records a Clear, Invalidate or EvictPrefixes. Its removals are not announced one by one.
+    def sweep(self, request: int, tag: bytes | None, *, below: int | None = None) -> None:
+        """Records a Clear or Invalidate. Its removals are not announced one by one.
 
-        `sequences`: only blocks of sequences are removed. `below`: only entries of earlier generations are removed.
+        `below`: only entries of earlier generations are removed.
         """
-        meant = {n for n in self.there if (tag is None or tag_of(n) == tag) and (is_block(n) or not sequences)}
+        meant = {number for number in self.there if tag is None or tag_of(number) == tag}
         if below is not None:
             meant = {number for number in meant if era_of(number) < below}
         self._sweeps.append((request, tag, meant))

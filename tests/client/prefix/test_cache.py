@@ -14,7 +14,6 @@ from tensord.errors import (
     DaemonUnavailable,
     ParentGone,
     StoreFull,
-    TensordError,
     UsageError,
 )
 from tensord.ipc.messages import control as messages
@@ -119,7 +118,7 @@ def test_the_blocks_of_a_match_are_unchanged_by_evictions(daemon: Daemon, client
         tokens = np.full(2 * BLOCK, number, np.uint32)
         other.put(tokens, [NormalLayer(big)]).wait(PATIENCE_S)
     assert sum(daemon.store("evictions").values()) > before
-    cache.evict_all()
+    client.clear(cache.namespace)
     np.testing.assert_array_equal(np.concatenate([part["k"] for part in parts], 2), kv(TEXT[:99])["k"])
     assert cache.match(TEXT) is None
 
@@ -303,33 +302,6 @@ def test_each_new_block_gets_its_share_of_the_cost_and_the_agent_and_ttl(
     assert {(options.agent, options.ttl_s) for options in said} == {("planner", 60)}
 
 
-def test_switched_off_it_does_nothing_and_goes_on_where_it_was(daemon: Daemon, cache: PrefixCache) -> None:
-    stored(cache, TEXT)
-    before = daemon.store("puts")
-    cache.enabled = False
-    assert cache.match(TEXT) is None
-    put = cache.put(TEXT + np.uint32(1), normal(TEXT), wait=True)
-    assert put.state == "refused" and "switched off" in str(put.error)
-    assert daemon.store("puts") == before
-    cache.enabled = True
-    assert offset_of(cache, TEXT) == 99
-
-
-def test_evict_all_counts_what_it_evicts_and_leaves_other_entries(
-    client: tensord.Client, namespace: tensord.Namespace, cache: PrefixCache
-) -> None:
-    key = namespace.key("encoder", "image", b"picture")
-    client.put(key, np.ones(4), wait=True)
-    other = PrefixCache(client, namespace_of(next(numbers)), block_tokens=BLOCK)
-    stored(other, TEXT)
-    stored(cache, TEXT, [*normal(TEXT), RecurrentLayer(np.ones(2))])
-    stored(cache, changed(TEXT, 50))
-    assert cache.evict_all() == 8 + 7
-    assert cache.match(TEXT) is None and cache.evict_all() == 0
-    assert client.contains(key) and offset_of(other, TEXT) == 99
-    assert stored(cache, TEXT).blocks_existed == 0
-
-
 def test_a_report_about_an_agent_is_sent_without_waiting(
     client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,8 +346,6 @@ def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:
         put = cache.put(TEXT, normal(TEXT)).wait(PATIENCE_S)
         assert put.state == "lost" and isinstance(put.error, DaemonUnavailable)
         cache.turn_ended("planner")
-        with pytest.raises(TensordError):
-            cache.evict_all()
         assert_right(held, TEXT)
         daemon.start()
         until(lambda: offset_of(cache, TEXT) == 99, "what was stored, from the daemon that comes after it")

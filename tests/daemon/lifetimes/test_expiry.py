@@ -158,21 +158,6 @@ def test_a_sweep_leaves_what_its_rows_have_become_meanwhile() -> None:
     assert stand.answers[1] == [messages.Counted(1, 399)]
 
 
-def test_a_sweep_is_answered_after_the_descendants_have_ended() -> None:
-    stand = LifetimesStand(400 * SPAN)
-    stand.put(key_of(0))
-    for number in range(1, 400):
-        stand.put(number, parent=0)
-    stand.rows.table.records[stand.row(0)] = 1
-    stand.outbox.now = stand.now
-    stand.sweeps.evict_prefixes(1, messages.EvictPrefixes(4, TAG))
-    stand.rows.table.records[stand.row(0)] = 0
-    stand.step()
-    assert not stand.answers[1] and stand.stored(), "its children end in slices"
-    stand.settle()
-    assert stand.answers[1] == [messages.Counted(4, 400)]
-
-
 def test_what_was_found_expired_and_is_renewed_before_its_turn_stays() -> None:
     stand = LifetimesStand(400 * SPAN)
     for number in range(300):
