@@ -49,7 +49,6 @@ class Workflows:
         self._workflows_max = workflows_max
         self._workflow_steps_max = workflow_steps_max
         self._workflows: dict[str, WorkflowProgress] = {}
-        self._steps = 0  # of all workflows together
         self._ended: dict[str, None] = {}
         self._distances: dict[str, float] | None = {}  # of each agent in a graph; None after a change
         self._up_next: dict[int, tuple[str, ...]] = {}
@@ -75,10 +74,10 @@ class Workflows:
             raise LimitReached(
                 f"{len(self._workflows)} workflows, and {self._workflows_max} may be (a fixed limit): end one first"
             )
-        more = len(steps) - (0 if known is None else len(known.graph))
-        if more > 0 and self._steps + more > self._workflow_steps_max:
+        total = len(steps) + sum(len(each.graph) for each in self._workflows.values() if each is not known)
+        if total > self._workflow_steps_max:
             raise LimitReached(
-                f"{len(steps)} steps, and all workflows' would be {self._steps + more}; "
+                f"{len(steps)} steps, and all workflows' would be {total}; "
                 f"{self._workflow_steps_max} may be (a fixed limit): end a workflow first"
             )
         graph = AgentStepGraph.checked(steps)
@@ -86,7 +85,6 @@ class Workflows:
             self._leave(name, known)
         step = 0 if known is None else known.step
         self._workflows[name] = WorkflowProgress(client, graph, step)
-        self._steps += len(graph)
         for agent in graph.get_all_agents():
             self._ended.pop(agent, None)
             self._turned[agent] = None
@@ -185,7 +183,6 @@ class Workflows:
                 distance = FINISHED if steps is None else min(float(steps), FARTHEST)
                 nearest[agent] = min(nearest.get(agent, FINISHED), distance)
         assert nearest == self._known(), "a distance of a former step"
-        assert self._steps == sum(len(workflow.graph) for workflow in self._workflows.values())
         assert not (self._ended.keys() & nearest.keys()), "an agent that ended is in a graph"
         assert len(self._ended) <= ENDED_AGENTS_MAX
         assert self._workflows or not (self._ended or nearest or any(self._up_next.values()))
@@ -215,7 +212,6 @@ class Workflows:
 
     def _leave(self, name: str, workflow: WorkflowProgress) -> None:
         """Agents of the workflow that are in no other graph have ended."""
-        self._steps -= len(workflow.graph)
         others = [other.graph for each, other in self._workflows.items() if each != name]
         for agent in workflow.graph.get_all_agents():
             self._turned[agent] = None

@@ -7,12 +7,11 @@ reservation fits.
 An ended reservation still counts until a reading that was begun after its end: only that reading shows what its owner
 has taken meanwhile. So do entries, from their registration on.
 
-Invariant: the bytes of a device are those of its active and its ended reservations.
+Invariant: every reservation has an end.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,17 +43,15 @@ class Reservations:
         self._active: dict[int, ReservedMemory] = {}
         self._timers: Deadlines[int] = Deadlines()
         self._ended = UnseenBytes(limits.devices_max)
-        self._active_bytes: Counter[str] = Counter()
         self.registered = UnseenBytes(limits.devices_max)
         """Memory of new entries that lies in no reservation."""
-        self._of_client: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
         return len(self._active)
 
     def bytes_of(self, device: str) -> int:
         """The bytes that count as reserved on a device, ended reservations included."""
-        return self._active_bytes[device] + self._ended.of(device)
+        return self.active_bytes(device) + self._ended.of(device)
 
     def taken_bytes(self, device: str) -> int:
         """The bytes that count as reserved, and those of entries that are newer than the last reading."""
@@ -62,15 +59,15 @@ class Reservations:
 
     def devices(self) -> set[str]:
         """The devices on which bytes count as reserved."""
-        return self._ended.devices().union(self._active_bytes)
+        return self._ended.devices().union(reservation.device for reservation in self._active.values())
 
     def active_bytes(self, device: str) -> int:
         """The bytes of the reservations that have not ended."""
-        return self._active_bytes[device]
+        return sum(each.size_bytes for each in self._active.values() if each.device == device)
 
     def check_count(self, client: int, waiting: int) -> None:
         """Raises LimitReached if the client has as many reservations as allowed, `waiting` ones included."""
-        held = len(self._of_client.get(client, ())) + waiting
+        held = len(self._tokens(client)) + waiting
         if held >= self._limits.reservations_max:
             raise LimitReached(
                 f"{held} reservations of this client, and {self._limits.reservations_max} may be (a fixed limit): "
@@ -84,8 +81,6 @@ class Reservations:
         self._last_token += 1
         token = self._last_token
         self._active[token] = ReservedMemory(client, message.device, message.size_bytes)
-        self._of_client.setdefault(client, set()).add(token)
-        self._active_bytes[message.device] += message.size_bytes
         self._timers.set(token, now + lasts_s)
         return messages.Reserved(message.id, token, lasts_s)
 
@@ -102,14 +97,14 @@ class Reservations:
 
     def release_all(self, client: int, device: str, now: float) -> int:
         """Ends the client's reservations of a device. Returns their number."""
-        tokens = [each for each in self._of_client.get(client, ()) if self._active[each].device == device]
-        for token in sorted(tokens):
+        tokens = [token for token in self._tokens(client) if self._active[token].device == device]
+        for token in tokens:
             self._end(token, now)
         return len(tokens)
 
     def client_left(self, client: int, now: float) -> None:
         """Ends all reservations of the client."""
-        for token in sorted(self._of_client.get(client, ())):
+        for token in self._tokens(client):
             self._end(token, now)
 
     def sampled(self, device: str, began_at: float) -> None:
@@ -130,27 +125,16 @@ class Reservations:
         return self._timers.next_timer()
 
     def check_invariants(self) -> None:
-        """Asserts that the sums are those of active and ended reservations."""
+        """Asserts what the module's docstring promises."""
         self._timers.check_invariants()
-        counted: Counter[str] = Counter()
-        held: dict[int, set[int]] = {}
-        for token, reservation in self._active.items():
-            assert token in self._timers, "a reservation that would never end"
-            counted[reservation.device] += reservation.size_bytes
-            held.setdefault(reservation.client, set()).add(token)
+        assert all(token in self._timers for token in self._active), "a reservation that would never end"
         self._ended.check_invariants()
         self.registered.check_invariants()
-        assert counted == self._active_bytes, "what is reserved is not what counts"
-        assert held == self._of_client
+
+    def _tokens(self, client: int) -> list[int]:
+        return [token for token, reservation in self._active.items() if reservation.client == client]
 
     def _end(self, token: int, now: float) -> None:
         reservation = self._active.pop(token)
         self._timers.drop(token)
-        held = self._of_client[reservation.client]
-        held.discard(token)
-        if not held:
-            del self._of_client[reservation.client]
-        self._active_bytes[reservation.device] -= reservation.size_bytes
-        if not self._active_bytes[reservation.device]:
-            del self._active_bytes[reservation.device]
         self._ended.add(reservation.device, reservation.size_bytes, now)
