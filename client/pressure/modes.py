@@ -186,15 +186,13 @@ class GovernorListener:
             self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
             self._lock.notify_all()
 
-    def keep(self, name: object, tell: Callable[[Connected], object] | None) -> Callable[[Connected], object] | None:
-        """Has `tell` send a registration to each new daemon, in place of what is returned: the former one of this name.
-        None: nothing is sent. The link's thread calls it. The child of a fork has none of its parent's."""
-        before = self._kept.get(name)
+    def keep(self, name: object, tell: Callable[[Connected], object] | None) -> None:
+        """Has `tell` send a registration to each new daemon; None: no more. The link's thread calls it. The child of a
+        fork has none of its parent's."""
         if tell is not None:
             self._kept[name] = tell
         else:
             self._kept.pop(name, None)
-        return before
 
     def tell(self, message: messages.Message) -> None:
         """Sends a message that needs no answer. Drops it without a daemon, or if sending takes over 50 ms."""

@@ -361,8 +361,6 @@ class _OnCard(TorchFunctionMode):
             locked = func(*args, **named)
             self._card.locked[locked.data_ptr()] = locked.numel()
             return locked
-        if func is torch.Tensor.contiguous and not args[0].is_contiguous():
-            return self._card.allocated(torch.empty(args[0].shape, dtype=args[0].dtype)).copy_(args[0])
         if func is torch.Tensor.copy_ and named.get("non_blocking"):
             self._card.called("copy_")
             into, source = args

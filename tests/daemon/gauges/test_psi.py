@@ -67,30 +67,6 @@ def test_every_stall_calls_back_until_it_is_stopped(stalls: Stalls) -> None:
     trigger.stop()
 
 
-def test_stopping_waits_for_a_call_that_has_begun(stalls: Stalls) -> None:
-    begun, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
-
-    def callback() -> None:
-        stalls.seen()
-        begun.set()
-        assert go_on.wait(PATIENCE_S)
-
-    def stop() -> None:
-        trigger.stop()
-        stopped.set()
-
-    trigger = StallTrigger(callback, logger("test"), [Path("a")], stalls.arm)
-    trigger.start()
-    stalls.stall()
-    assert begun.wait(PATIENCE_S)
-    stopping = threading.Thread(target=stop)
-    stopping.start()
-    assert not stopped.wait(0.2)
-    go_on.set()
-    stopping.join(PATIENCE_S)
-    assert stopped.is_set()
-
-
 def test_the_next_file_is_taken_where_one_refuses(stalls: Stalls) -> None:
     def arm(file: Path, stall_us: int) -> int:
         if file.name == "cgroup":

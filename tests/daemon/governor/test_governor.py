@@ -12,7 +12,7 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
-from .stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+from .stand import GPU, MIB, Make, Stand, key, refused
 
 OTHER = "0000:66:00.0"
 
@@ -135,18 +135,6 @@ def test_devices_offload_while_the_host_takes_and_drop_while_it_does_not(make: M
     assert [order.kind for order in other.orders(1)] == ["drop"]
 
 
-def test_the_host_that_fills_up_in_the_same_reading_takes_nothing(make: Make) -> None:
-    stand = make()
-    stand.open(1)
-    stand.sample(0.5)
-    stand.sample(0.5, HOST_GAUGE)
-    stand.register(1, 1, MIB, tokens=0)
-    stand.pass_time(60)
-    stand.gauges[GPU] = type(stand.gauges[GPU])(GPU, stand.gauges[GPU].tier, 930 * MIB, TOTAL, "test", 0.0)
-    stand.sample(0.9, HOST_GAUGE)
-    assert [order.kind for order in stand.orders(1)] == ["drop"]
-
-
 def test_a_stale_gauge_begins_no_pass_and_a_gauge_that_is_gone_ends_the_refusal(make: Make) -> None:
     stand = make()
     stand.open(1)
@@ -226,19 +214,6 @@ def test_a_request_without_an_answer_is_refused_silently(make: Make) -> None:
 
 
 # ---- reservations
-
-
-def test_two_reservations_never_exceed_what_the_gauge_shows_as_free(make: Make) -> None:
-    stand = make()
-    stand.sample(900 * MIB)
-    granted = stand.ask(1, messages.ReserveDevice, GPU, 60 * MIB, 30.0)
-    assert granted.lasts_s == 30.0
-    assert f"{40 * MIB} are free" in refused(stand.ask(2, messages.ReserveDevice, GPU, 41 * MIB, 30.0), "DeviceFull")
-    stand.ask(1, messages.ReleaseReservation, granted.reservation)
-    refused(stand.ask(2, messages.ReserveDevice, GPU, 41 * MIB, 30.0), "DeviceFull")
-    stand.sample(900 * MIB)
-    assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 100 * MIB, 30.0), messages.Reserved)
-    assert stand.device()["reserved_bytes"] == 100 * MIB
 
 
 def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make: Make) -> None:
