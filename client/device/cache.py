@@ -10,11 +10,10 @@ tensor is lost because the daemon is away.
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, Self
 
-from ...errors import DaemonUnavailable, NoGauge, TensordError, UnderPressure, UsageError, shown
+from ...errors import DaemonUnavailable, TensordError, UnderPressure, UsageError, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import Mode
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
@@ -312,33 +311,20 @@ class DeviceCache:
         )
 
     def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:
+        # The reservation counts until the gauge shows the entry.
+        size_bytes = max(host.payload_bytes, 1)
+        room = messages.ReserveDevice(0, self._device.name, size_bytes, _PROMOTION_S, promotes=True)
         try:
-            room = self._room_for(host.payload_bytes)
+            reserved = reserve(self._client.link, room, _PROMOTION_ASK_S)
         except TensordError:
             return None  # no room, or nobody who knows: the host tier's copy is there
-        with room:
+        with reserved:
             entry = self._upkeep.moves.promoted(key, host)
             lease = None if entry is None else aside(partial(self._put_promoted, entry))
         if lease is not None:
             self._device.lend(lease.tree)
             self._upkeep.wake()
         return lease
-
-    def _room_for(self, size_bytes: int) -> AbstractContextManager[object]:
-        """Memory for an entry of the host tier: counts until the gauge shows the entry.
-
-        Raises:
-            DeviceFull, LimitReached: the device would not stay below pressure, or is not known to.
-            DaemonUnavailable, TimedOut: the daemon did not answer.
-        """
-        try:
-            return reserve(
-                self._client.link,
-                messages.ReserveDevice(0, self._device.name, max(size_bytes, 1), _PROMOTION_S, promotes=True),
-                _PROMOTION_ASK_S,
-            )
-        except NoGauge:
-            return nullcontext()
 
     def _put_promoted(self, entry: DeviceEntry) -> DeviceLease | None:
         with self._entries.lock:

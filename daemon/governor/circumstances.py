@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import DeviceFull, NoGauge
-from ...ipc.messages.modes import HOST_GAUGE, Mode, Tier
+from ...ipc.messages.modes import HOST_GAUGE, Mode
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 from .devices.circumstances import Circumstances
 from .host import accepts_offload
@@ -48,12 +48,12 @@ def readable(governor: Governor, device: str, now: float, *, promotes: bool = Fa
 
     Raises:
         NoGauge: there is none, or it cannot be read now.
-        DeviceFull: it cannot be read now, or is not known yet, and the reservation is for an entry that comes back.
+        DeviceFull: the same, and the reservation is for an entry that comes back.
     """
     gauge = governor.tiers.find_device(device)
     if gauge is None:
-        if promotes and _may_be_found(governor):
-            raise DeviceFull(f"no gauge of {device} has been read yet: use the host tier's copy")
+        if promotes:
+            raise DeviceFull(f"no gauge of {device} has been read: use the host tier's copy")
         raise NoGauge(f"device {device!r} has no gauge, so no memory of it can be reserved")
     sample = gauge.sample
     if sample.stale:
@@ -65,14 +65,6 @@ def readable(governor: Governor, device: str, now: float, *, promotes: bool = Fa
             raise DeviceFull(f"{why}: use the host tier's copy")
         raise NoGauge(f"{why}: try again when `tensorctl health` no longer names it")
     return gauge
-
-
-def _may_be_found(governor: Governor) -> bool:
-    """Whether a source of devices has not said yet which gauges there are."""
-    unread = ("waiting", "hanging")
-    return governor.sources is None or any(
-        each.tier is Tier.DEVICE and each.state in unread for each in governor.sources
-    )
 
 
 def of_gauge(governor: Governor, gauge: Gauge, now: float) -> Circumstances:

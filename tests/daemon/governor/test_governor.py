@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.governor.forms.events import OWNERS_EVERY_S, Sampled, SourceState
+from tensord.daemon.governor.forms.events import OWNERS_EVERY_S
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
-from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
 from .stand import GPU, MIB, Make, Stand, key, refused
 
@@ -228,9 +228,6 @@ def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make
     assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), messages.Reserved)
 
 
-SOURCE = {"ok": False, "failing": False, "absent": False, "waiting": True, "hanging": True}
-
-
 def test_a_card_whose_gauge_cannot_be_read_takes_back_no_entry(make: Make) -> None:
     stand = make()
     stand.sample(0.1)
@@ -241,13 +238,9 @@ def test_a_card_whose_gauge_cannot_be_read_takes_back_no_entry(make: Make) -> No
     assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), messages.Reserved)
 
 
-@pytest.mark.parametrize("state", SOURCE)
-def test_only_a_card_that_has_no_gauge_takes_entries_back_without_a_limit(make: Make, state: Any) -> None:
+def test_a_card_without_a_gauge_takes_back_no_entry(make: Make) -> None:
     stand = make()
     refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), "DeviceFull")
-    stand.do(Sampled((), (SourceState("nvidia", Tier.DEVICE, state, stand.now),)))
-    code = "DeviceFull" if SOURCE[state] else "NoGauge"
-    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), code)
     refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
 
 
