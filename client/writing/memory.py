@@ -21,7 +21,7 @@ import numpy as np
 
 from ...shm.index.index import SPAN, IndexReader, slot_at
 from ...shm.lanes.lane import Lane
-from ...shm.ring.layout import PAGE_BYTES
+from ...shm.ring.layout import LANE_WORDS, PAGE_BYTES
 from ...shm.ring.segments import prefault
 from ...shm.ring.unshared import Unshared
 from .wire import Granted
@@ -51,7 +51,7 @@ class WritableMemory:
         """Takes a place that was lent. It is the client's until the returned object is collected.
 
         Returns:
-            None if the place is not the client's any more, or beyond the memory.
+            None if the place is not the client's any more, or beyond the memory, or its lane is frozen.
 
         Raises:
             IndexError: the lane has no free word for a pin.
@@ -85,7 +85,13 @@ class RingMemory(WritableMemory):
         if granted.offset + granted.size_bytes > len(self.bytes):
             return None
         memory = self._index.memory
-        pin = self._lane.lend(granted.span_id)
+        try:
+            pin = self._lane.lend(granted.span_id)
+        except IndexError:
+            if self._lane.in_use < LANE_WORDS:
+                # A fork has frozen the lane, and its connection ends.
+                return None
+            raise
         # SYNC POINT: as in a get, the pin is stored before the slot is read. The daemon changes seq before its scan.
         at = slot_at(self._index.buckets_at >> 3, granted.slot) * 8
         span_id = granted.span_id.to_bytes(8, "little")

@@ -19,6 +19,7 @@ from tensord.client.writing.memory import RingMemory, WritableMemory
 from tensord.client.writing.wire import Granted
 from tensord.errors import StoreFull, TensordError
 from tensord.shm.index.index import IndexReader
+from tensord.shm.ring.layout import LANE_WORDS
 
 from ...daemon_process import PATIENCE_S
 from ...memory_bench import MemoryBench, key, memory_file
@@ -164,6 +165,24 @@ def test_a_place_that_was_taken_back_is_neither_used_nor_pinned() -> None:
         assert not bench.pins()
         bench.slots.release(slot.number)
         bench.free(slot.offset)
+
+
+def test_a_lane_that_a_fork_has_frozen_is_not_taken_for_a_full_one() -> None:
+    with MemoryBench() as bench:
+        slot = bench.write(key(1), np.zeros(100))
+        assert slot is not None
+        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq.to_bytes(8, "little"))
+        lane = bench.lane()
+        memory = RingMemory(
+            bench.ring_fd, lane, IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
+        )
+        pins = [memory.hold(granted) for _ in range(LANE_WORDS)]
+        assert all(pin is not None for pin in pins)
+        with pytest.raises(IndexError):
+            memory.hold(granted)
+        del pins[0]
+        lane.freeze()
+        assert memory.hold(granted) is None
 
 
 class Places(RuleBasedStateMachine):
