@@ -10,7 +10,6 @@ Invariant: the core is called from one task only, and its effects are carried ou
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -40,7 +39,6 @@ class GovernorActor:
         reading: gives the gauges a device reading from a client. Must not block.
         hasten: called when `sample_every_s` has become shorter. Must not block.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
-        unix_at_zero: gives the Unix time at which `clock` was zero.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class GovernorActor:
         reading: Callable[[messages.ReadDevice], object],
         hasten: Callable[[], object],
         tell_watchers: Callable[[WatchEvent], object],
-        unix_at_zero: Callable[[], float] = lambda: time.time() - time.monotonic(),
     ) -> None:
         self.inbox: Mailbox[GovernorMessage] = Mailbox(INBOX_MAX)
         self._governor = governor
@@ -61,7 +58,6 @@ class GovernorActor:
         self._reading = reading
         self._hasten = hasten
         self._tell_watchers = tell_watchers
-        self._unix_at_zero = unix_at_zero
         self._clients: dict[int, Joined] = {}
         self._pump = Pump(self.inbox, self._receive, clock)
         self._neighbours = NeighbourAsker(self.inbox.tell_now)
@@ -144,7 +140,6 @@ class GovernorActor:
             self._reading(reading)
 
     def _answer(self, query: messages.StatusRequest) -> dict[str, Any]:
-        self._governor.unix_at_zero_s = self._unix_at_zero()
         return self._queries[type(query)](self._governor.status())
 
 

@@ -63,14 +63,12 @@ DUE_MAX: Final = 128
 
 
 class Governor:
-    """All tiers of one daemon. `unix_at_zero_s`: the Unix time at monotonic time 0. The caller of `status` sets it
-    anew, since the wall clock may have been set meanwhile."""
+    """All tiers of one daemon."""
 
-    def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
+    def __init__(self, limits: GovernorLimits) -> None:
         self.limits = limits = replace(limits)
         self._outbox = GovernorOutbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
-        self.unix_at_zero_s = unix_at_zero_s
         self.cards = ConfiguredCards(limits, self._outbox)
         self.tiers = Tiers(limits, self._outbox)
         self.devices = Devices(limits, self._outbox, self.workflows)

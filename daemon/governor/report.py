@@ -30,7 +30,6 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
             "wanted_bytes": host.wanted_bytes,
             "resident_bytes_max": host.press.resident_bytes_max,
         },
-        "transitions": [{"unix_s": governor.unix_at_zero_s + at, **transition} for at, transition in tiers.transitions],
         "remembered": governor.devices.remembered,
         "reservations": len(governor.reservations),
         "counters": governor.counters.as_dict(),

@@ -136,7 +136,7 @@ def test_names_follow_the_conventions() -> None:
 
 
 def test_a_daemon_without_gauges_or_devices_has_the_same_families() -> None:
-    bare = documents.governor(gauges=[], devices=[], owners=[], workflows=[], transitions=[])
+    bare = documents.governor(gauges=[], devices=[], owners=[], workflows=[])
     names = [family.name for family in metrics.families(documents.status(governor=bare))]
     full = [family.name for family in metrics.families(documents.status())]
     assert names == full

@@ -1,7 +1,7 @@
 """The last reading and the mode of every gauge, and the subscribers to changes of mode.
 
-Owns readings, the time at which each gauge entered its mode, the last transitions, and
-subscribers. Does not own when a mode is entered (`policy.modes`), nor what follows from it (devices, host).
+Owns readings, the time at which each gauge entered its mode, and subscribers. Does not own when a mode is entered
+(`modes`), nor what follows from it (devices, host).
 
 Invariants: every change of a mode is announced once as a transition, also that of a vanished gauge
 (to relaxed). A new gauge is pushed to subscribers even if it is relaxed, which is no transition. A reading that is
@@ -10,10 +10,8 @@ stale, or not newer than the last, changes no mode; an older one changes nothing
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
 
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import LEVELS, Mode, Tier
@@ -21,9 +19,6 @@ from ..forms.events import Sample
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
 from .modes import TierMode
-
-TRANSITIONS_SHOWN: Final = 32
-"""The latest transitions that status lists."""
 
 
 @dataclass(slots=True)
@@ -98,7 +93,6 @@ class Tiers:
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
         self.subscribers: set[int] = set()
-        self.transitions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=TRANSITIONS_SHOWN)
         self._outbox = outbox
         self._workflow: frozenset[str] = frozenset()
         self._gauges: dict[str, Gauge] = {}
@@ -210,7 +204,6 @@ class Tiers:
             "share": round(gauge.share, 4),
         }
         self._outbox.counters.transitions[state.mode.value] += 1
-        self.transitions.append((now, transition))
         pressed = state.mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]
         self._outbox.log("warning" if pressed else "info", "mode", source=gauge.sample.source, **transition)
         self._outbox.announce("mode", **transition)

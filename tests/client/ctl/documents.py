@@ -195,17 +195,6 @@ def governor(**changed: Any) -> dict[str, Any]:
         "owners": [owner(1), owner(2)],
         "workflows": [{"workflow": "w", "client": 1, "step": 2, "agents": 4, "steps": 6}],
         "host": {"resident_bytes": 5 * GIB, "wanted_bytes": 5 * GIB, "resident_bytes_max": None},
-        "transitions": [
-            {
-                "unix_s": 1_700_000_000.0 + at,
-                "gauge": CARD,
-                "tier": "device",
-                "before": before,
-                "mode": mode,
-                "share": 0.8,
-            }
-            for at, before, mode in ((0, "relaxed", "normal"), (60, "normal", "pressure"))
-        ],
         "remembered": 17,
         "reservations": 1,
         "counters": {

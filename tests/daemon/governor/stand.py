@@ -24,7 +24,6 @@ from tensord.daemon.governor.governor import Governor
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
-UNIX_AT_ZERO_S = 1_000_000.0
 GPU = "0000:65:00.0"
 MIB = 1 << 20
 TOTAL = 1000 * MIB
@@ -40,7 +39,7 @@ class Stand:
 
     def __init__(self, **limits: Any) -> None:
         self.limits = GovernorLimits(**limits)
-        self.governor = Governor(self.limits, UNIX_AT_ZERO_S)
+        self.governor = Governor(self.limits)
         self.now = 100.0
         self.answers: dict[int, list[Any]] = {}
         self.pressed: list[Pressed] = []
