@@ -192,13 +192,10 @@ class Residency:
 
     def exchange(self, low: int, high: int, size_bytes: int) -> None:
         """Begins to take back the withdrawn pages of [low, high), which contains no other row, for a grant of
-        `size_bytes`."""
+        `size_bytes`. Not while pages are being taken back."""
+        assert self._allocating is None
         low, high = self._withdrawn.narrowed(low, high, size_bytes)
-        missing = self._withdrawn.within(low, high)
-        if self._allocating is not None:
-            # What is being allocated is taken back already.
-            missing = _without(missing, *self._allocating)
-        self._exchange = Exchange(low, high, deque(missing))
+        self._exchange = Exchange(low, high, deque(self._withdrawn.within(low, high)))
 
     def exchange_progress(self) -> str:
         """ "none", "moving", "done" or "failed"."""
@@ -286,13 +283,3 @@ class Residency:
         """Rounded up to whole pages."""
         page = self._withdrawn.page_bytes
         return -(-size_bytes // page) * page
-
-
-def _without(extents: list[tuple[int, int]], offset: int, size_bytes: int) -> list[tuple[int, int]]:
-    """The extents without [offset, offset + size_bytes)."""
-    left = []
-    for low, much in extents:
-        for begin, end in ((low, min(low + much, offset)), (max(low, offset + size_bytes), low + much)):
-            if begin < end:
-                left.append((begin, end - begin))
-    return left
