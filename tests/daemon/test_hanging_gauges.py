@@ -46,7 +46,7 @@ class Site:
         self.cards = Cards(folder / "cards", [Card(10 * GIB, bus=1), Card(20 * GIB, bus=2)])
         self.hang = Hang(folder / "hang")
         self._file = folder / "gauges"
-        self.host("10%")
+        self.host("6GiB")
         self.cards.show()
         self.daemon = Daemon(
             gauges_device="nvidia",
@@ -201,7 +201,7 @@ def test_a_library_that_hangs_leaves_the_rest_alone_and_is_read_again_once_it_an
 ) -> None:
     begin(site, point)
     disturbance(site)
-    site.host("99%")
+    site.host("63.9GiB")
 
     def host_goes_on() -> dict[str, dict[str, Any]]:
         rows = site.gauges()
