@@ -149,7 +149,6 @@ def core(listener: Listener) -> EngineCore:
     """The engine core's own methods, without the engine that it would start."""
     engine = EngineCore.__new__(EngineCore)
     engine.model_executor = Executor(lambda: listener.heard)
-    engine._weight_version = "default"
     return engine
 
 
@@ -278,12 +277,3 @@ def test_an_update_that_failed_counts_as_a_change(core: EngineCore, listener: Li
     with pytest.raises(RuntimeError, match="half way"):
         core.collective_rpc("update_weights")
     assert listener.heard == 1
-
-
-def test_another_version_of_the_weights_is_noticed_and_the_same_version_is_not(
-    core: EngineCore, listener: Listener
-) -> None:
-    core.set_weight_version("default")
-    assert listener.heard == 0
-    core.set_weight_version("step-7")
-    assert (core.get_weight_version(), listener.heard) == ("step-7", 1)

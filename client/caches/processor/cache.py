@@ -196,8 +196,6 @@ class ProcessorCache:
     def invalidate(self, hashes: Iterable[Hash]) -> None:
         """Marks items that a receiver missed. For `seconds` this sender treats them as not stored, and sends their
         trees.
-
-        From 64 such items at once, it treats all items as not stored: the receiver must be mapping another ring.
         """
         until = time.monotonic() + self._book.seconds
         for _, key in self._keys(hashes):

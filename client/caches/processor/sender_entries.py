@@ -22,8 +22,6 @@ from .payload import stored_tree
 
 _ACCEPTED_MAX: Final = 4096
 _HELD_SHARE: Final = 4
-# From this many lost items at once, all items count as missing: the receiver maps another ring, and gets trees.
-_DISTRUSTED_ALL: Final = 64
 
 
 class SenderEntries:
@@ -88,7 +86,7 @@ class SenderEntries:
         with self._lock:
             while distrusted and next(iter(distrusted.values())) <= now:
                 del distrusted[next(iter(distrusted))]
-            return key in distrusted or len(distrusted) >= _DISTRUSTED_ALL
+            return key in distrusted
 
     def forget(self) -> None:
         """Ends all promises, and trusts all items again."""

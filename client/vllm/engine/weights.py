@@ -113,7 +113,6 @@ def _install() -> None:
     from vllm.v1.executor.abstract import Executor
 
     hook(EngineCore, "collective_rpc", _call_and_tell)
-    hook(EngineCore, "set_weight_version", _set_version)
     # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
     for name in ("reset_encoder_cache", "_reset_caches"):
         hook(EngineCore, name, _compare_and_reset)
@@ -174,15 +173,6 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
         each = max(1, round(SAMPLES ** (1 / tensor.ndim)))
         taken = tensor[tuple(slice(None, None, max(1, size // each)) for size in tensor.shape)].reshape(-1)
     return taken.contiguous().view(torch.uint8)
-
-
-def _set_version(set_weight_version: Callable[..., Any], core: Any, weight_version: str) -> Any:
-    known = getattr(core, "_weight_version", None)
-    try:
-        return set_weight_version(core, weight_version)
-    finally:
-        if known != weight_version:
-            tell_listeners()
 
 
 # ---- resets, sleep

@@ -186,14 +186,6 @@ def test_an_item_that_a_receiver_missed_is_sent_complete_for_a_time(shared: Daem
     until(lambda: frontend.is_cached([hash]) == [True], "the item to be trusted again")
 
 
-def test_a_receiver_of_another_ring_gets_everything_whole(shared: Daemon) -> None:
-    frontend = sender(shared.client())
-    hashes = [fresh() for _ in range(65)]
-    frontend.get_and_update([{"number": n} for n in range(65)], hashes)
-    frontend.invalidate(hashes[:64])
-    assert frontend.is_cached(hashes[64:]) == [False]
-
-
 def test_an_evicted_item_is_sent_from_the_hold(shared: Daemon) -> None:
     frontend = sender(shared.client())
     hash = fresh()
