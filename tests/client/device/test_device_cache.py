@@ -15,9 +15,9 @@ import pytest
 import tensord
 from tensord.client.device import cache as cache_module
 from tensord.client.device import upkeep
-from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, NoGauge, UnderPressure, UsageError
+from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, UnderPressure, UsageError
 from tensord.ipc.messages.modes import Mode
-from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until
 from .card import (
@@ -192,35 +192,6 @@ def test_an_offloaded_entry_comes_back_bit_identical(
     running.until(lambda status: status["governor"]["counters"]["promoted"] == 6, "the daemon to hear of it")
 
 
-def test_promotions_leave_the_card_below_pressure(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
-) -> None:
-    put_some(cache, vram, range(4), tokens=1)
-    assert cache.offload(*map(key, range(4)), wait=True) == 4
-    occupied = int(0.85 * TOTAL_BYTES) - 2 * ENTRY_BYTES - ENTRY_BYTES // 2
-    card.occupy(occupied)
-    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == occupied, "the gauge to show it")
-    leases = [held(cache, key(n), promote=True) for n in range(4)]
-    assert [lease.tier for lease in leases].count("device") <= 2
-    # What was just promoted counts twice until a later reading: by the gauge, and as promised.
-    until(lambda: [held(cache, key(n), promote=True).tier for n in range(4)].count("device") == 2, "two to fit")
-    assert card.reading()[0] < 0.85 * TOTAL_BYTES
-    for n, lease in enumerate(leases):
-        assert np.array_equal(host_values(lease.tree), values(n))
-
-
-def test_the_cost_that_a_put_reports_decides_whether_its_entry_is_copied_or_dropped(
-    card: FakeCard, vram: FakeVram
-) -> None:
-    with watching(card) as daemon:
-        daemon.start()
-        with tensord.DeviceCache(daemon.client(), vram) as cache:
-            put_some(cache, vram, range(1), tokens=1, cost_ms=1000.0)
-            put_some(cache, vram, range(1, 2), tokens=1_000_000, cost_ms=1e-6)
-            filled_until(card, 0.93, lambda: cache.size == 0, "both to leave")
-            assert (cache.client.contains(key(0)), cache.client.contains(key(1))) == (True, False)
-
-
 def test_an_entry_in_use_stays_until_its_lease_ends(
     cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
@@ -234,41 +205,6 @@ def test_an_entry_in_use_stays_until_its_lease_ends(
     lease.release()
     del lease
     until(lambda: cache.size == 0, "it to go after all")
-
-
-def test_copies_wait_for_earlier_work_on_the_stream(cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard) -> None:
-    """The tensors are filled late: whoever copied at once would have garbage."""
-    with vram.stream.hold() as hold:
-        for n in range(3):
-            cache.put(key(n), {"a": vram.upload(values(n)), "n": n}, wait=True)
-        filled(card, 0.93)
-        until(lambda: cache.mode is Mode.CRITICAL, "the card to fill")
-        assert cache.size == 3
-        hold.release()
-        until(lambda: cache.size == 0, "them to be offloaded")
-    for n in range(3):
-        with held(cache, key(n)) as lease:
-            assert np.array_equal(host_values(lease.tree), values(n))
-
-
-def test_tensors_are_not_freed_under_a_reader_of_another_stream(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard
-) -> None:
-    """The reader's work is begun within its lease and is done long after it: the memory waits for it."""
-    put_some(cache, vram, range(1))
-    seen: list[Any] = []
-    with vram.on(FakeStream()) as stream, stream.hold() as hold:
-        with held(cache, key(0)) as lease:
-            tensor = lease.tree["a"]
-            array = tensor._array
-            vram.launch(lambda: seen.append(array.copy()))
-            del tensor
-        filled(card, 0.93)
-        until(lambda: cache.mode is Mode.CRITICAL, "the card to fill")
-        hold.release()
-        until(lambda: cache.size == 0, "it to be offloaded")
-    until(lambda: seen, "the reader to have read")
-    assert np.array_equal(seen[0], values(0))
 
 
 def test_an_offload_by_its_owner_is_complete_when_the_call_returns(
@@ -324,20 +260,6 @@ def test_a_put_over_a_budget_is_refused_and_other_entries_stay(card: FakeCard, v
 # ---- reservations
 
 
-def test_no_more_is_reserved_than_is_free(cache: tensord.DeviceCache, card: FakeCard, running: Daemon) -> None:
-    card.occupy(TOTAL_BYTES // 2)
-    other = running.client()
-    until(lambda: running.status()["governor"]["gauges"][0]["used_bytes"] == TOTAL_BYTES // 2, "the gauge to show it")
-    with cache.reserve(TOTAL_BYTES // 2 - 1000) as held:
-        assert held.lasts_s > 0
-        with pytest.raises(DeviceFull, match="1000"):
-            other.reserve_device(CARD, 2000, wait_s=0)
-        other.reserve_device(CARD, 1000).release()
-    until(lambda: reserves(other, TOTAL_BYTES // 2 - 1000), "it to be free again")
-    with pytest.raises(NoGauge, match="has no gauge"):
-        other.reserve_device("card7", 1000)
-
-
 def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
     cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
@@ -351,14 +273,6 @@ def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
     for n in range(9):
         with held(cache, key(n)) as lease:
             assert np.array_equal(host_values(lease.tree), values(n))
-
-
-def reserves(client: tensord.Client, size_bytes: int) -> bool:
-    try:
-        client.reserve_device(CARD, size_bytes, wait_s=0).release()
-    except DeviceFull:
-        return False
-    return True
 
 
 # ---- the daemon is away
