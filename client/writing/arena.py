@@ -307,5 +307,7 @@ class Arena:
 
     def _drop(self, count: int) -> None:
         """Lets go of the smallest grants. The caller has the lock."""
-        for _ in range(count):
-            self._left_bytes -= self._grants.pop(0)[0]
+        # `end`, which takes no lock, may have taken the list away since it was counted.
+        grants = self._grants
+        for _ in range(min(count, len(grants))):
+            self._left_bytes -= grants.pop(0)[0]

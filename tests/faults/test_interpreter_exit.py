@@ -162,7 +162,7 @@ kind = getattr(tensord, sys.argv[2])
 folder = tempfile.TemporaryDirectory()
 it = table.instance(kind, client, pathlib.Path(folder.name))
 # What Python imports at its first use has to be used before.
-table.graph(), tensord.Spec, tensord.Feature, table.payload(1)
+table.graph(), tensord.AsyncClient, tensord.Spec, tensord.Feature, table.payload(1)
 calls = {**table.NEVER[kind], **table.RAISES[kind]}
 
 

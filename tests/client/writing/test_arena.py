@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from mmap import mmap
 from typing import Any, cast
@@ -17,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tensord.client.writing.arena import LEAST_BYTES, Arena
 from tensord.client.writing.memory import RingMemory, WritableMemory
 from tensord.client.writing.wire import Granted
-from tensord.errors import StoreFull, TensordError
+from tensord.errors import DaemonUnavailable, StoreFull, TensordError
 from tensord.shm.index.index import IndexReader
 from tensord.shm.ring.layout import LANE_WORDS
 
@@ -183,6 +184,26 @@ def test_a_lane_that_a_fork_has_frozen_is_not_taken_for_a_full_one() -> None:
         del pins[0]
         lane.freeze()
         assert memory.hold(granted) is None
+
+
+def test_a_connection_may_end_while_a_put_asks_for_further_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    places, _ = arena()
+    places.granted(1, [Granted(1, 0, 1024), Granted(2, 1024, 4096)])
+    looks = 0
+
+    def looked(grants: list[Any], key: tuple[int]) -> int:
+        nonlocal looks
+        looks += 1
+        found = bisect_left(grants, key)
+        if looks == 2:
+            places.end(DaemonUnavailable("it went away"))
+        return found
+
+    monkeypatch.setattr("tensord.client.writing.arena.bisect_left", looked)
+    assert places.take(4096) is not None
+    assert looks == 2, "the second one is for further places, and finds a grant that is too small"
+    with pytest.raises(DaemonUnavailable):
+        places.wait_for(4096, soon())
 
 
 class Places(RuleBasedStateMachine):
