@@ -45,7 +45,7 @@ def test_in_a_full_ring_a_sequence_does_not_evict_its_own_blocks() -> None:
             tokens = np.arange(400, dtype=np.uint32) + np.uint32(1000 * number)
             put = cache.put(tokens, [layer], wait=True)
             assert put.state == "stored", put.error
-            match = cache.match(np.append(tokens, np.uint32(7)))
+            match = cache.match(np.append(tokens, np.uint32(7)), timeout_s=PATIENCE_S)
             assert match is not None and match.offset == 400
             del match
 
