@@ -166,7 +166,7 @@ class _Daemon:
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory))
         policy = parts.core.policy
-        scrub = Scrub(memory, parts.store.inbox.tell)
+        scrub = Scrub(memory, parts.store.inbox.tell, lambda: parts.store.worked_at)
         _take_over(memory, parts.store, policy, scrub)
         parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)

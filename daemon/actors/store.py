@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -144,6 +145,8 @@ class StoreActor:
         )
         self._lookout = Lookout(memory, self._queues, clock)
         self.scrub: Callable[[list[int]], object] = lambda slots: None
+        self.worked_at = 0.0
+        """When clients' puts or messages were carried out last, by time.monotonic."""
         """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
         self._recovering: Iterator[None] | None = None
         self._held: list[StoreMessage] = []
@@ -185,6 +188,7 @@ class StoreActor:
                 worked = self._queues.turn()
                 self._pump.turn()
                 if worked:
+                    self.worked_at = time.monotonic()
                     self._lookout.begin()
                 looks = self._lookout.looks
                 idle_s = self._keep_time(busy=looks or self._pump.busy)

@@ -4,9 +4,9 @@
     entries whose clients took no checksum ─┴→ one at a time → Scrubbed
 
 Until the scrub has come to a recovered entry, every reader checks it itself. A large payload is put without a checksum,
-which would take as long as half of its copy; until the scrub has come to it, its header has 0. While clients put large
-payloads, most processors' time and the memory's bandwidth are theirs: with a look after each put, puts of 1 MB back to
-back took 2.7 times as long, and those of 16 MB twice.
+which would take as long as half of its copy; until the scrub has come to it, its header has 0. While clients put,
+processors and the memory's bandwidth are theirs: with a look after each put, puts of 16 MB back to back took twice as
+long.
 
 Owns: which slot is looked at next, and what a result changes in the memory. Does not own: what follows for an entry
 that is not as it was stored (the core).
@@ -33,7 +33,7 @@ from .segments import Segments
 _log, _store_log = logs.logger("tensord"), logs.logger("store")
 _SLOTS_AT_ONCE: Final = 256
 QUIET_S: Final = 0.05
-"""The store is idle once no payload without a checksum has come for this long."""
+"""The store is idle once it has had nothing to do for this long."""
 BUSY_SHARE: Final = 20
 """Until then, looks take at most one part of this many of the time."""
 DUE_MAX: Final = 1 << 16
@@ -63,16 +63,20 @@ def applied(memory: Segments, scrubbed: Scrubbed) -> FoundCorrupt | None:
 
 
 class Scrub:
-    """Looks at the entries of one ring. `tell` takes the results."""
+    """Looks at the entries of one ring. `tell` takes the results. `worked_at` gives the time at which the store had
+    something to do last, by time.monotonic."""
 
-    def __init__(self, memory: Segments, tell: Callable[[Scrubbed], Awaitable[None]]) -> None:
+    def __init__(
+        self, memory: Segments, tell: Callable[[Scrubbed], Awaitable[None]], worked_at: Callable[[], float]
+    ) -> None:
         self._memory = memory
         self._tell = tell
         self._due: deque[int] = deque(maxlen=DUE_MAX)
         self._wake = asyncio.Event()
         self._begun = asyncio.Event()
-        self._added_at = self._looked_s = 0.0
-        """When slots came last, by time.monotonic; and how long the last look took."""
+        self._worked_at = worked_at
+        self._looked_s = 0.0
+        """How long the last look took."""
 
     def begin(self) -> None:
         """The entries of a former daemon are taken over: only then are they marked as unverified."""
@@ -81,7 +85,6 @@ class Scrub:
     def add(self, slots: Iterable[int]) -> None:
         """The entries in these slots have no checksum. The store calls this when it has nothing else to do."""
         self._due.extend(slots)
-        self._added_at = time.monotonic()
         self._wake.set()
 
     async def run(self) -> None:
@@ -99,7 +102,7 @@ class Scrub:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._due:
-                    if time.monotonic() < self._added_at + QUIET_S:
+                    if time.monotonic() < self._worked_at() + QUIET_S:
                         await asyncio.sleep(min(QUIET_S, BUSY_SHARE * self._looked_s))
                     slot = self._memory.index.read(self._due.popleft())
                     if slot.published:

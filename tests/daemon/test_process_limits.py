@@ -24,7 +24,7 @@ async def checks() -> None:
         recovered=True, index=SimpleNamespace(slots=lambda: [slot]), summed=lambda slot: (True, 1)
     )
     tell: Any = None
-    scrub = Scrub(memory, tell)
+    scrub = Scrub(memory, tell, lambda: 0.0)
     scrub.begin()
     await scrub.run()
 
