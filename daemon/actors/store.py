@@ -145,9 +145,9 @@ class StoreActor:
         )
         self._lookout = Lookout(memory, self._queues, clock)
         self.scrub: Callable[[list[int]], object] = lambda slots: None
-        self.worked_at = 0.0
-        """When clients' puts or messages were carried out last, by time.monotonic."""
         """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
+        self.worked_at = 0.0
+        """When a client's put was carried out last, by time.monotonic."""
         self._recovering: Iterator[None] | None = None
         self._held: list[StoreMessage] = []
         """Messages that came before the store has taken over the memory of an earlier daemon."""

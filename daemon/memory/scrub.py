@@ -33,7 +33,7 @@ from .segments import Segments
 _log, _store_log = logs.logger("tensord"), logs.logger("store")
 _SLOTS_AT_ONCE: Final = 256
 QUIET_S: Final = 0.05
-"""The store is idle once it has had nothing to do for this long."""
+"""The store is idle once it has carried out no put for this long."""
 BUSY_SHARE: Final = 20
 """Until then, looks take at most one part of this many of the time."""
 DUE_MAX: Final = 1 << 16
@@ -63,8 +63,11 @@ def applied(memory: Segments, scrubbed: Scrubbed) -> FoundCorrupt | None:
 
 
 class Scrub:
-    """Looks at the entries of one ring. `tell` takes the results. `worked_at` gives the time at which the store had
-    something to do last, by time.monotonic."""
+    """Looks at the entries of one ring. `tell` takes the results.
+
+    Args:
+        worked_at: gives the time of the store's last put, by time.monotonic.
+    """
 
     def __init__(
         self, memory: Segments, tell: Callable[[Scrubbed], Awaitable[None]], worked_at: Callable[[], float]
