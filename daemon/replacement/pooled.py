@@ -150,18 +150,26 @@ class Pooled(Replacement):
         """The coldest `most` of some items and of those that came later."""
         late, seen = pool.late, {item[2] for item in items}
         more: list[Item] = []
-        while late and (len(items) + len(more) < most or (items and late[0] < items[-1])):
-            item = heappop(late)
-            row = np.array([item[2]])
-            if item[2] in seen or not self._is_free(row)[0]:
-                continue
-            if not self._are_current(row, np.array([item[0]]), np.array([item[1]]))[0]:
-                continue
-            if self.window.put_at[item[2]] > begins:
-                heappush(pool.protected, (int(self.window.put_at[item[2]]), item))
-                continue
-            seen.add(item[2])
-            more.append(item)
+        some: list[Item] = []
+
+        def is_wanted() -> bool:
+            return bool(late) and (len(items) + len(more) + len(some) < most or (bool(items) and late[0] < items[-1]))
+
+        while is_wanted():
+            while is_wanted():
+                some.append(heappop(late))
+            worths, orders, rows = map(np.array, zip(*some, strict=True))
+            may = self._is_free(rows) & self._are_current(rows, worths, orders)
+            places = self.window.put_at[rows].tolist()
+            for item, it_may, put_at in zip(some, may.tolist(), places, strict=True):
+                if not it_may or item[2] in seen:
+                    continue
+                if put_at > begins:
+                    heappush(pool.protected, (put_at, item))
+                    continue
+                seen.add(item[2])
+                more.append(item)
+            some.clear()
         items = sorted(items + more)
         for item in items[most:]:
             heappush(late, item)

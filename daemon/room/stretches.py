@@ -45,7 +45,8 @@ Price = tuple[float, float, float]
 lost with the others, for each byte what is above the worth of the coldest entry's bytes, which would be lost anyway (0
 if the policy's worths only order entries); the worth of the warmest entry."""
 NOTHING: Final[Price] = (0.0, 0.0, 0.0)
-Test = Callable[[int], bool]
+Test = Callable[[Array], Array]
+"""Of rows, (n,) int64: which ones may be chosen, (n,) bool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,14 @@ class Stretches:
 
     def to_evict(self, size: int, anchors: Sequence[int], may_go: Test) -> Way | None:
         """The cheapest run of entries to evict, in the stretches around `anchors`, which come coldest first."""
-        table, found, looks = self._table, [], 0
-        for anchor in anchors:
-            if may_go(anchor):
-                rows = self._around(table.prevs[anchor], anchor, size, may_go, RUN_ROWS_MAX)
-                found.append(rows)
-                looks += len(rows)
-                if looks >= LOOKS_MAX:
+        table, found = self._table, []
+        seen: set[int] = set()
+        may = may_go(np.array(anchors, np.int64)).tolist()
+        for anchor in [row for row, it_may in zip(anchors, may, strict=True) if it_may]:
+            if anchor not in seen:
+                found.append(self._around(table.prevs[anchor], anchor, size, may_go, RUN_ROWS_MAX))
+                seen.update(found[-1])
+                if len(seen) >= LOOKS_MAX:
                     break
         every = [row for rows in found for row in rows]
         firsts, lasts, _ = self._runs(found, every, size)
@@ -119,15 +121,19 @@ class Stretches:
         """The run of entries with the fewest bytes to copy, if those of `owners` that are worth at most `cold` go, and
         the others move into holes elsewhere, in the stretches around `anchors` and around the largest holes. None
         without a run whose evicted and copied bytes are at most `most_bytes`."""
-        table, found, looks = self._table, [], 0
+        table, found = self._table, []
+        # Entries that were put together often are the coldest together: one stretch has many of them.
+        seen: set[int] = set()
         holes = [(row, table.nexts[row]) for row in self._holes.largest(HOLES_MAX)]
         coldest = [(table.prevs[row], row) for row in anchors]
-        for number, (before, behind) in enumerate((*coldest[:FIRST], *holes, *coldest[FIRST:])):
+        for before, behind in (*coldest[:FIRST], *holes, *coldest[FIRST:]):
+            if before in seen or behind in seen:
+                continue
             found.append(self._around(before, behind, size, may_move, RUN_ROWS_MAX))
-            looks += len(found[-1])
-            if number == FIRST - 1 and (way := self._cleared(found, size, cold, (most_bytes[0], 0), owners)):
+            seen.update(found[-1])
+            if len(found) == 1 and (way := self._cleared(found, size, cold, (most_bytes[0], 0), owners)):
                 return way
-            if looks >= LOOKS_MAX:
+            if len(seen) >= LOOKS_MAX:
                 break
         return self._cleared(found, size, cold, most_bytes, owners)
 
@@ -202,30 +208,30 @@ class Stretches:
         moves = [row for row, does in zip(movable, fits, strict=True) if does]
         victims = [row for row in run if row not in set(moves)]
         copied = self._sum(moves)
-        if copied > COPIED_SHARE * size or not all(map(may_go, victims)):
+        if copied > COPIED_SHARE * size or not may_go(np.array(victims, np.int64)).all():
             return None
         return Way(self.price(victims, floor), self._sum(victims), copied, victims, moves, inside)
 
     def _around(self, left: int, right: int, size: int, may: Test, most: int) -> list[int]:
         """The neighbours on both sides of the gap between two rows, in order: on each side up to one that may not, or
         until they have `size` bytes."""
-        table = self._table
-        offsets, nexts, prevs = table.offsets, table.nexts, table.prevs
-        rows: list[int] = []
+        table, before, behind = self._table, [], []
+        offsets, sizes, nexts, prevs = table.offsets, table.sizes, table.nexts, table.prevs
         row, low = left, (offsets[right] if right else self._holes.capacity_bytes) - size
-        while row and len(rows) < most and may(row):
-            rows.append(row)
-            if offsets[row] <= low:
-                break
-            row = prevs[row]
-        rows.reverse()
-        row, high, most = right, table.end(left) + size, most + len(rows)
-        while row and len(rows) < most and may(row):
-            rows.append(row)
-            if table.end(row) >= high:
-                break
-            row = nexts[row]
-        return rows
+        while row and len(before) < most:
+            before.append(row)
+            row = prevs[row] if offsets[row] > low else EDGE
+        row, high = right, table.end(left) + size
+        while row and len(behind) < most:
+            behind.append(row)
+            row = nexts[row] if offsets[row] + sizes[row] < high else EDGE
+        rows = np.array(before[::-1] + behind, np.int64)
+        bars = np.flatnonzero(~may(rows))
+        at = np.searchsorted(bars, len(before))
+        first = int(bars[at - 1]) + 1 if at else 0
+        last = int(bars[at]) if at < len(bars) else len(rows)
+        found: list[int] = rows[first:last].tolist()
+        return found
 
     def _runs(self, stretches: list[list[int]], every: list[int], size: int) -> tuple[Array, Array, Array]:
         """The shortest runs of neighbours that have `size` bytes, holes included: for each row that one begins with,

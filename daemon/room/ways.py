@@ -18,7 +18,7 @@ ones. A search looks at a bounded number of entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,12 +30,12 @@ from ..store.families import Families
 from ..store.grants import Grants
 from ..store.holes import Holes
 from ..store.spans import Spans
-from ..store.table import LIVE, RowTable
+from ..store.table import LIVE, Array, RowTable
 from ..store.tenants import Tenants
 from .moves import MovingTime
 from .places import FreePlaces
 from .shares import OwnerShares
-from .stretches import NOTHING, Price, Stretches, Way
+from .stretches import NOTHING, Price, Stretches, Test, Way
 from .survey import Survey
 
 ROUND_ROWS_MAX: Final = 256
@@ -229,12 +229,11 @@ class Ways:
         best = min(ways, key=lambda way: (way.price, way.gone_bytes))
         if attempt.spare_bytes < size:
             spare, gone_bytes = [], max(best.gone_bytes // SPARE_STEPS, size // SPARE_MIN)
-            for row in anchors:
-                if may_go(row):
-                    spare.append(row)
-                    gone_bytes -= self._table.sizes[row]
-                    if gone_bytes <= 0:
-                        break
+            for row in np.array(anchors)[may_go(np.array(anchors))].tolist():
+                spare.append(row)
+                gone_bytes -= self._table.sizes[row]
+                if gone_bytes <= 0:
+                    break
             little_free = holes.total_bytes < size * 3 // 2 + holes.capacity_bytes // SPARE_SHARE
             if spare and stretches.price(spare, floor) < best.price:
                 worth = stretches.price(spare, 0.0)
@@ -248,14 +247,13 @@ class Ways:
         place that is wider than what is free of pins and parents around the coldest entries."""
         table, survey = self._table, self._survey()
         states, offsets = np.frombuffer(table.states, np.uint8), table.column("offsets")
-        kept = survey.kept
-        may_go = self._evictable(owners, leaves=False, tails=True)
+        may_go = self._evictable(owners, leaves=False, kept=survey.kept)
         for low, high in sorted(survey.gaps(size), key=lambda gap: gap[0] - gap[1])[:GAPS_MAX]:
             rows = np.flatnonzero((states == LIVE) & (offsets >= low) & (offsets < high))
             if not len(rows):
                 continue
             coldest = rows[np.argsort(self._policy.worth(rows), kind="stable")[:ANCHORS_MAX]].tolist()
-            found = self._stretches.to_evict(size, coldest, lambda row: row not in kept and may_go(row))
+            found = self._stretches.to_evict(size, coldest, may_go)
             if found is not None:
                 whole: dict[int, None] = {}
                 for row in found.victims:
@@ -270,24 +268,28 @@ class Ways:
         return {self._table.row_of(span_id) for span_id in latest if span_id}
 
     def _evictable(
-        self, owners: Collection[int] | None, *, leaves: bool = True, tails: bool = False
-    ) -> Callable[[int], bool]:
-        """The test whether an entry is evictable now, as far as is known; if not `leaves`, with its descendants; with
-        `tails`, also blocks that were just stored."""
+        self, owners: Collection[int] | None, *, leaves: bool = True, kept: Collection[int] | None = None
+    ) -> Test:
+        """The test which entries are evictable now, as far as is known; if not `leaves`, with their descendants.
+        `kept`: those that are not, blocks that were just stored by default."""
         table, spans = self._table, self._spans
-        states, children, owner_of, span_ids = table.states, table.children, table.owners, table.span_ids
-        held, pinned, spared = spans.held, spans.last_pinned, set() if tails else self._tail_rows()
+        states, children, owner_of = (
+            np.frombuffer(table.states, np.uint8),
+            table.column("children"),
+            table.column("owners"),
+        )
+        kept = {*spans.held, *(self._tail_rows() if kept is None else kept)}
+        kept.update(table.row_of(number) for number in spans.last_pinned)
 
-        def test(row: int) -> bool:
-            if (
-                states[row] != LIVE
-                or row in held
-                or row in spared
-                or span_ids[row] in pinned
-                or (leaves and children[row])
-            ):
-                return False
-            return owners is None or owner_of[row] in owners
+        def test(rows: Array) -> Array:
+            may: Array = states[rows] == LIVE
+            if leaves:
+                may &= children[rows] == 0
+            if owners is not None:
+                may &= np.isin(owner_of[rows], [*owners])
+            if kept:
+                may &= [row not in kept for row in rows.tolist()]
+            return may
 
         return test
 
