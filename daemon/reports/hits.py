@@ -27,8 +27,8 @@ from .removal_history import MADE_ROOM
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
 """Parts of a stretch; sums drop one part at a time."""
-SAMPLED_PER_S_MAX: Final = 10_000
-"""Sampled requests in a second, of some 4 µs each. With more, the sample is halved."""
+SAMPLED_PER_S_MAX: Final = 2_000
+"""Sampled requests in a second, of some 10 µs each. With more, the sample is halved."""
 
 Array = np.ndarray[Any, Any]
 
