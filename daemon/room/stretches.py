@@ -127,7 +127,7 @@ class Stretches:
         holes = [(row, table.nexts[row]) for row in self._holes.largest(HOLES_MAX)]
         coldest = [(table.prevs[row], row) for row in anchors]
         for before, behind in (*coldest[:FIRST], *holes, *coldest[FIRST:]):
-            if before in seen or behind in seen:
+            if before in seen and behind in seen:
                 continue
             found.append(self._around(before, behind, size, may_move, RUN_ROWS_MAX))
             seen.update(found[-1])

@@ -288,7 +288,7 @@ class Ways:
             if owners is not None:
                 may &= np.isin(owner_of[rows], [*owners])
             if kept:
-                may &= [row not in kept for row in rows.tolist()]
+                may &= np.fromiter((row not in kept for row in rows.tolist()), np.bool_, len(rows))
             return may
 
         return test

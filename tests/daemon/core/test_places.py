@@ -349,3 +349,17 @@ def test_keys_of_ever_new_namespaces_take_no_more_numbers_than_there_are_entries
     assert 20 < tenants.total_entries == sum(tenants.entries)
     assert len(tenants.tags) == len(tenants.number_of) < 4 * tenants.total_entries
     stand.check()
+
+
+def test_a_place_is_made_though_nothing_around_the_largest_hole_may_go() -> None:
+    stand = full()
+    rows = by_offset(stand)
+    assert stand.put(900, 2 * SIZE) == "stored"
+    hole = by_offset(stand).index(900)
+    stand.send(1, messages.Evict(7, [key(900)]))
+    stand.settle()
+    for number in by_offset(stand)[max(hole - 2, 0) : hole + 2]:
+        stand.pin(number)
+    assert stand.put(901, 4 * SIZE) == "stored"
+    assert len(stand.stored()) > len(rows) // 2
+    stand.check()
