@@ -215,7 +215,9 @@ class Stretches:
     def _around(self, left: int, right: int, size: int, may: Test, most: int) -> list[int]:
         """The neighbours on both sides of the gap between two rows, in order: on each side up to one that may not, or
         until they have `size` bytes."""
-        table, before, behind = self._table, [], []
+        table = self._table
+        before: list[int] = []
+        behind: list[int] = []
         offsets, sizes, nexts, prevs = table.offsets, table.sizes, table.nexts, table.prevs
         row, low = left, (offsets[right] if right else self._holes.capacity_bytes) - size
         while row and len(before) < most:
