@@ -1,7 +1,7 @@
 """tensorctl as a program: its options, its commands, and the report of failures.
 
 Owns: exit codes and the one line on stderr. 0: done. 1: refused, not reachable, or unhealthy. 2: invalid arguments.
-Ctrl-C ends `--watch` and `watch` with 0, every other command with 130. A closed pipe ends every command silently. Does
+Ctrl-C ends `watch` with 0, every other command with 130. A closed pipe ends every command silently. Does
 not own: the commands, each of which has its own module.
 
 Invariants: `main` raises no exception, unless TENSORCTL_TRACEBACK is set.

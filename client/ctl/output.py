@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,8 +22,8 @@ _DAYS_ALONE: Final = 1000
 _COUNTED_IN_FULL: Final = 10_000
 _ROUNDED_UP: Final = 999.95
 _NAME_CHARS_MAX: Final = 24
-_NAMES: Final = ("client", "epoch", "owner_uid", "pid", "uid")
-"""Numbers that are names, and no counts."""
+_NAMES: Final = ("client", "epoch", "lane", "owner_uid", "pid", "uid", "worth")
+"""Numbers that are names or ranks, and no counts."""
 
 size = rounded_size
 
@@ -58,6 +59,24 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def document(body: Mapping[str, Any]) -> str:
+    """All fields of a document that have a value, each in words behind its name and the names of the parts around
+    it."""
+    return pairs(_fields("", Words(body)))
+
+
+def _fields(within: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Words):
+        for field in value:
+            if value.tells(field):
+                yield from _fields(f"{within} {field}".lstrip(), value[field])
+    elif isinstance(value, list):
+        for each in value:
+            yield from _fields(within, each)
+    else:
+        yield within, str(value)
+
+
 def age(seconds: float) -> str:
     """A duration in its two largest units, for example "3m12s"; under a second in milliseconds, for example "40 ms".
     Negative durations give "0s"."""
@@ -74,7 +93,8 @@ def age(seconds: float) -> str:
 
 
 class Words(Mapping[str, Any]):
-    """A document's fields in words, by their names: bytes as sizes, seconds as durations, floats as shares."""
+    """A document's fields in words, by their names: bytes as sizes, seconds as durations, Unix seconds as local times,
+    floats as shares."""
 
     def __init__(self, body: Mapping[str, Any], within: str = "") -> None:
         self._body = body
@@ -84,11 +104,23 @@ class Words(Mapping[str, Any]):
         value, unit = self._body[field], field if field.endswith("_s") or "bytes" in field else self._within
         if isinstance(value, dict):
             return Words(value, unit)
+        if isinstance(value, list):
+            return [Words(each, unit) if isinstance(each, dict) else each for each in value]
         if value is None or isinstance(value, str) or field in _NAMES:
             return "unknown" if value in (None, "") else value
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if field.endswith("_unix_s"):
+            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+        if field.endswith("_ms"):
+            return f"{value:g} ms"
         if isinstance(value, float) and not unit:
             return share(value, 1)
         return size(value) if "bytes" in unit else age(value) if unit else number(value)
+
+    def tells(self, field: str) -> bool:
+        """Whether the field has a value."""
+        return self._body[field] not in (None, "")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._body)

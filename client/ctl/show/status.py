@@ -6,21 +6,17 @@ daemon).
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
-from ....errors import TensordError
 from ....ipc.messages.control import HealthQuery
 from ..daemon import Daemon, pass_daemon
 from ..output import as_json, number, pairs, parts, share, show, size, words
 
 Rows = list[tuple[str, str]]
 
-_REDRAWN_EVERY_S: Final = 1.0
 _HEAD: Final = "tensord {version}, instance {instance}: pid {pid}, uid {uid}, epoch {epoch}, up {uptime_s}"
 _STORE: Final = {
     "pinned": "pins for a time {pins} ({pinned_bytes}); evicted entries that readers hold {retired_bytes}",
@@ -60,13 +56,13 @@ _DEVICE: Final = {
 }
 
 
-def status_text(body: dict[str, Any], health: dict[str, Any], before: dict[str, Any] | None = None) -> str:
-    """A status as text. `before`: an earlier status, for the rates since."""
+def status_text(body: dict[str, Any], health: dict[str, Any]) -> str:
+    """A status as text."""
     store, governor = body["store"], body["governor"]
     rows = [("PROBLEM", problem) for problem in health["problems"]]
     rows += [("notice", notice) for notice in health["notices"]]
     rows += [("NOT STORED", unstorable(each)) for each in store["unstorable"]]
-    rows += [*_rates(body, before), *_memory(body, store), ("clients", words(body, _CLIENTS))]
+    rows += [*_memory(body, store), ("clients", words(body, _CLIENTS))]
     rows += [(name, words(store, template)) for name, template in _STORE.items()]
     rows.append(("refusals", words(body, "{store[refusals]}; by quota: {quotas[refusals]}")))
     rows += _ratios(store["hit_ratios"])
@@ -81,18 +77,6 @@ def status_text(body: dict[str, Any], health: dict[str, Any], before: dict[str, 
 def unstorable(reason: Mapping[str, Any]) -> str:
     """Why values of a namespace cannot be stored."""
     return words(reason, _UNSTORABLE)
-
-
-def _rates(body: dict[str, Any], before: dict[str, Any] | None) -> Rows:
-    """The work since an earlier status of the same daemon, a second."""
-    if before is None or before["epoch"] != body["epoch"] or before["uptime_s"] >= body["uptime_s"]:
-        return []
-    seconds, old, new = body["uptime_s"] - before["uptime_s"], before["store"], body["store"]
-    hits, misses = new["hits"] - old["hits"], new["misses"] - old["misses"]
-    puts, gone = (sum(new[each].values()) - sum(old[each].values()) for each in ("puts", "evictions"))
-    counts = (("lookups", hits + misses), ("puts", puts), ("evictions", gone))
-    rates = ", ".join(f"{what} {number(round(count / seconds))}/s" for what, count in counts)
-    return [("now", f"{rates}; hits {share(hits, hits + misses)}")]
 
 
 def _memory(body: dict[str, Any], store: dict[str, Any]) -> Rows:
@@ -146,32 +130,10 @@ def _pressure(governor: dict[str, Any]) -> Rows:
 
 @click.command()
 @as_json
-@click.option("--watch", "watching", is_flag=True, help="Show it again every second, with rates, until Ctrl-C.")
 @pass_daemon
-def status(daemon: Daemon, as_json: bool, watching: bool) -> None:
-    """What the daemon holds, and its counters so far.
-
-    --watch goes on through a restart of the daemon. With --json and --watch, one document a line.
-    """
-    if not watching:
-        show(daemon.status(), as_json, lambda body: status_text(body, daemon.ask(HealthQuery)))
-        return
-    before = None
-    try:
-        while True:
-            try:
-                body = daemon.status()
-                shown = json.dumps(body) if as_json else status_text(body, daemon.ask(HealthQuery), before)
-                before = body
-            except TensordError as error:
-                told = {"error": error.code, "text": str(error)}
-                shown = json.dumps(told) if as_json else f"{error}\n\ntrying again ..."
-            if not as_json:
-                click.clear()
-            click.echo(shown)
-            time.sleep(_REDRAWN_EVERY_S)
-    except KeyboardInterrupt:
-        return
+def status(daemon: Daemon, as_json: bool) -> None:
+    """What the daemon holds, and its counters so far."""
+    show(daemon.status(), as_json, lambda body: status_text(body, daemon.ask(HealthQuery)))
 
 
 @click.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from tensord.client.ctl.output import WIDTH
 from tensord.client.ctl.show.status import status_text
 
-from ....daemon_process import PATIENCE_S, Daemon
+from ....daemon_process import Daemon
 from .. import documents
 from ..conftest import Ctl
 from ..documents import CARD, GIB, OTHER
@@ -144,35 +143,6 @@ def test_a_document_of_another_version_is_told_so(recorded: Callable[..., Ctl]) 
     ctl = recorded(StatusQuery=status, HealthQuery=HEALTHY)
     assert "has no 'entries': it has another version than tensorctl; --json" in ctl("status", code=1).err
     ctl("status", "--json")
-
-
-def test_watch_goes_on_through_a_restart_and_ends_with_ctrl_c(daemon: Daemon, ctl: Ctl) -> None:
-    with ctl.spawn("status", "--json", "--watch") as watching:
-        assert watching.stdout is not None
-        assert json.loads(watching.stdout.readline())["epoch"] == 1
-        daemon.terminate()
-        while "error" not in (body := json.loads(watching.stdout.readline())):
-            assert body["epoch"] == 1
-        assert body["error"] == "DaemonUnavailable"
-        daemon.start()
-        while "error" in (body := json.loads(watching.stdout.readline())):
-            pass
-        assert body["epoch"] == 2
-        watching.send_signal(signal.SIGINT)
-        _, err = watching.communicate(timeout=PATIENCE_S)
-        assert (watching.returncode, err) == (0, "")
-
-
-def test_a_watch_for_people_draws_the_same_again_with_rates(ctl: Ctl) -> None:
-    with ctl.spawn("status", "--watch") as watching:
-        assert watching.stdout is not None
-        seen = [watching.stdout.readline()]
-        while not seen[-1].startswith("now "):
-            seen.append(watching.stdout.readline())
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(PATIENCE_S) == 0
-    assert sum(line.startswith("tensord ") for line in seen) >= 2
-    assert seen[-1].split()[1:] == ["lookups", "0/s,", "puts", "0/s,", "evictions", "0/s;", "hits", "-"]
 
 
 def test_a_daemon_that_does_not_answer_in_time_is_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
