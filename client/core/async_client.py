@@ -14,7 +14,6 @@ import functools
 import inspect
 import os
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,7 +23,6 @@ from ...errors import TimedOut
 from ..arguments.checks import check_compute, check_flag, check_key, check_timeout
 from ..computing.once import AwaitAnswer, Compute, ComputeTally, Listen, StoreValue
 from ..link.absence import attach_limit_s
-from ..pressure.async_subscription import AsyncSubscription
 from ..pressure.device_reservation import DeviceReservation
 from ..threads.event_loop import begun, in_thread, to_its_end
 from ..writing.outcomes import Put, wait_for_all
@@ -130,7 +128,6 @@ class AsyncClient:
         self, socket: str | os.PathLike[str] | None = None, *, name: str | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
         self._client = Client(socket, name=name, timeout_s=timeout_s)
-        self._subscriptions: weakref.WeakSet[AsyncSubscription] = weakref.WeakSet()
 
     @property
     def client(self) -> Client:
@@ -149,8 +146,6 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends the connection and all subscriptions. Leases and their views stay valid for as long as they live."""
-        for subscription in list(self._subscriptions):
-            subscription.close()
         await in_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
@@ -187,6 +182,7 @@ class AsyncClient:
     pin = _threaded(Client.pin)
     unpin = _threaded(Client.unpin)
     modes = _threaded(Client.modes)
+    on_mode = _threaded(Client.on_mode)
     workflow = _threaded(Client.workflow)
 
     # ---- with a difference
@@ -233,12 +229,6 @@ class AsyncClient:
         finally:
             # The error has this frame in its traceback.
             error = None
-
-    async def on_mode(self, gauge: str | None = None) -> AsyncSubscription:
-        """As `Client.on_mode`: iterate over the result, until it or this client is closed."""
-        subscription = await AsyncSubscription().open(self._client, gauge)
-        self._subscriptions.add(subscription)
-        return subscription
 
     @_like(Client.reserve_device)
     async def reserve_device(

@@ -28,8 +28,9 @@ class PressureCalls(ClientBase):
         """Calls `callback` whenever a tier changes its mode, so that an engine can shrink caches of its own.
 
         One thread of this client calls all callbacks, one at a time and in order. It logs the exceptions that they
-        raise. It does not call them for the modes at the time of the subscription: see `Subscription.states`. Changes
-        that happen while the daemon is away are reported once it is back. The child of a fork subscribes anew.
+        raise. In asyncio `callback` calls `loop.call_soon_threadsafe`. It is not called for the modes at the time of
+        the subscription: see `Subscription.states`. Changes that happen while the daemon is away are reported once it
+        is back. The child of a fork subscribes anew.
 
         Args:
             gauge: a device's name, or "host" for the ring. Default: all gauges.

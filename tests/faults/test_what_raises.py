@@ -56,7 +56,7 @@ CLIENT_NEVER: dict[str, Call] = {
     "governor": lambda c: c.governor,
     "hold": lambda c: c.hold(KEY),
     "link": lambda c: c.link,
-    "on_mode": lambda c: c.on_mode() if isinstance(c, tensord.AsyncClient) else c.on_mode(lambda change: None),
+    "on_mode": lambda c: c.on_mode(lambda change: None),
     "peek": lambda c: c.peek(KEY),
     "put": lambda c: c.put(KEY, payload(1), wait=True),
     "put_many": lambda c: c.put_many([(KEY, payload(1))], wait=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import pickle
 from collections.abc import Callable, Iterator
@@ -28,14 +27,6 @@ def client(card: FakeCard) -> Iterator[tensord.Client]:
         yield client
 
 
-def subscribed(client: tensord.Client) -> Any:
-    async def subscription() -> Any:
-        async with tensord.AsyncClient(client.link.path) as asking:
-            return await asking.on_mode()
-
-    return asyncio.run(subscription())
-
-
 def matched(client: tensord.Client) -> Any:
     prefixes = tensord.PrefixCache(client, NAMESPACE, block_tokens=16)
     prefixes.put(TOKENS, [tensord.NormalLayer(np.zeros((1, 1, len(TOKENS), 1)))], wait=True)
@@ -47,7 +38,6 @@ def graph() -> tensord.AgentStepGraph:
 
 
 OPENED: dict[str, Callable[[tensord.Client], Any]] = {
-    "AsyncSubscription": subscribed,
     "Batch": lambda client: client.get_many([key(1)]),
     "Claim": lambda client: client.claim(key(2)),
     "Client": lambda client: client,

@@ -16,7 +16,6 @@ import pytest
 
 import tensord
 from tensord.client.device.torch_device import TorchDevice
-from tensord.client.pressure.async_subscription import AsyncSubscription
 from tensord.testing.fake_card import FakeCard
 from tensord.testing.fake_vram import FakeVram
 
@@ -25,7 +24,6 @@ from ..daemon_process import Daemon, until
 # The classes of `tensord`, and those that its calls take or return from other modules of the documentation.
 CLASSES = [
     *(found for name in tensord.__all__ if isinstance(found := getattr(tensord, name), type)),
-    AsyncSubscription,
     FakeCard,
     FakeVram,
     TorchDevice,

@@ -73,8 +73,7 @@ async def right_with_await(client: tensord.AsyncClient, key: bytes, hidden: Arra
     async with client as entered:
         assert_type(entered, tensord.AsyncClient)
         assert_type(await entered.claim(key, within_s=0.5), tensord.Claim)
-    async for change in await client.on_mode():
-        assert_type(change, tensord.ModeChange)
+    assert_type(await client.on_mode(print), tensord.Subscription)
     del embedding
 
 
