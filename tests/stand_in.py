@@ -216,8 +216,9 @@ class StandIn:
 
     def _attach(self, each: Attachment, request: messages.Attach, fds: tuple[int, ...]) -> None:
         back = os.fstat(fds[0]).st_ino if fds else 0
-        if back in self._lanes:
-            each.place = self._lanes[back]
+        place = self._lanes.get(back, -1)
+        if place >= 0 and all(other.place != place for other in self.attachments):
+            each.place = place
             each.lane_fd = opened_anew(fds[0])
         else:
             each.place = len(self._lanes) + 1
