@@ -7,7 +7,6 @@ the daemon's status.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -117,32 +116,6 @@ def test_waiting_callers_compute_when_the_daemon_dies(patient: Daemon) -> None:
         for child in [company.claimant, *company.waiters]:
             child.tell("go on")
             assert child.hear() == COMPUTED
-
-
-def test_threads_of_one_client_compute_once_too(patient: Daemon) -> None:
-    client = patient.client(timeout_s=60.0)
-    began, go_on = threading.Semaphore(0), threading.Event()
-    values: list[Any] = []
-
-    def compute() -> Any:
-        began.release()
-        assert go_on.wait(PATIENCE_S)
-        return payload(1)
-
-    def ask() -> None:
-        values.append(client.get_or_compute(KEY, compute, timeout_s=60.0))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert began.acquire(timeout=PATIENCE_S)
-    patient.until(lambda s: s["store"]["claims_waiting"] == 7, "the others to wait")
-    go_on.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(values) == 8 and all(is_payload(value, 1) for value in values)
-    assert (client.tally.computed, client.tally.waited) == (1, 7)
-    assert not began.acquire(blocking=False)
 
 
 # ---- asyncio

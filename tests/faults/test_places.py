@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from mmap import mmap
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,9 @@ import pytest
 
 from tensord.errors import LimitReached
 from tensord.ipc.messages import control as messages
-from tensord.shm.ring import segments
-from tensord.shm.ring.layout import PAGE_BYTES
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from .payloads import is_payload, key, payload
+from ..daemon_process import MIB, PATIENCE_S, Daemon
+from .payloads import key, payload
 from .raw import RawClient
 
 RING_BYTES = 64 * MIB
@@ -83,33 +80,3 @@ def test_a_lost_put_keeps_no_part_of_the_ring_though_its_caller_keeps_it(daemon:
             daemon.until(lambda s: not s["store"]["used_bytes"], "the place to be free, though the put is kept")
         finally:
             gc.enable()
-
-
-def test_the_next_daemon_gives_nobody_the_pages_of_a_place_that_is_not_written_yet() -> None:
-    ring_bytes = 4 * MIB
-    with (
-        Daemon(ring_bytes=ring_bytes, policy="lru") as daemon,
-        RawClient(daemon.start().socket, writes="in place") as raw,
-    ):
-        (place,) = raw.borrow(MIB)
-        ring_fd = raw.fds[-1]
-        daemon.kill()
-        # With a page missing, the daemon asks which others are. Those that were never written look like it.
-        segments.punch(ring_fd, ring_bytes - PAGE_BYTES, PAGE_BYTES)
-        assert place.offset == 0
-        segments.punch(ring_fd, 0, MIB)
-        segments.allocate(ring_fd, 0, MIB)
-        other = daemon.start().client(timeout_s=PATIENCE_S)
-        names = [other.put(key(number), payload(number), wait=True).key for number in range(60)]
-        with mmap(ring_fd, ring_bytes) as ring:
-            ring[: place.size_bytes] = bytes(place.size_bytes)
-        there = [number for number, name in enumerate(names) if other.contains(name)]
-        assert there
-        for number in there:
-            lease = other.get(names[number], verify=True)
-            assert lease is not None and is_payload(lease.tree, number), f"entry {number} was overwritten"
-            del lease
-        raw.pins.clear()
-        assert other.evict(*(names[number] for number in there)) == len(there)
-        daemon.until(lambda s: s["store"]["used_bytes"] == s["store"]["lent_bytes"], "the place to be free")
-        until(lambda: other.put(key(99), payload(99, 3 * MIB)).wait(PATIENCE_S).state == "stored", "room there")

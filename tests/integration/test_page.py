@@ -47,23 +47,6 @@ def serving() -> Iterator[Daemon]:
         yield running.start()
 
 
-def test_the_page_has_the_figures_of_the_daemon(serving: Daemon) -> None:
-    client = serving.client(name="engine")
-    keys = [bytes([number]) * 32 for number in range(3)]
-    for key in keys:
-        client.put(key, np.zeros(5000, np.uint8), tokens=5, wait=True)
-    client.get(keys[0])
-    client.get(b"\xff" * 32)
-    serving.until(lambda now: now["store"]["hits"] == 1 and now["store"]["misses"] == 1, "the lane was drained")
-    serving.until(lambda now: now["governor"]["gauges"], "the first sample")
-    told = figures(port_of(serving))
-    status = serving.status()
-    assert told["status"].keys() == status.keys()
-    assert (told["status"]["pid"], told["status"]["store"]["entries"]) == (serving.pid, 3)
-    assert told["problems"] == []
-    assert [(row["name"], row["hits"]) for row in told["clients"]] == [("engine", 1)]
-
-
 @pytest.mark.parametrize("path", ["/", "/page.json"])
 def test_only_a_request_to_a_name_of_this_host_reads_anything(serving: Daemon, path: str) -> None:
     port = port_of(serving)

@@ -6,7 +6,6 @@ import gc
 import os
 
 import numpy as np
-import pytest
 
 import tensord
 from tensord.ipc.messages import control as messages
@@ -124,23 +123,6 @@ def test_a_ring_that_is_made_smaller_gives_memory_back_and_keeps_what_fits() -> 
                 assert lease is not None and is_payload(lease.tree, number)
         fill(daemon.client(), range(200, 290))
         assert here(daemon.client(), range(200, 290)) == list(range(200, 290))
-
-
-@pytest.mark.parametrize("pages_bytes", [0, SMALL, 64 * MIB, 192 * MIB])
-def test_a_daemon_killed_while_it_enlarges_the_ring_loses_nothing(pages_bytes: int) -> None:
-    with Daemon(ring_bytes=SMALL, policy="lru", memory_prefault=True) as daemon:
-        fill(daemon.start().client(), range(12))
-        daemon.terminate()
-        daemon.flags["ring_bytes"] = 256 * MIB
-        ring = segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring"
-        daemon.spawn()
-        until(lambda: ring.stat().st_size == 256 * MIB, "the file enlarged")
-        until(lambda: allocated_bytes(daemon) >= pages_bytes, "so many of its pages")
-        daemon.kill()
-        daemon.start()
-        assert daemon.status()["ring_bytes"] == 256 * MIB
-        assert here(daemon.client(), range(12)) == list(range(12))
-        daemon.until(lambda s: s["store"]["resident_bytes"] == 256 * MIB, "all of it")
 
 
 def test_a_ring_that_cannot_be_enlarged_serves_as_it_is_and_says_so() -> None:
