@@ -14,7 +14,6 @@ import pytest
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.core import events
-from tensord.daemon.memory.holders import CHANGES_AT_ONCE
 from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, LaneScan
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.shm.lanes.reader import LaneReader
@@ -43,17 +42,6 @@ def readers() -> Iterator[list[LaneReader]]:
 
 def ids(*numbers: int) -> Any:
     return np.array(numbers, np.uint64)
-
-
-def test_holders_of_many_entries_are_reported_in_short_events(readers: list[LaneReader]) -> None:
-    stored = [*range(1, 4 * LANE_WORDS + 1)]
-    readers += [lane_with(*stored[first : first + LANE_WORDS]) for first in range(0, len(stored), LANE_WORDS)]
-    stand = Stand(readers, ids(*stored))
-    stand.lanes.keep_time(stand.now)
-    stand.work()
-    counted = [event.holders for event in stand.heard if isinstance(event, events.HoldersCounted)]
-    assert [pair for pairs in counted for pair in pairs] == [(span, 1) for span in stored]
-    assert max(map(len, counted)) <= 2 * CHANGES_AT_ONCE
 
 
 def test_the_records_of_a_busy_lane_are_reported_in_order_in_short_events(readers: list[LaneReader]) -> None:
@@ -125,16 +113,6 @@ class Stand:
                 pass
 
 
-def test_a_scan_is_answered_by_one_event_after_one_fence(readers: list[LaneReader]) -> None:
-    readers += [lane_with(3), lane_with(4)]
-    stand = Stand(readers, ids(3, 4))
-    stand.lanes.scan()
-    assert stand.heard == [], "the scan is a job of its own"
-    stand.work()
-    assert stand.heard == [events.Scanned(frozenset({3, 4}))]
-    assert stand.fences == 1
-
-
 def test_a_drain_is_answered_after_all_earlier_records_are_reported(readers: list[LaneReader]) -> None:
     readers += [lane_with(3, log=(3, 9)), lane_with(4, log=(4,))]
     stand = Stand(readers, ids(3, 4, 9))
@@ -184,28 +162,3 @@ def test_logs_are_drained_and_holders_counted_when_due_and_not_before(readers: l
     stand.lanes.keep_time(stand.now)
     stand.work()
     assert stand.heard == [], "nothing has changed"
-
-
-def test_a_count_of_holders_that_fails_is_logged_and_the_next_one_is_made(
-    readers: list[LaneReader], capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Broken:
-        def pins(self, into: Any) -> Any:
-            raise MemoryError("not this time")
-
-        def drain(self, most: int) -> None:
-            return None
-
-    broken: Any = Broken()
-    readers.append(lane_with(3))
-    stand = Stand([broken, *readers], ids(3))
-    stand.lanes.keep_time(stand.now)
-    stand.work()
-    logged = capsys.readouterr()
-    assert "not this time" in logged.out + logged.err
-    assert stand.heard == []
-    del stand.lanes._memory.readers[0]
-    stand.now = 2 * HOLDERS_EVERY_S
-    stand.lanes.keep_time(stand.now)
-    stand.work()
-    assert stand.heard == [events.HoldersCounted([(3, 1)])]

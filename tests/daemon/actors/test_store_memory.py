@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensord.client.writing.inbox import Inbox
-from tensord.daemon.actors.messages import HangUp, Requested
+from tensord.daemon.actors.messages import Requested
 from tensord.daemon.room import ways
 from tensord.daemon.store import spans
 from tensord.ipc.messages import control as messages
@@ -92,22 +92,6 @@ def test_a_refusal_comes_before_its_record_counts_as_settled() -> None:
                 record = client.put(0, place, stand.payload)
                 await client.settled(record)
                 assert (await client.heard(messages.PutRefused)) == messages.PutRefused(record)
-
-    asyncio.run(puts())
-
-
-def test_a_client_with_a_damaged_queue_is_hung_up_and_nobody_else_is_disturbed() -> None:
-    async def puts() -> None:
-        async with serving() as stand:
-            client, other = await stand.fill(1), await stand.fill(1, first=1)
-            (place,) = await client.places([stand.payload.payload_bytes])
-            client.queue._head += 1
-            client.put(5, place, stand.payload)
-            async with asyncio.timeout(30):
-                (word,) = await client.inbox.take(1)
-            assert isinstance(word, HangUp) and "the queue is damaged" in word.reason
-            await stand.fill(10, other, first=10)
-            assert (await stand.status())["store"]["entries"] == 12
 
     asyncio.run(puts())
 

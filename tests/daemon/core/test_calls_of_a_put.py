@@ -71,25 +71,24 @@ class BackToBack:
                 stand.records[1] += 1
                 self.puts += 1
                 key = b"namespac" + hashlib.sha256(b"%d" % self.puts).digest()[:20] + bytes(4)
-                records.append(
-                    RECORD.pack(
-                        stand.records[1],
-                        key,
-                        place.offset,
-                        PAYLOAD,
-                        1,
-                        0,
-                        NO_KEY,
-                        5.0,
-                        0.0,
-                        place.grant,
-                        64,
-                        10,
-                        0,
-                        0,
-                        0,
-                    )
+                fields = (
+                    stand.records[1],
+                    key,
+                    place.offset,
+                    PAYLOAD,
+                    1,
+                    0,
+                    NO_KEY,
+                    5.0,
+                    0.0,
+                    place.grant,
+                    64,
+                    10,
+                    0,
+                    0,
+                    0,
                 )
+                records.append(RECORD.pack(*fields))
             stand.now += 0.001
             stand.submit(1, *records)
             stand.answers[1].clear()

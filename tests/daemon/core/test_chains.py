@@ -15,7 +15,6 @@ from tensord.daemon.core.events import FoundCorrupt
 from tensord.daemon.lifetimes.removals import SLICE
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages import control as messages
-from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from .blocks import TAG, block, name
 from .stand import SPAN, Stand, key
@@ -69,12 +68,6 @@ def whole(stand: Stand, *chains: tuple[int, ...]) -> None:
 
 
 # ---- taken in
-
-
-def test_a_chain_is_put_in_one_burst_without_waiting() -> None:
-    stand = stand_of(2000)
-    assert burst(stand, (1, None), (2, 1), (3, 2), (4, 3), (5, 4)) == ["stored"] * 5
-    whole(stand, (1, 2, 3, 4, 5))
 
 
 def test_a_child_without_a_stored_parent_is_refused_and_so_are_its_descendants() -> None:
@@ -136,22 +129,6 @@ def test_children_go_before_their_parents_for_room(policy: str) -> None:
     if policy != "hazard":
         # It learns that the others are never used.
         assert not stand.stored() & {3, 4, 5, 8, 9}
-
-
-def test_a_lease_on_a_child_keeps_all_its_ancestors() -> None:
-    stand = stand_of(10)
-    put_chain(stand, 1, 2, 3, 4, 5)
-    stand.pin(3)
-    for number in range(20, 40):
-        assert stand.put(number) == "stored"
-        assert stand.stored() >= {1, 2, 3}
-    assert not stand.stored() & {4, 5}
-    assert stand.store.counters.republished <= 1, "an entry that is known to stay is not hidden"
-    large = 9 * SPAN - SPAN_HEADER_BYTES
-    assert stand.put(99, large) == "StoreFull"
-    stand.views.clear()
-    assert stand.put(99, large) == "stored"
-    whole(stand, (1, 2, 3, 4, 5))
 
 
 # ---- ends

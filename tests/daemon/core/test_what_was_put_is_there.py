@@ -12,7 +12,7 @@ import pytest
 from tensord.daemon.core.events import Accessed, Drained
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages import control as messages
-from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from .stand import SPAN, Stand, key
 
@@ -43,28 +43,6 @@ def ask(stand: Stand, number: int) -> bool:
 def there(stand: Stand, numbers: range) -> float:
     """The percentage of those that are there. Not a use of any."""
     return 100 * sum(stand.find(key(number)) is not None for number in numbers) / len(numbers)
-
-
-@pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_a_put_into_a_ring_of_unread_entries_is_cached(stand: Stand) -> None:
-    for number in range(2 * RING + RING // 4):
-        ask(stand, number)
-    assert there(stand, range(2 * RING, 2 * RING + RING // 4)) >= 95
-
-
-@pytest.mark.parametrize("stand", EVERY, indirect=True)
-def test_a_put_of_any_size_is_cached(stand: Stand) -> None:
-    chance = random.Random(1)
-    put_bytes, numbers = 0, range(10_000)
-    for number in numbers:
-        size_bytes = 64 << chance.randrange(5)
-        stand.now += 0.1
-        assert stand.put(number, size_bytes) == "stored"
-        put_bytes += span_bytes(size_bytes)
-        if put_bytes > 3 * RING * SPAN:
-            break
-    last = range(number - RING // 40, number + 1)
-    assert there(stand, last) == 100
 
 
 @pytest.mark.parametrize("stand", EVERY, indirect=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
-from tensord.daemon.prefix.blocks import PATH_MAX, SequenceBlocks
+from tensord.daemon.prefix.blocks import PATH_MAX
 from tensord.daemon.prefix.snapshots import LOOKS_MAX
 from tensord.daemon.prefix.trees import LAYOUTS_MAX
 from tensord.daemon.store.commit import BAD_BLOCK, NO_PARENT
@@ -26,40 +25,6 @@ def recurrent(length: int, *snapshots: int) -> list[Layer]:
 
 
 # ---- matches
-
-
-def test_a_block_is_matched_while_it_and_its_ancestors_are_published() -> None:
-    stand = SequenceStore(checkpoint_tokens=32)
-    put = stand.put(range(1, 71))
-    spans = stand.store.spans
-    assert stand.offset(range(1, 90)) == 70
-    victims = [stand.row(key) for key in reversed(put.blocks[1:])]
-    spans.hide(victims, "capacity")
-    assert stand.offset(range(1, 90)) == 16
-    stand.scan({stand.store.table.span_ids[stand.row(put.blocks[2])]})
-    assert stand.offset(range(1, 90)) == 48, "a reader keeps a block and its ancestors"
-    [child] = stand.end(put.blocks[0])
-    assert stand.offset(range(1, 90)) == 0
-    stand.scan()
-    again = stand.put(range(1, 17)).blocks
-    assert stand.offset(range(1, 90)) == 16, "what followed the former block does not follow the new one"
-    stand.end_all(stand.store.slots.key(stand.store.table.slots[child]))
-    assert stand.offset(range(1, 90)) == 16
-    stand.end_all(again[0])
-    assert len(stand.index) == 0
-    stand.check()
-
-
-def test_a_block_put_in_place_of_its_own_victim_is_matched() -> None:
-    stand = SequenceStore(checkpoint_tokens=16)
-    old = stand.row(stand.put(range(1, 17)).blocks[0])
-    stand.put(range(100, 117))
-    stand.store.spans.hide([old], "capacity")
-    new = stand.row(stand.put(range(1, 17)).blocks[0])
-    assert new != old and stand.ask(range(1, 40)).blocks == [new]
-    stand.scan()
-    assert stand.ask(range(1, 40)).blocks == [new]
-    stand.check()
 
 
 def test_many_siblings_stay_in_their_order_whatever_comes_and_goes() -> None:
@@ -264,20 +229,3 @@ def test_a_child_of_a_block_that_is_not_rebuilt_yet_is_stored_unless_too_many_ar
     new.put([*long, 5])
     assert new.offset([*long, 5, 6]) == len(long) + 1
     new.check()
-
-
-def test_a_block_takes_at_most_120_bytes_of_the_index() -> None:
-    """With the columns, of which a row takes 14 bytes."""
-    stand = SequenceStore(8 << 20, block_tokens=256)
-    for chain in range(40):
-        stand.put(range(chain << 16, (chain << 16) + 12 * 256))
-    blocks = SequenceBlocks(stand.store.table, stand.store.slots, stand.store.ring, 1, 1 << 20)
-    blocks.recovered()
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    while blocks.rebuilding:
-        assert not blocks.rebuild()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(blocks.index) == 480
-    assert (after - before) / 480 < 120 - 14

@@ -7,9 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from tensord.daemon.replacement import Replacement
-from tensord.daemon.replacement.hazard import Hazard
-
 from .rows import Rows, digest_of
 
 
@@ -134,11 +131,3 @@ def test_the_tail_of_a_long_sequence_must_be_worth_its_victims() -> None:
     assert asked[0] or not asked[1]
     assert not asked[1], "it is large, and costs nothing"
     assert rows.policy.recall(digest_of(8000)) is not None, "a refused block is remembered"
-
-
-def test_it_holds_few_bytes_for_a_row() -> None:
-    policy: Replacement = Rows("hazard", 1 << 14).policy
-    assert isinstance(policy, Hazard)
-    columns = [column for each in (policy, policy._ghosts, policy.window) for column in vars(each).values()]
-    held = sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
-    assert held / (1 << 14) <= 100
