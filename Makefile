@@ -57,7 +57,7 @@ help:
 	@echo "make test-quick PYTHON=python3.12  the part of it that rests on the interpreter"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
-	@echo "make mutants      60 small faults, one at a time: whether a test notices each (ONLY=, JOBS=); takes hours"
+	@echo "make mutants      60 small faults, one at a time: whether a test notices each (ONLY=, JOBS=)"
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers, diffusers; installs vLLM's CPU build, 2.5 GB"
@@ -175,7 +175,7 @@ crossings: $(STAMPS)/test
 	$(BIN)/python -m tests.crossings --rounds "$(ROUNDS)" $(if $(SEED),--seed "$(SEED)") $(if $(ROUND),--round "$(ROUND)") \
 	  $(if $(ONLY),--only "$(ONLY)")
 
-# Small faults in a copy of the source: at least 90 % of them are noticed by a test. It takes hours.
+# Small faults in a copy of the source: at least 90 % of them are noticed by a test.
 mutants: $(STAMPS)/test
 	$(BIN)/python -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs "$(JOBS)")
 

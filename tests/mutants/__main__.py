@@ -15,7 +15,9 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Final
 
 from .faults import FAULTS, Fault
@@ -25,13 +27,6 @@ SOURCES: Final = ("client", "daemon", "ipc", "shm")
 NOTICED_MIN: Final = 0.9
 STAGE_S: Final = 1200
 """Of one stage. A fault that makes a test wait for ever is noticed too."""
-THEN: Final = (
-    "tests/daemon/core",
-    "tests/client/reading tests/client/computing tests/client/writing",
-    "tests/integration tests/faults",
-    "tests",
-)
-"""What runs after the tests of the file's own folder."""
 
 
 def source_of(fault: Fault, root: Path) -> Path:
@@ -50,17 +45,9 @@ def source_of(fault: Fault, root: Path) -> Path:
     return found[0]
 
 
-def own_tests(path: Path, root: Path) -> str:
-    """The nearest folder of tests that has the name of the file's folder."""
-    folder = path.parent
-    while not (root / "tests" / folder.relative_to(root)).is_dir():
-        folder = folder.parent
-    return str((root / "tests" / folder.relative_to(root)).relative_to(root))
-
-
 def ended(command: list[str], root: Path) -> tuple[int, str]:
     """The exit status and output of a command that runs in a copy; 124 if it was ended after STAGE_S."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     with subprocess.Popen(
         command,
         cwd=root,
@@ -78,23 +65,32 @@ def ended(command: list[str], root: Path) -> tuple[int, str]:
         return running.returncode, output
 
 
-def noticed(fault: Fault) -> str | None:
-    """The first test that fails with the fault; None if none does."""
-    with tempfile.TemporaryDirectory(prefix="tensord-mutant-") as folder:
-        copy = Path(folder)
-        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, files.split("\0")):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
-        path = source_of(fault, copy)
-        path.write_text(path.read_text().replace(fault.before, fault.after))
-        for stage in (own_tests(path, copy), *THEN):
+def copied(folder: Path) -> Path:
+    """A copy of the repository."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+def noticed(fault: Fault, copies: Queue[Path]) -> str | None:
+    """The first test that fails with the fault in one of the copies; None if none does."""
+    copy = copies.get()
+    path = source_of(fault, copy)
+    right = path.read_text()
+    path.write_text(right.replace(fault.before, fault.after))
+    try:
+        for stage in (fault.tests, "tests --ignore=tests/mutants"):
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "loadfile", *stage.split()]
             status, output = ended(command, copy)
             if status:
                 failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return failed[0].split(" - ")[0] if failed else f"{stage}: exit status {status}"
-    return None
+        return None
+    finally:
+        path.write_text(right)
+        copies.put(copy)
 
 
 def main() -> int:
@@ -106,8 +102,11 @@ def main() -> int:
     for fault in faults:
         source_of(fault, ROOT)
     seen = 0
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for fault, by in zip(faults, pool.map(noticed, faults), strict=True):
+    copies: Queue[Path] = Queue()
+    with tempfile.TemporaryDirectory(prefix="tensord-mutant-") as folder, ThreadPoolExecutor(given.jobs) as pool:
+        for number in range(given.jobs):
+            copies.put(copied(Path(folder) / str(number)))
+        for fault, by in zip(faults, pool.map(partial(noticed, copies=copies), faults), strict=True):
             seen += by is not None
             print(f"{'noticed' if by else 'NOT NOTICED'}: {fault.broken}{f', by {by}' if by else ''}", flush=True)
     print(f"{seen} of {len(faults)} faults were noticed")

@@ -12,3 +12,4 @@ from .faults import FAULTS, Fault
 def test_a_fault_has_one_place(fault: Fault) -> None:
     text = source_of(fault, ROOT).read_text()
     compile(text.replace(fault.before, fault.after), "mutant", "exec")
+    assert all((ROOT / name).exists() for name in fault.tests.split())
