@@ -19,14 +19,14 @@ HOLES = (2, 5, 6, 9, 12)
 CHILDREN = range(1, ENTRIES, 2)
 LARGE_BYTES = 340 * KIB
 POINTS = {
-    "daemon.room.moves:RingMoves.begin": (1, 4, 8, 12, 14),
+    "daemon.room.moves:RingMoves.begin": (4, 12),
     "daemon.memory.copier:Copier._move": (1, 5, 9, 12),
-    "daemon.room.moves:RingMoves.end": (1, 4, 8, 12, 16),
-    "daemon.store.slots:Slots.take": (1, 4, 7, 10),
-    "daemon.store.table:RowTable.swap": (1, 4, 8),
+    "daemon.room.moves:RingMoves.end": (1, 8, 16),
+    "daemon.store.slots:Slots.take": (4, 10),
+    "daemon.store.table:RowTable.swap": (4, 8),
     "daemon.store.slots:Slots.move": (1, 2, 3, 4, 5),
-    "daemon.store.slots:Slots.publish": (1, 2, 3, 4),
-    "daemon.store.slots:Slots.unpublish": (1, 2, 3, 4),
+    "daemon.store.slots:Slots.publish": (1, 3),
+    "daemon.store.slots:Slots.unpublish": (1, 3),
 }
 """Lines within each function, counted from the moment at which the free space is fragmented."""
 

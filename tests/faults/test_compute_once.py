@@ -95,7 +95,7 @@ def test_when_a_claimant_is_killed_one_of_those_who_wait_computes(patient: Daemo
 
 def test_a_claim_ends_at_claim_s_max_though_its_holder_lives() -> None:
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(limits_claim_s=3, limits_claim_s_max=3)).start()
+        daemon = stack.enter_context(Daemon(limits_claim_s=1, limits_claim_s_max=1)).start()
         company = Company(stack, daemon, 0)
         # On a busy machine the claim may have ended before this one asks.
         heir = stack.enter_context(Child(asks, daemon.socket, 60.0))
