@@ -89,6 +89,8 @@ def refusal(config: Any, arguments: dict[str, Any]) -> str | None:
         return f"it is tested with SGLang {TESTED}, and this is {sglang.__version__}"
     if elsewhere:
         return f"no name covers what {', '.join(elsewhere)} refers to; start the engine without it"
+    if not (config.extra_config or {}).get("interface_v1"):
+        return 'it passes pages as tensors; set "interface_v1": 1 in the storage backend\'s extra config'
     if config.dcp_size > 1:
         return "pages of decode context parallelism (dcp_size over 1) are not covered"
     if arguments.get("enable_lora") or arguments.get("lora_paths"):

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from ...errors import UsageError
-from ...shm.payloads.tensors import bytes_of
 
 Array = np.ndarray[Any, Any]
 Part = Array
@@ -89,17 +88,6 @@ class HostPages:
             raise UsageError(f"{size} bytes at {address:#x} are outside of the pool's buffers")
         memory = (ctypes.c_uint8 * size).from_address(address)
         return np.frombuffer(memoryview(memory), np.uint8)
-
-
-def flat(page: torch.Tensor) -> Part:
-    """A contiguous tensor on the CPU as (n,) uint8, without a copy.
-
-    Raises:
-        UsageError: the tensor is on another device, or not contiguous, or its memory was freed.
-    """
-    if page.device.type != "cpu" or not page.is_contiguous():
-        raise UsageError(f"a page of shape {list(page.shape)} on {page.device} is not contiguous memory of the host")
-    return bytes_of(page, "a page")
 
 
 def copy_into(parts: Sequence[Part], stored: object) -> bool:

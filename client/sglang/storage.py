@@ -30,7 +30,7 @@ from ..arguments.namespace import Namespace
 from ..identity.engine import Nameless
 from . import names, weights
 from .exchange import PageExchange
-from .pages import HostPages, Part, flat
+from .pages import HostPages, Part
 from .prefixes import usable_prefixes
 from .settings import StorageSettings
 
@@ -85,7 +85,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         self._config = storage_config
         self._settings = settings
         self._pages: dict[str, HostPages] = {}
-        self._namespaces: dict[tuple[str, bool], Namespace] = {}
+        self._namespaces: dict[str, Namespace] = {}
         self._arguments: dict[str, Any] = {}
         self._weights: str | None = None
         """The name of the weights. None: nothing is shared (yet)."""
@@ -117,8 +117,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
     @_answers(lambda *_, **__: 0)
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         """The number of pages, from the first on, that are stored without a gap."""
-        by_address = bool((self._config.extra_config or {}).get("interface_v1", 0))
-        return self._stored(PoolName.KV, keys, flat=not by_address)
+        return self._stored(PoolName.KV, keys)
 
     @_answers(_none_of)
     def batch_get_v1(
@@ -171,41 +170,22 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         """`batch_set_v1` for each pool."""
         return {each.name: self._transfer(self._store, each) for each in transfers}
 
-    # ---- pages as tensors: SGLang without "interface_v1"
+    # ---- pages as tensors: SGLang without "interface_v1", whose pages have no name
 
-    @_answers(lambda *_, **__: None)
-    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
-        """Copies a page into the flat tensor `target_location`, and returns it; None if the page is not stored."""
-        return self.batch_get([key], [target_location])[0]
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
+        return None
 
-    @_answers(lambda keys, *_, **__: [None] * len(keys))
-    def batch_get(
-        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
-    ) -> list[torch.Tensor | None]:
-        """`get` for each key, up to the first page that is not stored."""
-        ours = self._keys(PoolName.KV, keys, flat=True)
-        if not ours or target_locations is None:
-            return [None] * len(keys)
-        got = self._exchange.load(ours, [[flat(each)] for each in target_locations])
-        return [where if done else None for where, done in zip(target_locations, got, strict=True)]
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[None]:
+        return [None] * len(keys)
 
-    @_answers(lambda *_, **__: False)
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        """Stores a page, a flat tensor. Returns whether it is stored."""
-        return self.batch_set([key], [value])
+        return False
 
-    @_answers(lambda *_, **__: False)
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
-        """`set` for each key. Returns whether all are stored."""
-        ours = self._keys(PoolName.KV, keys, flat=True)
-        if not ours or values is None:
-            return False
-        parents = [None, *ours[:-1]]
-        return all(self._exchange.store(ours, [[flat(each.contiguous())] for each in values], parents=parents))
+        return False
 
-    @_answers(lambda *_, **__: False)
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
@@ -254,18 +234,18 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         except UsageError as error:
             _log.warning("tensord: pages of the pool %s are not shared: %s", name, error)
 
-    def _keys(self, pool: str, keys: Sequence[str], *, flat: bool = False) -> list[bytes]:
+    def _keys(self, pool: str, keys: Sequence[str]) -> list[bytes]:
         """The pages' keys in the ring. None of them if nothing is shared."""
         pages = self._pages.get(pool)
         if not self.shares or pages is None:
             return []
-        known = self._namespaces.get((pool, flat))
+        known = self._namespaces.get(pool)
         if known is None:
             assert self._weights is not None
-            known = self._namespaces[pool, flat] = names.namespace(
+            known = self._namespaces[pool] = names.namespace(
                 self._weights,
                 self._config,
-                {**pages.layout(), "pool": str(pool), "flat": flat},
+                {**pages.layout(), "pool": str(pool)},
                 self._settings.tenant,
                 self._arguments,
                 replicated=self._config.is_mla_model and pool in _REPLICATED,
@@ -273,8 +253,8 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         namespace = self._exchange.current(known)
         return [namespace.key("kv", "text", key.encode()) for key in keys]
 
-    def _stored(self, pool: str, keys: Sequence[str], *, flat: bool = False) -> int:
-        return self._exchange.available(self._keys(pool, keys, flat=flat))
+    def _stored(self, pool: str, keys: Sequence[str]) -> int:
+        return self._exchange.available(self._keys(pool, keys))
 
     def _each_stored(self, pool: str, keys: Sequence[str]) -> list[bool]:
         found = [self._exchange.contains(key) for key in self._keys(pool, keys)]

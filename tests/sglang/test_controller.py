@@ -21,10 +21,9 @@ from .rank import PAGE, Rank
 _texts = count(1)
 
 
-@pytest.fixture(params=[1, 0], ids=["by address", "as tensors"])
-def ranks(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[tuple[Rank, Rank]]:
-    extra = {"tensord.revision": "controller", "interface_v1": request.param}
-    first, second = Rank(daemon.socket, extra=extra), Rank(daemon.socket, extra=extra)
+@pytest.fixture
+def ranks(daemon: Daemon) -> Iterator[tuple[Rank, Rank]]:
+    first, second = Rank(daemon.socket), Rank(daemon.socket)
     yield first, second
     first.close()
     second.close()
@@ -36,9 +35,8 @@ def _controller(rank: Rank) -> Any:
     controller.storage_host_pool = rank.pool
     controller.page_size = PAGE
     controller.prefetch_sync_queue = Queue()
-    by_address = rank.storage._config.extra_config["interface_v1"]
-    controller.page_get_func = controller._page_get_zero_copy if by_address else controller._generic_page_get
-    controller.page_set_func = controller._page_set_zero_copy if by_address else controller._generic_page_set
+    controller.page_get_func = controller._page_get_zero_copy
+    controller.page_set_func = controller._page_set_zero_copy
     return controller
 
 

@@ -231,11 +231,12 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "0.5.24" in (names.refusal(storage_config({}), {}) or "")
 
 
-def test_decode_context_parallelism_is_refused() -> None:
+def test_decode_context_parallelism_and_pages_as_tensors_are_refused() -> None:
     config = replace(
         storage_config({}, is_mla_model=True, tp_size=2), dcp_size=2, dcp_rank=0, logical_page_size=2 * PAGE
     )
     assert "dcp_size" in (names.refusal(config, {}) or "")
+    assert 'set "interface_v1": 1' in (names.refusal(storage_config({"interface_v1": 0}), {}) or "")
 
 
 # ---- what SGLang's own hash of a page covers, which no name of tensord repeats

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 
 from tensord.client.sglang import TensordHiCacheStorage
@@ -65,29 +64,6 @@ def test_ranks_of_an_mla_model_read_the_pages_that_one_rank_writes(daemon: Daemo
     assert reader.storage.batch_set_v1(hashes, indices) == [True] * 3
 
 
-def test_the_interface_with_tensors_shares_pages_too(daemon: Daemon, text: str) -> None:
-    first, second = (Rank(daemon.socket, extra={"tensord.revision": "r1", "interface_v1": 0}) for _ in range(2))
-    hashes, indices = first.filled(text)
-    pages = [first.pool.get_data_page(int(indices[number * PAGE])) for number in range(3)]
-    assert first.storage.batch_set(hashes, pages)
-    assert second.storage.batch_exists(hashes) == 3
-    assert second.storage.exists(hashes[2])
-    room = [second.pool.get_dummy_flat_data_page() for _ in hashes]
-    got = second.storage.batch_get(hashes, room)
-    for page, copied in zip(pages, got, strict=True):
-        assert copied is not None
-        assert torch.equal(page.view(torch.uint8), copied.view(torch.uint8))
-    assert second.storage.get("0" * 64, room[0]) is None
-
-
-def test_pages_by_address_and_pages_as_tensors_are_told_apart(daemon: Daemon, text: str) -> None:
-    by_address = Rank(daemon.socket, mha_pool("page_first"))
-    as_tensors = Rank(daemon.socket, mha_pool("page_first"), extra={"tensord.revision": "r1", "interface_v1": 0})
-    hashes, indices = by_address.filled(text)
-    assert all(by_address.storage.batch_set_v1(hashes, indices))
-    assert as_tensors.storage.batch_exists(hashes) == 0
-
-
 def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(
     ranks: tuple[Rank, Rank], text: str
 ) -> None:
@@ -100,17 +76,6 @@ def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(
     assert second.storage.batch_get_v1(hashes, room) == [True, False, False]
     assert second.page(room, 0) == first.page(indices, 0)
     assert [second.page(room, number) for number in (1, 2)] == before[1:]
-
-
-def test_the_host_pool_may_be_reused_once_a_set_has_returned(ranks: tuple[Rank, Rank], text: str) -> None:
-    first, second = ranks
-    hashes, indices = first.filled(text)
-    expected = [first.page(indices, number) for number in range(3)]
-    assert all(first.storage.batch_set_v1(hashes, indices))
-    first.pool.kv_buffer.fill_(7)
-    room = second.empty()
-    assert all(second.storage.batch_get_v1(hashes, room))
-    assert [second.page(room, number) for number in range(3)] == expected
 
 
 def test_a_stored_page_is_not_sent_again(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
