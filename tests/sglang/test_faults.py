@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import sys
 import time
 import types
@@ -168,18 +167,6 @@ def test_an_entry_of_another_form_under_a_pages_key_is_not_copied(daemon: Daemon
     assert _right(rank, hashes, [b""]) == [False]
     assert rank.storage.batch_exists(hashes) == 0
     assert rank.storage.batch_set_v1(hashes, indices) == [True]
-
-
-def test_a_socket_of_another_program_is_as_no_daemon(tmp_path: Path) -> None:
-    path = tmp_path / "foreign.sock"
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        rank = _soon(lambda: Rank(path, named=False))
-        until(lambda: rank.storage.shares, "the weights to be named")
-        assert _soon(lambda: _set(rank)) == [False] * 3
-        assert _soon(lambda: rank.storage.batch_exists([page_hash("x", 0)])) == 0
-        _soon(rank.close)
 
 
 @pytest.mark.parametrize("indices", [None, torch.arange(3), torch.arange(10_000_000, 10_000_000 + 3 * PAGE), "x"])

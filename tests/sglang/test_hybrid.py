@@ -77,15 +77,6 @@ def test_a_pool_that_needs_all_pages_ends_the_prefix_at_its_first_gap(ranks: tup
     assert (found.kv_hit_pages, found.restorable_prefix_pages) == (2, [1, 2])
 
 
-def test_a_policy_that_is_not_known_finds_nothing(ranks: tuple[Hybrid, Hybrid]) -> None:
-    first, second = ranks
-    hashes, indices = first.filled(f"hybrid {next(_texts)}")
-    assert all(first.storage.batch_set_v1(hashes, indices))
-    first.storage.batch_set_v2([first.swa(hashes, fill=1)])
-    wanted = PoolTransfer(name=PoolName.SWA, keys=hashes, hit_policy=PoolHitPolicy.BLOCK_GROUPS)
-    assert second.storage.batch_exists_v2(hashes, [wanted]).kv_hit_pages == 0
-
-
 def test_a_pool_that_was_never_registered_finds_and_stores_nothing(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, _ = ranks
     hashes, indices = first.filled(f"hybrid {next(_texts)}")
@@ -94,15 +85,6 @@ def test_a_pool_that_was_never_registered_finds_and_stores_nothing(ranks: tuple[
     assert first.storage.batch_set_v2([unknown]) == {PoolName.MAMBA: [False] * 3}
     assert first.storage.batch_get_v2([unknown]) == {PoolName.MAMBA: [False] * 3}
     assert first.storage.batch_exists_v2(hashes, [unknown]).kv_hit_pages == 0
-
-
-def test_transfers_without_indices_or_with_too_few_are_answered(ranks: tuple[Hybrid, Hybrid]) -> None:
-    first, _ = ranks
-    hashes, _ = first.filled(f"hybrid {next(_texts)}")
-    for indices in (None, torch.arange(PAGE)):
-        transfer = PoolTransfer(name=PoolName.SWA, host_indices=indices, keys=hashes)
-        assert first.storage.batch_set_v2([transfer]) == {PoolName.SWA: [False] * 3}
-        assert first.storage.batch_get_v2([transfer]) == {PoolName.SWA: [False] * 3}
 
 
 def test_each_rank_of_an_mla_model_has_its_own_states(daemon: Daemon) -> None:

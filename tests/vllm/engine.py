@@ -234,9 +234,7 @@ class Engine:
     # ---- stops
 
     def stop_at(self, place: str) -> None:
-        """It stops the next time it comes to the place: "encode" (before it encodes), "hit" (the connector has promised
-        one), "scheduled" (one was promised, and the worker does not know yet), "deferred" (another engine encodes).
-        With the KV connector: "matched" (it has promised blocks), "loading" (a load is on its way to the worker)."""
+        """It stops the next time it comes to the place: "encode" (before it encodes), or one of its PLACES."""
         self.ask("stop_at", place=place)
 
     def stopped(self) -> str:

@@ -6,10 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-import tensord
 
 from ..daemon_process import until
 from .conftest import MANAGER, Stand, encoding, fresh, teach_patience
@@ -42,21 +39,6 @@ def test_an_engine_asked_for_a_picture_that_another_encodes_waits_for_it(stand: 
         stand.first.go()
         assert stand.first.result() == stand.second.result() == right
         assert (by_first(), by_second()) == (1, 0)
-
-
-def test_an_answer_is_made_of_what_is_stored(stand: Stand, client: tensord.Client) -> None:
-    picture = fresh()
-    right, key = stand.encode(stand.first, picture)
-    lease = client.get(key)
-    assert lease is not None
-    tree = lease.tree
-    tokens = 0 if (entry := client.peek(key)) is None else entry.tokens
-    del lease
-    client.evict(key)
-    client.put(key, _reversed(tree), tokens=tokens, wait=True)
-    with encoding(stand.second) as by_second:
-        assert stand.second.generate(picture) != right
-        assert by_second() == 0
 
 
 def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_resume(
@@ -101,17 +83,6 @@ def test_sharing_goes_on_after_resets_and_a_sleep_that_keep_the_weights(stand: S
                 stand.second.ask("engine", method="wake_up")
             stand.second.generate(new)
             assert by_second() == 0
-
-
-def test_a_request_aborted_in_the_midst_of_its_answer_leaves_nothing_held(stand: Stand) -> None:
-    picture = fresh()
-    stand.encode(stand.first, picture)
-    name = stand.second.add(picture, tokens=64)
-    _step_until_hit(stand.second)
-    stand.second.ask("abort", name=name)
-    stand.second.generate()
-    stand.unpinned()
-    assert stand.second.generate(picture) == stand.plain.generate(picture)
 
 
 def test_vllms_metrics_show_the_shared_items(stand: Stand) -> None:
@@ -170,21 +141,3 @@ def test_each_of_an_engines_ranks_has_what_another_engine_of_as_many_encoded(
 
 def _gone(stand: Stand, key: bytes) -> bool:
     return not {key} & stand.keys()
-
-
-def _step_until_hit(engine: Engine) -> None:
-    """Steps until the connector has promised the scheduler another hit."""
-    promised = engine.ask("passed")["hit"]
-    until(lambda: engine.step() == {} and engine.ask("passed")["hit"] > promised, "a hit is promised")
-
-
-def _reversed(tree: object) -> object:
-    """The tree with its arrays' numbers in reverse order."""
-    match tree:
-        case np.ndarray():
-            return np.ascontiguousarray(tree[::-1])
-        case dict():
-            return {name: _reversed(part) for name, part in tree.items()}
-        case list() | tuple():
-            return type(tree)(_reversed(part) for part in tree)
-    return tree

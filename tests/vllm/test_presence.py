@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.plugin import log_with_vllm
 from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
 from tests.daemon_process import Daemon, until
 
@@ -97,35 +96,9 @@ def test_an_engine_does_not_start_later_for_a_daemon_that_hangs_and_says_so_once
             daemon.resume()
 
 
-def test_a_daemon_that_stops_answering_is_logged_once_and_so_is_its_return(log: Log) -> None:
-    with Daemon() as daemon, Steps(daemon.start().socket) as engine:
-        said(log, engine, lines=2)
-        daemon.pause()
-        try:
-            for _ in range(3):
-                asked = request(next(_numbers))
-                assert right([asked], engine.run(asked))
-            assert "has not answered for" in said(log, engine, lines=3)
-        finally:
-            daemon.resume()
-        assert "answers again" in said(log, engine, lines=4)
-
-
 def test_lines_appear_in_vllms_log_in_its_form(stand: Stand) -> None:
     form = r"(?m)^.*WARNING \d\d-\d\d [\d:]+ \[absence\.py:\d+\] tensord: no daemon at .*$"
     assert len(re.findall(form, stand.first.log)) == 1, "the engine was started before the daemon"
-
-
-def test_a_log_configuration_of_ones_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = logging.getLogger("tensord")
-    monkeypatch.setattr(library, "handlers", [])
-    monkeypatch.setattr(library, "parent", logging.root)
-    library.addHandler(own := Log())
-    log_with_vllm()
-    assert library.parent is logging.root
-    library.removeHandler(own)
-    log_with_vllm()
-    assert library.parent is logging.getLogger("vllm")
 
 
 def test_the_gauge_follows_the_daemon() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -80,36 +79,6 @@ def test_a_reset_by_the_scheduler_is_noticed(listener: Listener) -> None:
     scheduler = SimpleNamespace(encoder_cache_manager=made(10))
     Scheduler.reset_encoder_cache(scheduler)
     assert listener.heard == 1
-
-
-def test_a_collected_listener_is_not_called_and_one_registered_twice_is_called_once(listener: Listener) -> None:
-    heard: list[str] = []
-
-    class Passing(Listener):
-        def changed(self, weights_kept: bool) -> None:
-            heard.append("a ghost")
-
-    passing = Passing()
-    del passing
-    weights.listen_for_resets(listener.changed)
-    made(10).reset()
-    assert listener.heard == 1
-    assert not heard
-
-
-def test_a_listener_that_raises_is_logged_and_the_next_one_is_called(
-    listener: Listener, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Failing(Listener):
-        def changed(self, weights_kept: bool) -> None:
-            raise RuntimeError("not today")
-
-    failing, last = Failing(), Listener()
-    with caplog.at_level(logging.ERROR, "tensord"):
-        made(10).reset()
-    assert (listener.heard, last.heard) == (1, 1)
-    assert "not today" in caplog.text
-    del failing
 
 
 class Executor(TheirExecutor):  # type: ignore[misc, unused-ignore]

@@ -201,18 +201,6 @@ def test_an_entry_stored_again_is_not_the_one_that_was_sent(daemon: Daemon) -> N
     other.close()
 
 
-def test_an_entry_without_room_for_a_loan_is_sent_complete_until_a_read_frees_room(daemon: Daemon) -> None:
-    frontend, engine = sender(daemon.client(), bytes_max=5 * MIB // 2), ProcessorCache(daemon.client(), NAMESPACE)
-    sent = [frontend.get_and_update([picture(number)], [str(number)])[0] for number in range(3)]
-    assert [isinstance(data, Reference) for data in sent] == [True, True, False]
-    assert frontend.make_stats().passed_through == {"held": 1}
-    for number, data in enumerate(sent):
-        np.testing.assert_equal(read(engine, str(number), data), picture(number))
-    until(lambda: frontend.lent_bytes == 0, "what was read to be let go")
-    assert isinstance(frontend.get_and_update([picture(4)], ["4"])[0], Reference)
-    frontend.close()
-
-
 def test_a_killed_frontends_items_are_named_lost_where_the_ring_is_replaced(daemon: Daemon) -> None:
     client = daemon.client()
     engine = ProcessorCache(client, NAMESPACE)

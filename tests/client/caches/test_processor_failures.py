@@ -53,21 +53,6 @@ def test_an_item_that_no_tree_can_hold_is_passed_through(shared: Daemon) -> None
     assert frontend.make_stats().passed_through == {"unsupported": 3}
 
 
-def test_a_faulty_item_is_passed_through(shared: Daemon) -> None:
-    class Lost:
-        @property
-        def nbytes(self) -> int:
-            raise ZeroDivisionError
-
-    endless: list[Any] = []
-    endless += [endless, endless]
-    frontend = sender(shared.client())
-    for item in (Lost(), endless):
-        (sent,) = frontend.get_and_update([item], [fresh()])
-        assert sent is item
-    assert frontend.make_stats().passed_through == {"unsupported": 2}
-
-
 def test_without_a_daemon_everything_is_passed_through(tmp_path: Path) -> None:
     with tensord.Client(tmp_path / "nobody.sock") as client:
         frontend = sender(client)

@@ -129,18 +129,6 @@ def test_a_stopped_daemon_delays_a_call_and_no_more(model: Any) -> None:
 
 
 @pytest.mark.parametrize("model", FAMILIES, indirect=True)
-def test_a_daemon_that_is_stopped_while_a_model_generates_costs_nothing_it_computes(model: Any) -> None:
-    with Daemon() as daemon:
-        shared = stored(model, daemon.start().client(timeout_s=0.3))
-        try:
-            assert is_right(shared, model, **on_step(1, daemon.pause))
-        finally:
-            daemon.resume()
-        assert shared.flush(PATIENCE_S)
-        assert is_right(shared, model)
-
-
-@pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_a_full_ring_costs_what_would_have_been_stored(model: Any) -> None:
     with Daemon(ring_bytes=4 * MIB) as daemon:
         client = daemon.start().client(timeout_s=PATIENCE_S)

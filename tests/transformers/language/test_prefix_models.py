@@ -13,7 +13,6 @@ import transformers
 import tensord
 from tensord.client.transformers import prefix_cached
 
-from ..vision_models import llava, pixels
 from .language_models import PROMPT, generated, language_model, prompt, same, sharing
 
 
@@ -33,36 +32,11 @@ def test_a_model_in_training_mode_does_not_share(client: tensord.Client) -> None
     refused(language_model("llama").train(), client, "training mode")
 
 
-def test_a_family_that_is_not_listed_does_not_share(client: tensord.Client) -> None:
-    model = language_model(
-        "jamba",
-        num_experts=2,
-        mamba_d_state=8,
-        mamba_dt_rank=4,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        use_mamba_kernels=False,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-    )
-    refused(model, client, "JambaForCausalLM (jamba) is not among the families")
-
-
 def test_an_encoder_and_decoder_does_not_share(client: tensord.Client) -> None:
     config = transformers.T5Config(vocab_size=96, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2,
                                    decoder_start_token_id=0)  # fmt: skip
     torch.manual_seed(0)
     refused(transformers.T5ForConditionalGeneration(config).eval(), client, "(t5) is not among the families")
-
-
-def test_a_model_that_takes_pictures_does_not_share(client: tensord.Client) -> None:
-    model = llava()
-    shared = prefix_cached(model, client)
-    picture = (model.config.vision_config.image_size // model.config.vision_config.patch_size) ** 2
-    ids = torch.cat([torch.tensor([[5] + [model.config.image_token_index] * picture]), prompt(4) % 60 + 4], 1)
-    given = {"input_ids": ids, **pixels(1), "max_new_tokens": 4}
-    assert torch.equal(shared.generate(**given), model.generate(**given))
-    assert "LlavaForConditionalGeneration (llava) is not among the families" in next(iter(shared.tally.reasons))
 
 
 @pytest.mark.parametrize("setting", [{"use_bidirectional_attention": True}, {"is_causal": False}])

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-import tensord
-from tensord.client.vllm.encoder import claims
 from tensord.client.vllm.encoder.pace import SOONER
 from tensord.client.vllm.encoder.scheduler import SchedulerSide
-from tensord.client.vllm.engine import background
 from tests.daemon_process import PATIENCE_S, Daemon, until
 
-from ..step_bench import ROWS, Steps, answers, feature, item, other_name, request, right
-from .stand import NOTHING_HELD, counted, encode, fresh, nothing_left, settled
+from ..step_bench import ROWS, Steps, answers, other_name, request, right
+from .stand import NOTHING_HELD, counted, fresh, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -71,15 +68,6 @@ def test_waiting_ends_at_its_bound(shared: Daemon) -> None:
         assert counted(another, "wait_timeouts") == 1
 
 
-def test_with_no_time_to_wait_for_others_what_is_there_is_found(shared: Daemon, first: Steps) -> None:
-    picture = fresh()
-    encode(first, picture)
-    with Steps(other_name(shared.socket, 1), wait_s_max=0) as another:
-        asked = request(picture)
-        assert right([asked], another.run(asked))
-        assert another.encoded == []
-
-
 def test_nobody_waits_for_what_the_engine_itself_is_storing(first: Steps) -> None:
     picture = fresh()
     one, another = request(picture), request(picture)
@@ -101,18 +89,6 @@ def _wait_for(event: threading.Event) -> None:
     assert event.wait(PATIENCE_S)
 
 
-def test_an_input_that_was_settled_stays_so_when_its_request_grows(shared: Daemon, first: Steps) -> None:
-    picture = fresh()
-    settled(first, first.add(request(picture)))
-    with Steps(other_name(shared.socket, 1), "ec_producer") as producer:
-        # It encodes what another engine is encoding too, and does not store it.
-        settled(producer, asked := producer.add(request(picture)))
-        asked.mm_features.append(feature(item(fresh()), "more", 2 + ROWS))
-        settled(producer, asked)
-        producer.finish(asked)
-        nothing_left(producer)
-
-
 def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_circle(
     first: Steps, second: Steps
 ) -> None:
@@ -124,30 +100,6 @@ def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_c
     assert right([one, another], answers([first, second], one, another))
     assert len(first.encoded) + len(second.encoded) - before == len(pictures)
     assert not counted(first, "wait_timeouts") and not counted(second, "wait_timeouts")
-
-
-class AtOnce(background.Background):
-    """Does each job before its queuer goes on, as a thread may that is given the interpreter in that moment."""
-
-    def __init__(self, client: tensord.Client) -> None:
-        self.client = client
-
-    def post(self, job: background.Job) -> bool:
-        job(self.client)
-        return True
-
-    def post_end(self, job: background.Job) -> None:
-        job(self.client)
-
-    late = False
-
-
-def test_a_claim_is_asked_for_however_soon_the_thread_gets_to_it(shared: Daemon) -> None:
-    namespace = tensord.Namespace(model="m", revision="1", dtype="x", processor="none")
-    asked = claims.EncodeClaims(AtOnce(shared.client()), computes=True)
-    wanted = asked.want(namespace.key("encoder", "image", b"1"), ROWS, "a request", 0.0)
-    assert wanted is not None and wanted.claim is not None
-    asked.leave(wanted, "a request")
 
 
 # ---- how long another engine is waited for

@@ -11,7 +11,7 @@ import pytest
 
 from tests.daemon_process import Daemon, until
 
-from ..step_bench import ROWS, Steps, attached, other_name, request, right
+from ..step_bench import Steps, attached, other_name, request, right
 from .stand import fresh, nothing_left
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -38,19 +38,3 @@ def test_a_picture_is_encoded_by_one_engine_and_no_hold_stays(daemon: Daemon) ->
         assert right([asked], second.run(asked))
         assert second.encoded == []
         nothing_left(second)
-
-
-def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(daemon: Daemon) -> None:
-    """The runner stores what is new in its cache: what the scheduler freed has left it by then."""
-    with engine(daemon, 1, capacity=ROWS) as first:
-        one, another = fresh(), fresh()
-        first.run(request(one))
-        nothing_left(first)
-        daemon.client().clear()
-        first.run(request(another))
-        nothing_left(first)
-        asked = request(one)
-        assert right([asked], first.run(asked))
-        assert first.encoded == [f"picture-{one}", f"picture-{another}", f"picture-{one}"]
-        nothing_left(first)
-        saved(first, 3)

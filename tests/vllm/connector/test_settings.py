@@ -14,7 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.encoder.stats import COUNTERS, TensordECStats
+from tensord.client.vllm.encoder.stats import COUNTERS
 from tensord.client.vllm.encoder.step import NOTHING
 from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.errors import BadConfiguration
@@ -164,17 +164,6 @@ def test_every_count_has_a_metric_of_its_name() -> None:
 
 def _in(registry: CollectorRegistry, kind: Any) -> Any:
     return lambda **arguments: kind(registry=registry, **arguments)
-
-
-def test_counts_of_two_processes_are_added() -> None:
-    """The state is the later one's."""
-    one = TensordECConnector.build_ec_connector_stats({"hits": 2, "connected": 1})
-    assert one.aggregate(TensordECStats({"hits": 1, "misses": 4, "connected": 0})).data == {
-        "hits": 3,
-        "misses": 4,
-        "connected": 0,
-    }
-    assert TensordECConnector.build_ec_connector_stats().is_empty()
 
 
 def test_shutting_down_twice_leaves_no_thread_and_no_client(shared: Daemon) -> None:

@@ -91,22 +91,6 @@ def test_one_name_for_two_pictures_in_one_request_is_not_shared(first: Steps) ->
     assert counted(first, "unshared") == before + 1
 
 
-def test_a_picture_several_times_in_a_request_is_encoded_once(first: Steps) -> None:
-    picture = fresh()
-    asked = request(*(feature(item(picture), f"picture-{picture}", 1 + at * (ROWS + 1)) for at in range(4)))
-    assert right([asked], first.run(asked))
-    assert first.encoded.count(f"picture-{picture}") == 1
-
-
-def test_an_entry_in_the_engine_s_own_cache_is_not_looked_up(first: Steps) -> None:
-    picture = fresh()
-    encode(first, picture)
-    asked = first.add(request(picture))
-    # Not put off, and nothing held for it.
-    assert asked.request_id in first.step() or asked.num_computed_tokens
-    assert first.held["inputs"] == 0
-
-
 @pytest.mark.parametrize("data", [None, "handle"])
 def test_an_input_whose_content_is_elsewhere_is_not_shared(first: Steps, data: str | None) -> None:
     before = counted(first, "unshared")

@@ -45,18 +45,3 @@ def test_what_is_stored_is_dropped_once_there_is_a_daemon_again() -> None:
         assert right([asked], one.run(asked))
         daemon.start()
         until(lambda: not keys(daemon), "what is stored to be dropped")
-
-
-def test_a_request_that_waits_when_weights_change_goes_on_with_the_new_ones(apart: tuple[Steps, Steps]) -> None:
-    first, second = apart
-    picture = fresh()
-    encode(first, picture)
-    second.has_blocks = False
-    asked = second.add(request(picture))
-    until(lambda: second.step() is not None and second.held["leases"], "the lease")
-    second.manager.reset()
-    assert second.held["leases"] == 0
-    second.has_blocks = True
-    before = list(second.encoded)
-    until(lambda: asked.request_id in second.step(), "its first step")
-    assert second.encoded == [*before, f"picture-{picture}"]

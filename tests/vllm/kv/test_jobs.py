@@ -26,24 +26,15 @@ def merged(one: WorkerReport, other: WorkerReport) -> WorkerReport:
     return both
 
 
-def test_what_failed_on_either_rank_has_failed() -> None:
-    one = WorkerReport(failed={1: {0, 2}, 2: {5}})
-    other = WorkerReport(failed={1: {2, 3}, 3: {0}})
-    assert merged(one, other).failed == {1: {0, 2, 3}, 2: {5}, 3: {0}}
-    assert one.failed == {1: {0, 2}, 2: {5}}, "a report is not changed by a merge"
-    assert other.failed == {1: {2, 3}, 3: {0}}
-
-
-def test_a_merged_report_has_the_damaged_keys_of_both_ranks() -> None:
-    assert merged(WorkerReport(damaged={b"1", b"2"}), WorkerReport(damaged={b"2"})).damaged == {b"1", b"2"}
-
-
-def test_a_merged_report_counts_the_ranks_that_are_done_with_each_load_and_job() -> None:
-    one = WorkerReport({4: 1}, done=Counter([1, 2]))
-    other = WorkerReport({4: 1, 5: 1}, done=Counter([1, 3]))
+def test_a_merged_report_has_what_both_ranks_have_done_and_failed_and_found_damaged() -> None:
+    one = WorkerReport({4: 1}, done=Counter([1, 2]), failed={1: {0, 2}, 2: {5}}, damaged={b"1", b"2"})
+    other = WorkerReport({4: 1, 5: 1}, done=Counter([1, 3]), failed={1: {2, 3}, 3: {0}}, damaged={b"2"})
     both = merged(one, other)
     assert both.done == {1: 2, 2: 1, 3: 1}
     assert both.completed_jobs == {4: 2, 5: 1}
+    assert both.failed == {1: {0, 2, 3}, 2: {5}, 3: {0}}
+    assert both.damaged == {b"1", b"2"}
+    assert one.failed == {1: {0, 2}, 2: {5}}, "a report is not changed by a merge"
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -81,7 +81,3 @@ def feature(hash: str, data: MultiModalKwargsItem | None, identifier: str | None
     return MultiModalFeatureSpec(
         data=data, modality="image", identifier=identifier or hash, mm_position=PlaceholderRange(0, 4), mm_hash=hash
     )
-
-
-def stored_by(sender: TensordSenderCache, hash: str, number: int) -> None:
-    assert not is_whole(sender.get_and_update_item((an_item(number), UPDATES), hash)[0])

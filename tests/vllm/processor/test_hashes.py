@@ -16,7 +16,6 @@ from vllm.multimodal.media import MediaWithBytes
 from vllm.multimodal.parse import ModalityDataItems, MultiModalDataItems, MultiModalDataParser, VideoProcessorItems
 from vllm.multimodal.processing.inputs import ProcessorInputs
 
-from tensord.client.vllm.processor import hashes
 from tensord.client.vllm.processor.hashes import follows_from_content, note, note_hashes
 
 FRAMES: Final = np.zeros((2, 8, 8, 3), np.uint8)
@@ -119,11 +118,3 @@ def test_a_clients_name_that_is_a_hash_of_content_does_not_follow_from_content()
     inputs = ProcessorInputs([], other, {"video": [content]})
     assert inputs.get_mm_hashes("m", "blake3") == {"video": [content]}
     assert not follows_from_content(content)
-
-
-def test_the_oldest_notes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashes, "_notes", hashes._Notes())
-    monkeypatch.setattr(hashes, "HASHES_MAX", 2)
-    for name in ("one", "two", "one", "three"):
-        note(name, follows=True)
-    assert [*map(follows_from_content, ("one", "two", "three"))] == [True, False, True]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,13 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 
-from tensord.client.identity.engine import processor_namespace
 from tensord.client.vllm import plugin
-from tensord.client.vllm.processor import forms
 from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
 from tensord.errors import BadConfiguration
 
 from ...daemon_process import PATIENCE_S
 from ..tiny_llava import IMAGE, PICTURE_TOKENS, write_tiny_llava
-from .stand import UPDATES, Pair, an_item, feature, fresh, is_whole, stored_by
+from .stand import UPDATES, an_item, feature, fresh, is_whole
 
 
 def changed(config: VllmConfig, **parallel: Any) -> VllmConfig:
@@ -168,59 +165,5 @@ def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(installed:
     assert frontends[1].mm_processor_cache.make_stats() == (0, 1)
     rendered(frontends[0], [None], [hash])
     assert frontends[0].mm_processor_cache.make_stats() == (1, 2), "to the one that it was given to, it does"
-    for frontend in frontends:
-        frontend.shutdown()
-
-
-def video_hashes(
-    config: VllmConfig,
-    sender: TensordSenderCache,
-    videos: list[Any],
-    names: list[str | None],
-    fps: list[float],
-) -> list[str]:
-    """What Qwen3-VL's processor calls videos, each of which has a sampling rate of its own."""
-    from vllm.model_executor.models.qwen3_vl import Qwen3VLMultiModalProcessor
-    from vllm.multimodal.parse import MultiModalDataItems, VideoProcessorItems
-    from vllm.multimodal.processing.inputs import ProcessorInputs
-
-    qwen: Any = object.__new__(Qwen3VLMultiModalProcessor)
-    qwen.info = SimpleNamespace(
-        model_id=config.model_config.model,
-        ctx=SimpleNamespace(get_mm_config=config.model_config.get_multimodal_config),
-        _merge_and_resolve_mm_processor_kwargs=lambda asked: {"videos_kwargs": {"fps": fps}, **asked},
-    )
-    items = MultiModalDataItems({"video": VideoProcessorItems(videos)})
-    asked = {"videos_kwargs": {"fps": fps}}
-    inputs = ProcessorInputs([], items, {"video": names}, hf_processor_mm_kwargs=asked, cache=sender)
-    return list(qwen._get_mm_hashes(inputs)["video"])
-
-
-def a_video(number: int) -> Any:
-    return np.full((2, 8, 8, 3), number, np.uint8)
-
-
-def test_a_clients_name_that_a_model_hashes_again_says_nothing_to_other_frontends(
-    installed: None, config: VllmConfig, pair: Pair
-) -> None:
-    other, name = pair.more(), f"video-{fresh()}"
-    (hash,) = video_hashes(config, pair.p0, [a_video(1)], [name], [2.0])
-    stored_by(pair.p0, hash, 1)
-    assert video_hashes(config, other, [a_video(2)], [name], [2.0]) == [hash]
-    assert (pair.p0.is_cached([hash]), other.is_cached([hash])) == ([True], [False])
-
-
-def test_the_warm_ups_outputs_define_the_forms(
-    installed: None, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.renderers import renderer_from_config
-
-    monkeypatch.setattr(forms, "_by_namespace", {})
-    frontends = [renderer_from_config(config), renderer_from_config(config)]
-    assert not forms.forms_of(processor_namespace(config.model_config).tag)._known
-    frontends[0].warmup_mm()
-    (known,) = forms.forms_of(processor_namespace(config.model_config).tag)._known
-    rendered(frontends[1], [a_picture(21)])
-    assert forms.forms_of(processor_namespace(config.model_config).tag)._known == {known}
     for frontend in frontends:
         frontend.shutdown()

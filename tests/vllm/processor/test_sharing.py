@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import REGISTRY
-from vllm.config import VllmConfig
 from vllm.multimodal.cache import MultiModalCacheMissError
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -21,17 +19,15 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
     MultiModalSharedField,
 )
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tensord.client.caches.processor.loans import LOAN_BYTES
 from tensord.client.identity import content
 from tensord.client.vllm.processor import caches, forms
-from tensord.client.vllm.processor.caches import TensordReceiverCache
 from tensord.client.vllm.processor.forms import Forms
 from tensord.client.vllm.processor.hashes import note
 from tensord.errors import UsageError
 
-from ...daemon_process import PATIENCE_S, Daemon, until
+from ...daemon_process import PATIENCE_S, Daemon
 from .stand import UPDATES, Pair, an_item, feature, fresh, is_whole
 
 
@@ -51,65 +47,11 @@ def test_an_item_goes_once_and_then_by_reference_from_any_frontend(pair: Pair) -
     assert other.make_stats(delta=True) == (1, 1) and other.make_stats(delta=True) == (0, 0)
 
 
-def test_items_are_the_same_with_and_without_the_cache_while_it_is_too_small(config: VllmConfig) -> None:
-    chance = random.Random(0)
-    items = {fresh(): an_item(number, 512 << 10) for number in range(40)}
-    with Daemon(ring_bytes=8 << 20, policy="lru") as daemon:
-        pair = Pair(config, daemon.start(), seconds=0.02)
-        for _ in range(100):
-            hashes = chance.sample(sorted(items), chance.randrange(4))
-            for _ in range(chance.randrange(1, 4)):
-                there = pair.p0.is_cached(hashes)
-            for hash in hashes:
-                pair.p0.touch_sender_cache_item(hash)
-            given = [None if known else (items[hash], UPDATES) for known, hash in zip(there, hashes, strict=True)]
-            sent = [item for item, _ in pair.p0.get_and_update(given, hashes)]
-            pair.p0.release_sender_touches()
-            for filled in pair.p1.get_and_update_features(list(map(feature, hashes, sent))):
-                assert filled.data == items[filled.identifier]
-        stats = pair.p0.cache.make_stats()
-        assert 0 < stats.hits < stats.total
-        pair.close()
-
-
 def test_an_in_place_operation_of_a_model_changes_nothing_that_is_stored(pair: Pair) -> None:
     hash, item = fresh(), an_item(5)
     sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
     pair.p1.get_and_update_item(sent, hash)["pixel_values"].data.mul_(2)
     assert pair.p1.get_and_update_item(sent, hash) == item
-
-
-def test_views_are_the_ring_itself_but_for_what_stays_on_the_cpu(config: VllmConfig, pair: Pair) -> None:
-    hash, item = fresh(), an_item(5)
-    sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
-    engine = TensordReceiverCache(config, pair.p1.cache._client.link.path, copy=False)
-    one, other = engine.get_and_update_item(sent, hash), engine.get_and_update_item(sent, hash)
-    assert one["pixel_values"].data.data_ptr() == other["pixel_values"].data.data_ptr()
-    one["grid"].data.add_(1)
-    assert other == item
-
-
-def test_an_item_cleared_during_a_request_is_sent_complete_or_asked_for_again(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hash, item = fresh(), an_item(7)
-    cache = pair.p0.cache
-    plain = cache.get_and_update
-
-    def cleared_first(*given: Any) -> list[Any]:
-        cache.clear()
-        return plain(*given)
-
-    def asked(given: Any) -> Any:
-        pair.p0.get_and_update_item((item, UPDATES), hash)
-        assert pair.p0.is_cached_item(hash)
-        with monkeypatch.context() as patched:
-            patched.setattr(cache, "get_and_update", cleared_first)
-            return pair.p0.get_and_update_item(given, hash)
-
-    assert asked((item, UPDATES)) == (item, UPDATES)
-    with pytest.raises(MultiModalCacheMissError):
-        asked(None)
 
 
 def test_the_content_digest_comes_with_the_item(pair: Pair) -> None:
@@ -128,44 +70,12 @@ def test_loras_share_what_the_processor_made(pair: Pair) -> None:
     assert other.data == item
 
 
-def test_the_engine_takes_what_is_sent_whole_as_it_is(pair: Pair) -> None:
-    hash, small, large = fresh(), an_item(1), an_item(2)
-    pair.p0.get_and_update_item((small, UPDATES), hash)
-    (filled,) = pair.p1.get_and_update_features([feature(hash, large)])
-    assert filled.data is large
-
-
 def cleared(daemon: Daemon) -> None:
     """`tensorctl clear`, after which others store what overwrites all that nobody holds."""
     client = daemon.client()
     client.clear()
     for _ in range(64):
         client.put(os.urandom(32), np.full(512 << 10, 77, np.uint8), wait=True, timeout_s=PATIENCE_S)
-
-
-def replaced(daemon: Daemon) -> None:
-    daemon.interrupt()
-    daemon.start()
-
-
-@pytest.mark.parametrize("what", [cleared, replaced], ids=lambda what: what.__name__)
-def test_a_request_on_its_way_ends_well_whatever_becomes_of_the_ring(
-    config: VllmConfig, what: Callable[[Daemon], None]
-) -> None:
-    with Daemon() as daemon:
-        pair = Pair(config, daemon.start())
-        hash, item = fresh(), an_item(3)
-        sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
-        assert sent is not None and not is_whole(sent)
-        packed = MsgpackEncoder().encode(sent)
-        ring = pair.p1.cache._client.ring()
-        what(daemon)
-        pair.p0.clear_cache()
-        if what is replaced:
-            until(lambda: pair.p1.cache._client.ring() is not ring, "the engine to see the new ring")
-        assert pair.p1.get_and_update_item(MsgpackDecoder(MultiModalKwargsItem).decode(packed), hash) == item
-        until(lambda: pair.p0.cache.lent_bytes == 0, "the frontend to keep it no longer")
-        pair.close()
 
 
 def test_the_engine_asks_no_other_process_than_its_frontend_for_an_item(pair: Pair) -> None:
