@@ -9,7 +9,7 @@ unsigned number it is a failure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from ...ipc.messages.schema import SIZE_BYTES_MAX
@@ -48,10 +48,6 @@ class Reading:
         # -1 as an unsigned number is above SIZE_BYTES_MAX, the most that a message can have.
         if not (0 <= self.used_bytes <= SIZE_BYTES_MAX and 0 < self.total_bytes <= SIZE_BYTES_MAX):
             raise GaugeFailed(f"impossible reading: {self.used_bytes} of {self.total_bytes} bytes used")
-
-    def showing(self, more: Mapping[str, Any]) -> Reading:
-        """This reading with further fields for status."""
-        return replace(self, shown={**self.shown, **more})
 
 
 Result = dict[str, Reading | GaugeFailed]

@@ -8,8 +8,7 @@ That raises E[S], and the queue grows.
 Owns: the counts of each device's reported requests in the last WINDOW_S, by second, and the floors. Does not own what a
 floor forbids (devices), nor the size of a block.
 
-A client may report requests of any name. A device without a report in the window is forgotten. One that has no gauge
-and no entries makes room for one that has.
+Requests are counted of devices that have a gauge or entries. A device without a report in the window is forgotten.
 
 Invariants: devices are in the order of their latest reports. The floor is computed in integers, so that no rounding
 error raises it by a block.
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...errors import LimitReached
+from ...errors import NoGauge
 from ...ipc.messages import control as messages
 
 WINDOW_S: Final = 60
@@ -77,22 +76,11 @@ class DeviceRequests:
         need = sums.arrivals * _CLOCK_PER_S * sums.service * sums.blocks * MARGIN_PERCENT
         return -(-need // (covered * max(sums.completions, 1) ** 2 * _SERVICE_PER_S * 100))
 
-    def means(self, now: float) -> dict[str, float]:
-        """λ, E[S] and E[blocks], for status and metrics; 0 where no request was counted."""
-        sums, covered = self.window(now)
-        served = max(sums.completions, 1)
-        return {
-            "arrivals_per_s": sums.arrivals * _CLOCK_PER_S / covered,
-            "service_s": sums.service / served / _SERVICE_PER_S,
-            "blocks_per_request": sums.blocks / served,
-        }
-
 
 class Floors:
     """The reported inference requests by device. `known`: whether a device has a gauge or entries."""
 
-    def __init__(self, devices_max: int, known: Callable[[str], bool]) -> None:
-        self._devices_max = devices_max
+    def __init__(self, known: Callable[[str], bool]) -> None:
         self._known = known
         self._devices: dict[str, DeviceRequests] = {}
 
@@ -101,11 +89,11 @@ class Floors:
         return set(self._devices)
 
     def arrived(self, message: messages.RequestsArrived, now: float) -> None:
-        """Counts arrived requests. Raises LimitReached for one device too many."""
+        """Counts arrived requests. Raises NoGauge for a device that has neither a gauge nor entries."""
         self._add(message.device, _Served(arrivals=message.count), now)
 
     def completed(self, message: messages.RequestCompleted, now: float) -> None:
-        """Counts a completed request. Raises LimitReached for one device too many."""
+        """Counts a completed request. Raises NoGauge as `arrived`."""
         service = round(message.service_s * _SERVICE_PER_S)
         self._add(message.device, _Served(completions=1, service=service, blocks=message.blocks), now)
 
@@ -120,33 +108,16 @@ class Floors:
         """The number of blocks that a device's entries must keep; 0 if no requests were reported."""
         return self._devices[device].floor(now) if device in self._devices else 0
 
-    def means(self, device: str, now: float) -> dict[str, float]:
-        """For status; empty without reported requests."""
-        return self._devices[device].means(now) if device in self._devices else {}
-
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert len(self._devices) <= self._devices_max
         reported = [requests.reported_at for requests in self._devices.values()]
         assert reported == sorted(reported)
         for requests in self._devices.values():
             assert len(requests.seconds) <= WINDOW_S and list(requests.seconds) == sorted(requests.seconds)
 
     def _add(self, device: str, counts: _Served, now: float) -> None:
-        if device not in self._devices and len(self._devices) >= self._devices_max:
-            self.forget(now)
-            self._make_room(device)
+        if device not in self._devices and not self._known(device):
+            raise NoGauge(f"device {device!r} has neither a gauge nor entries, so its requests are not counted")
         requests = self._devices.pop(device, None) or DeviceRequests(now, now)
         requests.add(counts, now)
         self._devices[device] = requests
-
-    def _make_room(self, device: str) -> None:
-        if len(self._devices) < self._devices_max:
-            return
-        unknown = next((each for each in self._devices if not self._known(each)), None)
-        if unknown is None or not self._known(device):
-            raise LimitReached(
-                f"requests of {len(self._devices)} devices are counted, and {self._devices_max} may be (a fixed "
-                f"limit): those of {device!r} are not"
-            )
-        del self._devices[unknown]

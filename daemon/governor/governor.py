@@ -83,7 +83,7 @@ class Governor:
             room_of=lambda device: self._room(device, self._now),
             passing=self.devices.is_passing,
         )
-        self.floors = Floors(limits.devices_max, lambda device: circumstances.known(self, device))
+        self.floors = Floors(lambda device: circumstances.known(self, device))
         self.host = Host(limits, self._outbox)
         self.sources: tuple[SourceState, ...] | None = None
         self._now = 0.0

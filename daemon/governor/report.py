@@ -56,7 +56,7 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
         "level": gauge.level.value,
         "stale": sample.stale,
         "age_s": max(0.0, now - sample.began_at),
-        "since_s": governor.tiers.in_mode_s(sample.gauge, now),
+        "since_s": 0.0 if gauge.since is None else max(0.0, now - gauge.since),
         "refuses": gauge.refuses,
     }
 
@@ -101,7 +101,6 @@ def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
                 "waiting_bytes": queue.waiting_bytes(device),
                 "floor_blocks": floors.blocks(device, now),
                 "capacity_blocks": capacity_blocks,
-                "queueing": floors.means(device, now),
             }
         )
     return found

@@ -23,11 +23,14 @@ from .modes import TierMode
 
 @dataclass(slots=True)
 class Gauge:
-    """One gauge's last reading, and the mode that its readings have led to."""
+    """One gauge's last reading, and the mode that its readings have led to. `announced`: the mode that was announced
+    last, at `since`; None before the gauge was announced at all."""
 
     sample: Sample
     state: TierMode
     limits: GovernorLimits
+    announced: Mode = Mode.RELAXED
+    since: float | None = None
 
     @property
     def baseline_bytes(self) -> int:
@@ -96,13 +99,9 @@ class Tiers:
         self._outbox = outbox
         self._workflow: frozenset[str] = frozenset()
         self._gauges: dict[str, Gauge] = {}
-        self._announced: dict[str, tuple[Mode, float]] = {}
 
     def __iter__(self) -> Iterator[Gauge]:
         return iter(list(self._gauges.values()))
-
-    def __len__(self) -> int:
-        return len(self._announced)
 
     def find(self, name: str) -> Gauge | None:
         """The gauge of that name."""
@@ -117,10 +116,6 @@ class Tiers:
     def pressed(self) -> bool:
         """Whether any tier is at pressure or above."""
         return any(gauge.pressed for gauge in self)
-
-    def in_mode_s(self, name: str, now: float) -> float:
-        """How long the gauge has been in its mode."""
-        return max(0.0, now - self._announced[name][1])
 
     def _new_state(self, name: str) -> TierMode:
         state = TierMode(self._limits.thresholds)
@@ -141,7 +136,7 @@ class Tiers:
         gone = tuple(self._gauges.pop(name) for name in list(self._gauges) if name not in read)
         moved = self._announce_modes(now)
         for gauge in gone:
-            self._announce_gone(gauge, now)
+            self._announce_gone(gauge)
         return Changes(tuple(fresh), moved, gone)
 
     def set_workflow(self, devices: Iterable[str], now: float) -> Changes:
@@ -165,37 +160,36 @@ class Tiers:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self._announced.keys() == self._gauges.keys()
         for gauge in self:
             name = gauge.sample.gauge
             assert gauge is self.find(name)
-            assert gauge.mode is self._announced[name][0], f"the mode {gauge.mode} of {name} was not announced"
+            announced = gauge.since is not None and gauge.mode is gauge.announced
+            assert announced, f"the mode {gauge.mode} of {name} was not announced"
             assert gauge.state.workflow == (name in self._workflow)
         assert self.subscribers <= self._outbox.clients.keys()
 
     def _announce_modes(self, now: float) -> tuple[Gauge, ...]:
         moved = []
         for gauge in self:
-            name = gauge.sample.gauge
-            is_new = name not in self._announced
-            before, _ = self._announced.setdefault(name, (Mode.RELAXED, now))
-            if is_new and gauge.mode is before:
+            before = gauge.announced
+            if gauge.mode is not before:
+                self._announce_transition(gauge, before, gauge.to_message())
+                moved.append(gauge)
+            elif gauge.since is None:
                 # A subscriber may know another mode of the gauge from before the daemon's restart.
                 self._push(messages.ModeChanged(before, gauge.to_message()))
-            if gauge.mode is not before:
-                self._announced[name] = (gauge.mode, now)
-                self._announce_transition(gauge, before, gauge.to_message(), now)
-                moved.append(gauge)
+            else:
+                continue
+            gauge.announced, gauge.since = gauge.mode, now
         return tuple(moved)
 
-    def _announce_gone(self, gauge: Gauge, now: float) -> None:
-        before, _ = self._announced.pop(gauge.sample.gauge)
+    def _announce_gone(self, gauge: Gauge) -> None:
+        before, sample = gauge.announced, gauge.sample
         if before is not Mode.RELAXED:
-            sample = gauge.sample
             state = messages.TierState(sample.gauge, sample.tier, Mode.RELAXED, sample.used_bytes, sample.total_bytes)
-            self._announce_transition(gauge, before, state, now)
+            self._announce_transition(gauge, before, state)
 
-    def _announce_transition(self, gauge: Gauge, before: Mode, state: messages.TierState, now: float) -> None:
+    def _announce_transition(self, gauge: Gauge, before: Mode, state: messages.TierState) -> None:
         transition = {
             "gauge": state.gauge,
             "tier": state.tier.value,
