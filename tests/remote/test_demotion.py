@@ -71,16 +71,6 @@ def test_a_host_whose_memory_gets_full_loses_no_entry(host: Host, gauge: FakeCar
     assert host.remote()["fetched"] == evicted
 
 
-def test_a_store_that_is_gone_does_not_keep_a_host_from_giving_memory_back(
-    host: Host, gauge: FakeCard, place: Path
-) -> None:
-    (place / "store").rmdir()
-    gauge.occupy(int(0.99 * MEMORY_BYTES))
-    until(lambda: host.daemon.status()["store"]["resident_bytes"] < 16 * MIB, "the ring gives memory back")
-    remote = host.remote()
-    assert not remote["serves"] and remote["write_failed"] and "demoted" not in remote
-
-
 def test_a_stopped_store_holds_memory_up_for_a_limited_time(place: Path, gauge: FakeCard) -> None:
     with RedisServer() as redis, filled(redis.url, place, DEMOTION_S) as host:
         redis.pause()

@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from redis import Redis
 
 from tensord.client.computing.claim import Claim
 from tensord.daemon.config.config import Config
@@ -35,7 +34,7 @@ from tensord.ipc.messages import control as messages
 
 from ..daemon.remote_stores.redis_server import HOST, RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
-from .hosts import LONG_S, MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
+from .hosts import MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
 
 SIZES = [100, 100_000, 3 * MIB, 20 * MIB]
 
@@ -83,16 +82,6 @@ def test_what_two_hosts_miss_at_once_is_computed_by_one(redis: RedisServer) -> N
             claim.stored()
             thread.join()
             assert outcome == [False], "it was computed twice"
-
-
-def test_a_computation_that_fails_keeps_no_other_host_waiting(redis: RedisServer) -> None:
-    with Host(redis.url) as first, Host(redis.url) as second, Redis(HOST, redis.port) as server:
-        for host in (first, second):
-            claim = host.client.claim(key(1), within_s=LONG_S)
-            until(partial(granted, claim), "the host computes")
-            claim.abandon()
-            until(lambda: not server.keys("*:claim:*"), "the store has no claim any more")
-        assert not second.remote().get("waited")
 
 
 # ---- faults
@@ -263,15 +252,6 @@ def test_hosts_that_invalidate_without_the_store_share_nothing_before_they_agree
         second.get(2, generation=generation)
 
 
-def test_a_key_that_is_evicted_by_name_is_gone_from_the_store(url: str) -> None:
-    with Host(url) as first, Host(url) as second:
-        first.get(1)
-        first.counted("written")
-        assert first.client.evict(key(1)) == 1
-        first.idle()
-        assert second.get(1, takes_s=SHORT_S), "it came back"
-
-
 def test_a_reload_ends_the_writing(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tensord.toml"
     file.write_text(f'[remote]\nurl = "dir://{folder}"\n')
@@ -286,11 +266,6 @@ def test_a_reload_ends_the_writing(folder: Path, tmp_path: Path) -> None:
         client.put(key(2), tree(2), cost_ms=500.0, wait=True)
         assert not daemon.status()["remote"]["queued"]
         assert len(objects(folder)) == 1
-
-
-def test_a_url_that_is_none_is_refused_at_the_start() -> None:
-    with Daemon(remote_url="s3://here") as daemon:
-        assert "s3: is no kind of remote store; a URL begins with dir://" in daemon.refused()
 
 
 def chain(host: Host, count: int, payload_bytes: int = 100_000) -> list[bytes]:

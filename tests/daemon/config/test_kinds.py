@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tensord.daemon.config.kinds import ADDRESS, COUNT, DURATION, MODE, SHARE, SIZE, SWITCH, Kind, host_and_port
 
@@ -34,11 +32,6 @@ def test_a_value_of_the_wrong_type_is_refused(kind: Kind, text: str) -> None:
 def test_a_truth_value_is_no_number(kind: Kind) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         kind.read(True)
-
-
-@given(st.integers(0o600, 0o777))
-def test_a_mode_reads_back_as_it_is_shown(value: int) -> None:
-    assert MODE.read(MODE.show(value)) == value
 
 
 @pytest.mark.parametrize(

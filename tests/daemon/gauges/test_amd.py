@@ -109,19 +109,6 @@ def test_an_apu_that_computes_in_the_hosts_memory_is_as_full_as_that(cards: Card
     }
 
 
-def test_a_driver_that_was_reloaded_is_asked_anew(cards: Cards, begin: Begin) -> None:
-    cards.cards = [Card(1)]
-    cards.show()
-    reader = begin()
-    reader.gauges()
-    cards.generation = 2
-    cards.cards = [Card(9)]
-    cards.show()
-    assert reader.gauges()["0000:65:00.0"].startswith("pyrsmi answers -1")
-    reader.read(10.0)
-    assert reader.gauges() == {"0000:65:00.0": [9, 80 * GIB]}
-
-
 def test_without_a_driver_nothing_is_asked(cards: Cards, begin: Begin, root: Path) -> None:
     (root / "sys/module/amdgpu/initstate").unlink()
     (root / "sys/module/amdgpu").rmdir()

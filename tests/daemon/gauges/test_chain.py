@@ -123,12 +123,6 @@ def test_a_source_that_is_not_there_is_left_out_with_one_line() -> None:
     assert told.told("info") == [("gauge source absent; not used", "amd")]
 
 
-def test_one_that_was_asked_for_by_name_and_is_not_there_is_a_warning() -> None:
-    told = Told("amd")
-    told.take({"amd": GaugeAbsent("no driver")})
-    assert told.told("warning") == [("gauge source absent; not used", "amd")]
-
-
 def test_a_driver_that_goes_away_later_is_a_failure() -> None:
     told = Told("amd")
     told.take({"amd": {CARD: used(1)}})

@@ -117,12 +117,6 @@ def test_the_commands_and_the_configuration_of_the_documentation_work_as_printed
     assert "8.00 GiB are free" in site.room(*words.split()).out
 
 
-def test_memory_that_comfyui_frees_after_its_answer_is_seen(site: Site) -> None:
-    with StandInComfy(site.card, 60 * GIB) as comfy:
-        site.start(comfy)
-        assert site.room("30GiB").line(comfy.name).endswith("freed 60.0 GiB")
-
-
 def test_a_server_that_says_yes_and_frees_nothing_is_named_and_what_is_missing_is_said(site: Site) -> None:
     with StandInOllama(site.card, 60 * GIB) as ollama:
         ollama.frees = False

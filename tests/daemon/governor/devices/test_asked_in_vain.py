@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from tensord.daemon.governor.devices.record import WAITING_RETRY_S
-from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
 
-from ..card import Card
-from ..stand import Make
 from .registry import GPU, Registry, ordered
 
 READING_S = 0.25
@@ -127,15 +124,3 @@ def test_an_entry_that_was_in_use_leaves_soon_after_if_a_reservation_waits() -> 
     while not (again := registry.reading(800, wanted_bytes=100)):
         assert registry.now < kept_at + WAITING_RETRY_S
     assert registry.now >= kept_at + WAITING_RETRY_S and again == list(range(1, 11))
-
-
-def test_a_reservation_of_five_seconds_gets_the_memory_of_an_entry_that_was_in_use_when_it_came(make: Make) -> None:
-    card = Card(make)
-    request = card.reserve(2, 450)
-    (order,) = card.stand.orders(1)
-    card.done.add(order.order)
-    card.stand.carry_out(1, order, freed_bytes=0, keep=True)
-    for _ in range(18):
-        card.sample()
-        card.carry_out()
-    assert isinstance(card.answer(2, request), messages.Reserved)

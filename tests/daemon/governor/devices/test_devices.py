@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tensord.errors import BelowFloor, DeviceFull, LimitReached, OwnedElsewhere, UnknownOrder
-from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
 
 from .registry import GPU, Registry, key, ordered
@@ -61,21 +60,6 @@ def test_an_entry_over_a_budget_by_itself_is_refused() -> None:
     with pytest.raises(DeviceFull, match="max_bytes = 50"):
         registry.register(1, 2, 51)
     assert registry.snapshot() == before
-
-
-def test_hundreds_of_registrations_over_budget_each_order_the_coldest_one_away() -> None:
-    registry = Registry(max_entries=600)
-    for each in range(600):
-        registry.register(1, each)
-        registry.now += 0.001
-    registry.use(1, *range(0, 600, 2))
-    for each in range(600, 1_250):
-        registry.now += 0.001
-        registry.register(1, each)
-    went = ordered([order for _, order in registry.orders])
-    assert went[:300] == list(range(1, 600, 2)), "those that were not used again"
-    assert sorted(went[300:600]) == list(range(0, 600, 2)) and went[600:] == list(range(600, 650))
-    registry.devices.check_invariants()
 
 
 def test_the_coldest_entry_goes_first_as_soon_as_it_may_again() -> None:
@@ -293,20 +277,3 @@ def test_another_owners_key_cannot_be_registered(registry: Registry) -> None:
     told = rf"client 2 \(client 2, pid 2\) has registered key {key(1).hex()} on {GPU}, .*Client.put.*with a parameter"
     with pytest.raises(OwnedElsewhere, match=told):
         registry.register(1, 1)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [{"dropped": [2]}, {"device": "another", "dropped": [1]}, {}],
-    ids=["another key", "another device", "no key"],
-)
-def test_an_acknowledgement_of_what_was_not_ordered_changes_nothing(registry: Registry, said: dict[str, Any]) -> None:
-    registry.register(1, 1)
-    registry.pass_time(100)
-    (order,) = registry.sample(95, mode=Mode.CRITICAL)
-    offloaded, dropped, kept = ([key(each) for each in said.get(name, [])] for name in ("offloaded", "dropped", "kept"))
-    before = registry.snapshot()
-    message = messages.AcknowledgeOrder(1, said.get("device", GPU), order.order, offloaded, dropped, kept, 5)
-    with pytest.raises(UnknownOrder):
-        registry.devices.acknowledge(1, message, registry.now)
-    assert registry.snapshot() == before

@@ -84,12 +84,6 @@ def test_a_pass_in_critical_takes_the_share_of_pressure_and_one_in_emergency_has
     assert ordered(registry_of(20, size=1, pass_share=0.1).sample(97, mode=Mode.EMERGENCY)) == list(range(1, 14))
 
 
-def test_pressure_spares_what_is_used_often_however_long_ago() -> None:
-    registry = registry_of(4, pass_share=1.0)
-    registry.use(1, 1, 1, 1, 2, 2, 2)
-    assert ordered(registry.sample(100)) == [3, 4], "frequency, where least recently used first would take 1 and 2"
-
-
 def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> None:
     registry = Registry(pass_share=1.0)
     for each, (size, tokens, uses) in enumerate(
@@ -127,18 +121,6 @@ def test_a_pass_ranks_the_least_recently_used_of_very_many_entries(monkeypatch: 
     registry.use(1, 1, 1, 2, 2, 3, 3, 4, 4)
     registry.use(1, 5, 6)
     assert ordered(registry.sample(100)) == [1, 2], "5 and 6 were used less, but later than four others"
-
-
-def test_all_owners_are_ranked_together() -> None:
-    registry = Registry(pass_share=1.0)
-    for each in range(1, 7):
-        registry.register(1 + each % 3, each)
-    registry.use(1, 3, 6)
-    registry.use(2, 1)
-    orders = registry.sample(100)
-    assert sorted(ordered(orders)) == [2, 4], "of two owners, the first two that were used once"
-    for client, order in registry.orders:
-        assert all(1 + each % 3 == client for each in ordered([order])), "an order to who does not own it"
 
 
 def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest() -> None:

@@ -35,11 +35,6 @@ def levels(tier: TierMode, *shares: float) -> list[Mode]:
     return found
 
 
-def test_a_gauge_that_shows_more_than_all_is_in_emergency() -> None:
-    assert levels(TierMode(Thresholds()), 1.0) == [Mode.EMERGENCY]
-    assert levels(TierMode(Thresholds()), 1.7, 2.0, math.inf) == [Mode.EMERGENCY] * 3
-
-
 @pytest.mark.parametrize("share", [math.nan, -0.01, -math.inf])
 def test_an_invalid_share_never_means_an_empty_tier(share: float) -> None:
     tier = at(Mode.EMERGENCY)
