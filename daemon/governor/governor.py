@@ -51,7 +51,7 @@ from .forms.events import (
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorClient, GovernorOutbox
 from .host import Host
-from .modes.configured_cards import OWNERS_SOURCE, ConfiguredCards
+from .modes.configured_cards import OWNERS_SOURCE
 from .modes.tiers import Changes, Gauge, Tiers
 from .reservations.queue import FreeRoom, ReservationQueue
 from .reservations.reservations import Reservations
@@ -69,7 +69,6 @@ class Governor:
         self.limits = limits = replace(limits)
         self._outbox = GovernorOutbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
-        self.cards = ConfiguredCards(limits, self._outbox)
         self.tiers = Tiers(limits, self._outbox)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
@@ -201,7 +200,6 @@ class Governor:
 
     def _sampled(self, event: Sampled, now: float) -> None:
         self.sources = event.sources
-        self.cards.sampled(event.samples)
         self.floors.forget(now)
         self._workflows_changed(now)
         self._apply_changes(self.tiers.sampled(event.samples, now), now)

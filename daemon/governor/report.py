@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ipc.messages.modes import Tier
 from .forms.events import SourceState
+from .modes.configured_cards import missing_cards
 from .modes.tiers import Gauge
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
     return {
         "gauges": [_gauge(governor, gauge, now) for gauge in sorted(tiers, key=_place)],
         "sources": [_source(each, now) for each in governor.sources or ()],
-        "missing_cards": [{"setting": setting, "card": name} for setting, name in governor.cards.missing],
+        "missing_cards": [
+            {"setting": setting, "card": name} for setting, name in missing_cards(governor.limits, tiers)
+        ],
         "thresholds": asdict(governor.limits.thresholds),
         "devices": _devices(governor, now),
         "owners": governor.devices.owners(),
