@@ -21,9 +21,7 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
     return {
         "gauges": [_gauge(governor, gauge, now) for gauge in sorted(tiers, key=_place)],
         "sources": [_source(each, now) for each in governor.sources or ()],
-        "missing_cards": [
-            {"setting": setting, "card": name} for setting, name in missing_cards(governor.limits, tiers)
-        ],
+        "missing_cards": missing_cards(governor.limits, tiers),
         "thresholds": asdict(governor.limits.thresholds),
         "devices": _devices(governor, now),
         "owners": governor.devices.owners(),
