@@ -90,9 +90,13 @@ class Stand:
 
 
 @pytest.fixture
-def stand(daemon: Daemon) -> Iterator[Stand]:
-    with FakeCard(daemon.folder / "card", "fake0", 64 * MIB) as card:
-        yield Stand(daemon, FakeVram(card))
+def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    """The daemon has the test's `write_in_place`."""
+    with (
+        Daemon(write_in_place=getattr(request, "param", "owner")) as daemon,
+        FakeCard(daemon.folder / "card", "fake0", 64 * MIB) as card,
+    ):
+        yield Stand(daemon.start(), FakeVram(card))
 
 
 def reserve(stand: Stand, number: int) -> None:
@@ -138,7 +142,9 @@ WAYS: dict[str, Callable[[Stand, int], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("stand", "way"), [*(("owner", way) for way in WAYS), ("off", "put and wait")], indirect=["stand"]
+)
 def test_an_exception_at_any_point_of_a_call_leaves_the_client_as_good_as_new(stand: Stand, way: str) -> None:
     call = WAYS[way]
     call(stand, 0)
