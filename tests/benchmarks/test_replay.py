@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import replay
 from replaying import policies, synthetic, traces
 from replaying.traces import Trace
 
@@ -92,20 +90,6 @@ def test_the_store_keeps_nearly_what_an_ideal_cache_keeps_where_nothing_fragment
     assert 0.95 * ideal.prefix_hits < real.prefix_hits <= ideal.prefix_hits < ideal.blocks
 
 
-def test_warming_requests_are_not_counted_and_their_blocks_are_cached() -> None:
-    trace = conversation([0, 1], [0, 1, 2], warm=1)
-    counts = policies.replay("tensord", trace, 8 * BLOCK, "lru")
-    assert (counts.blocks, counts.prefix_hits, counts.tokens, counts.tokens_saved) == (3, 2, 3 * 512, 2 * 512)
-    assert len(trace.sizes) == 3, "shares are of what warms and of what is counted"
-
-
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "mooncake_conversation_trace.jsonl"
-    path.write_bytes(b"{}\n")
-    with pytest.raises(ValueError, match=r"mooncake_conversation_trace\.jsonl is no trace of conversation"):
-        loaded("conversation", tmp_path)
-
-
 def session(name: str, *calls: tuple[float, list[int], str], model: str = "m", **more: Any) -> bytes:
     """One of the agents' sessions; a call's chunk of 1,024 tokens is named by the last of 16 hash ids."""
     requests = [
@@ -147,45 +131,8 @@ def test_objects_are_counted_by_number_and_by_bytes(tmp_path: Path) -> None:
         assert (counts.hit_bytes, counts.bytes) == (traces.OBJECT_SCALE * 4000, traces.OBJECT_SCALE * 17000), name
 
 
-def test_the_command_writes_rows_and_says_what_was_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mooncake_conversation_trace.jsonl").write_bytes(chats(*[[0, 1 + n % 3, 10 + n] for n in range(40)]))
-    written = tmp_path / "rows.json"
-    words = ["replay.py", "--traces", str(tmp_path), "--json", str(written), "--sizes", "20,40", "--jobs", "1"]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "conversation,synthetic"])
-    assert replay.main() == 0
-    rows = json.loads(written.read_text())
-    names = ("trace", "policy", "size", "object_hit", "byte_hit", "prefix_hit", "tokens_saved")
-    assert all(tuple(row) == names for row in rows)
-    assert {row["policy"] for row in rows} == {*policies.NAMES} - {"tensord+steps"}
-    assert {row["size"] for row in rows} == {0.2, 0.4}
-    assert all(row["trace"] == "conversation" and 0 <= row["prefix_hit"] <= 100 for row in rows)
-    said = capsys.readouterr()
-    assert "conversation" in said.out and "tensord-ideal" in said.out
-    assert "without synthetic" in said.err
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "adaptsize"])
-    assert replay.main() == 1
-
-
 @pytest.mark.parametrize("name", synthetic.WORKLOADS)
 def test_a_made_up_workload_is_always_the_same_and_something_of_it_is_counted(name: str) -> None:
     asked = [list(synthetic.WORKLOADS[name](Random(1))) for _ in range(2)]
     assert asked[0] == asked[1]
     assert sum(each[2] for each in asked[0] if each is not None) >= synthetic.RING // 10
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--synthetic", "--only", "fresh-in-full,zipf"], "'zipf' is not a workload; choose from conversation"),
-        ([], "give --traces DIR, or --synthetic"),
-    ],
-)
-def test_an_unknown_workload_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["replay.py", *words])
-    with pytest.raises(SystemExit):
-        replay.main()
-    assert said in capsys.readouterr().err

@@ -32,15 +32,3 @@ def test_a_command_that_fails_is_shown_with_its_output(tmp_path: Path, capsys: p
     told = capsys.readouterr()
     assert "FAILED" in told.out
     assert "as far as here" in told.err and "ValueError: and no further" in told.err
-
-
-def test_a_name_that_no_script_has_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("nosuch", "--nosuch"):
-        assert smoke.main([name], (script(tmp_path, "pass"),)) == 2
-        told = capsys.readouterr().err
-        assert repr(name) in told and "script" in told
-
-
-def test_a_command_that_ends_well_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert smoke.main([], (script(tmp_path, "print('all of it')"),)) == 0
-    assert "all of it" not in capsys.readouterr().err
