@@ -9,7 +9,7 @@ import tensord
 from tensord.errors import ParentGone
 
 from .held import Viewed
-from .payloads import ENTRY_BYTES, words
+from .payloads import KIB, words
 from .state import State
 
 LINKS: Final = ("link-0", "link-1", "link-2", "link-3")
@@ -18,7 +18,7 @@ LINKS: Final = ("link-0", "link-1", "link-2", "link-3")
 class Chained(State):
     """Keeps the client, so that a chain can be looked up in a forked process too."""
 
-    size_bytes: ClassVar[int] = ENTRY_BYTES
+    size_bytes: ClassVar[int] = 8 * KIB
 
     def put_chain(self) -> dict[str, tensord.Put]:
         """Puts the chain in order, without waiting."""
@@ -46,8 +46,7 @@ class ChainPut(Chained):
     under_way = True
 
     def prepare(self) -> None:
-        # The inbox exists, and the daemon knows it.
-        self.party.put("first", wait=True)
+        self.party.has_room(len(LINKS) * (self.size_bytes + KIB))
 
     def enter(self) -> None:
         self.puts = self.put_chain()

@@ -11,9 +11,9 @@ from tensord.client.writing.puts import Puts
 from tensord.errors import LimitReached
 from tensord.shm.payloads.packing import Packed
 
-from ..daemon_process import MIB, until
+from ..daemon_process import until
 from .payloads import KIB, words
-from .under_way import LONG_BYTES, Putting
+from .under_way import LONG_BYTES, ROOM_BYTES, Putting
 
 
 class Granted(Putting):
@@ -152,7 +152,7 @@ class ThroughInbox(Putting):
     """The client may not write into the ring: the daemon copies its payload out of an inbox, in a thread of its own."""
 
     name = "payload in an inbox, not copied yet"
-    size_bytes = MIB // 2
+    size_bytes = ROOM_BYTES
 
     def prepare(self) -> None:
         memory = Puts._memory
@@ -165,6 +165,7 @@ class ThroughInbox(Putting):
 
         mock.patch.object(Puts, "_memory", refused).start()
         super().prepare()
+        self.party.has_room(self.size_bytes)
 
 
 def _refusing(puts: Puts) -> Any:

@@ -101,6 +101,19 @@ class Party:
         key = self.key(name)
         self.outcomes[name] = self.client.put(key, words(key, size_bytes), wait=wait, timeout_s=timeout_s)
 
+    def has_room(self, size_bytes: int) -> None:
+        """Puts until the client has a place ahead of need: so much is put then without an answer of the daemon, which
+        lends 1/64 of the ring ahead."""
+
+        def has_place() -> bool:
+            writer = self.client.link.puts.writer
+            if writer is not None and writer.arena.left_bytes > size_bytes:
+                return True
+            self.put(f"first-{len(self.outcomes)}", size_bytes, wait=True)
+            return False
+
+        until(has_place, "a place ahead of need")
+
     def answered(self, client: tensord.Client) -> None:
         """Waits until the daemon answers this client."""
 

@@ -15,7 +15,7 @@ from tensord.shm.payloads.packing import pack
 from ..daemon_process import until
 from .payloads import words, wrong
 from .state import State
-from .under_way import Putting
+from .under_way import ROOM_BYTES, Putting
 
 FOLDER = "store"
 """The store's folder in the folder of the cards."""
@@ -72,6 +72,11 @@ class Writing(Putting):
     """A put that is worth a copy in the remote store."""
 
     name = "put that is written to the remote store"
+    size_bytes = ROOM_BYTES
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.party.has_room(self.size_bytes)
 
     def begin(self) -> Any:
         key = self.party.key("mine")

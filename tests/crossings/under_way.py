@@ -18,6 +18,8 @@ from .state import State
 
 # Larger than the grants that earlier puts have asked for.
 LONG_BYTES = MIB
+# A client has a place for so many ahead of need.
+ROOM_BYTES = 48 * KIB
 
 
 class Putting(State):
@@ -167,13 +169,14 @@ class Reserved(State):
 class ReservedAndCommitted(Reserved):
     name = "reserve committed"
     under_way = True
+    size_bytes = ROOM_BYTES
 
     def prepare(self) -> None:
         super().prepare()
-        self.party.put("first", wait=True)
+        self.party.has_room(self.size_bytes)
+        self.reserve()
 
     def enter(self) -> None:
-        self.reserve()
         self.put = self.reservation.commit(self.party.key("mine"))
 
     def settle(self) -> None:
@@ -238,7 +241,7 @@ class SequencePut(State):
     count = 5 * BLOCK_TOKENS
 
     def prepare(self) -> None:
-        self.party.put("first", wait=True)
+        self.party.has_room(ROOM_BYTES)
         self.cache = tensord.PrefixCache(self.party.client, self.party.namespace, block_tokens=BLOCK_TOKENS)
         self.puts: list[tensord.PrefixPut] = []
 
