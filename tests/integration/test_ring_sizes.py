@@ -1,4 +1,4 @@
-"""A daemon that is started again with other sizes, or with none: what is kept, what goes, what readers see."""
+"""A ring that gets another size, at a start or by `tensorctl limit`: what is kept, what goes, what readers see."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tensord.shm.ring import segments
 
 from ..daemon_process import MIB, Daemon, until
 from ..faults.payloads import is_payload, key, payload
+from ..faults.raw import RawClient
 
 ENTRY_BYTES = 300_000
 SMALL, LARGE = 4 * MIB, 16 * MIB
@@ -52,6 +53,13 @@ def again(daemon: Daemon, **flags: object) -> Daemon:
 def grown(daemon: Daemon, ring_bytes: int) -> None:
     daemon.until(lambda s: s["store"]["resident_bytes"] == ring_bytes, f"{ring_bytes} bytes in memory")
     until(lambda: allocated_bytes(daemon) >= ring_bytes, "their pages")
+
+
+def limit(daemon: Daemon, limit_bytes: int) -> None:
+    """`tensorctl limit`."""
+    with RawClient(daemon.socket, attach=False) as operator:
+        answer = operator.ask(lambda number: messages.Limit(number, limit_bytes))
+    assert answer.after_bytes == limit_bytes
 
 
 def test_a_restart_evicts_nothing_because_limits_would_be_derived_otherwise_now() -> None:
@@ -137,3 +145,44 @@ def test_a_ring_that_cannot_be_enlarged_serves_as_it_is_and_says_so() -> None:
         assert problem.startswith(f"the ring has {SMALL} of {8192 * GIB} configured bytes. It grows at a start only: ")
         assert "restart the daemon. At its last start: enlarging the ring from" in problem
         assert here(daemon.client(), range(12)) == list(range(12))
+
+
+def test_views_held_while_the_ring_shrinks_stay_what_they_were(daemon: Daemon) -> None:
+    client = daemon.client()
+    grown(daemon, LARGE)
+    fill(client, range(40))
+    held = {number: client.get(key(number)) for number in range(0, 40, 5)}
+    limit(daemon, 3 * MIB)
+    until(lambda: allocated_bytes(daemon) <= 3 * MIB, "pages given back beside what is held")
+    fill(client, range(100, 108))
+    for number, lease in held.items():
+        assert lease is not None and is_payload(lease.tree, number)
+    del lease
+    held.clear()
+    limit(daemon, MIB)
+    until(lambda: allocated_bytes(daemon) <= MIB, "what was held has gone too")
+
+
+def test_a_client_sees_that_pages_went_before_anything_lies_in_new_ones(daemon: Daemon) -> None:
+    """A GPU's driver that has registered the ring keeps the pages that went."""
+    client = daemon.client()
+    grown(daemon, LARGE)
+    fill(client, range(40))
+    view = client.link.view
+    assert view is not None
+    ring = view._ring
+    counted = ring.punches
+    assert counted > 0 and ring.is_resident(0, LARGE)
+    fill(client, range(100, 140))
+    assert ring.punches == counted, "pages that are used again are the same pages"
+    limit(daemon, SMALL)
+    daemon.until(lambda status: status["store"]["resident_bytes"] <= SMALL, "pages given back")
+    assert ring.punches > counted and not ring.is_resident(0, LARGE)
+    counted = ring.punches
+    limit(daemon, LARGE)
+    grown(daemon, LARGE)
+    fill(client, range(200, 280))
+    assert ring.punches == counted and ring.is_resident(0, SMALL)
+    daemon.kill()
+    daemon.start()
+    until(lambda: ring.punches > counted, "the next daemon counts its start")

@@ -15,7 +15,7 @@ from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import pack
 
 from ...memory_bench import key
-from .stand import serving
+from .stand import PATIENCE_S, serving
 
 ENTRIES = 1_500
 
@@ -120,6 +120,19 @@ def test_a_request_of_many_keys_leaves_others_their_turns_and_keeps_its_senders_
             assert (await client.heard(messages.Counted)).count == 0, "answered before what was asked first"
 
     asyncio.run(asks())
+
+
+def test_a_time_to_live_ends_although_messages_never_stop_coming() -> None:
+    async def floods() -> None:
+        async with serving(default_ttl_s="200ms") as stand:
+            await stand.fill(1)
+            async with asyncio.timeout(PATIENCE_S):
+                while stand.store.status()["entries"]:
+                    while len(stand.actor.inbox) < 100:
+                        stand.ask(messages.EntriesQuery(1, None, 1))
+                    await asyncio.sleep(0)
+
+    asyncio.run(floods())
 
 
 def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:

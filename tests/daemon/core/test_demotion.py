@@ -128,12 +128,3 @@ def test_a_full_store_holds_nothing_up(make: Make) -> None:
     stand.settle()
     assert stand.stored() == STORED - {0, 1, 2, 3}
     assert stand.store.status()["remote"] == {"write_failed": 1, "dropped": 3}
-
-
-def test_a_key_that_is_evicted_by_name_while_it_waits_is_not_written(make: Make) -> None:
-    stand = full(make)
-    give_back(stand, 5)
-    stand.send(1, messages.Evict(3, [key(number) for number in range(4)]))
-    stand.settle()
-    assert not stand.remote
-    assert stand.stored() == STORED - {0, 1, 2, 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -338,16 +337,6 @@ def test_pages_of_the_system_come_back_for_a_place_before_an_entry_goes() -> Non
     stand.ask(1, 5 * PAGE_BYTES - SPAN_HEADER_BYTES)
     stand.settle()
     assert stand.places[1] and stand.stored() == there
-    stand.check()
-
-
-def test_keys_of_ever_new_namespaces_take_no_more_numbers_than_there_are_entries() -> None:
-    stand = stand_of()
-    for number in range(500):
-        assert stand.put(sha256(number.to_bytes(8, "little")).digest()[:28] + bytes(4), 1000) == "stored"
-    tenants = stand.store.parts.tenants
-    assert 20 < tenants.total_entries == sum(tenants.entries)
-    assert len(tenants.tags) == len(tenants.number_of) < 4 * tenants.total_entries
     stand.check()
 
 
