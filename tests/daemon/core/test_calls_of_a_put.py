@@ -19,7 +19,7 @@ from .stand import Stand
 
 PAYLOAD = 64 << 10
 BATCH = 64
-RING = 1 << 30
+RING = 1 << 29
 CALLS_MAX = 60
 
 
