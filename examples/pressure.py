@@ -129,7 +129,7 @@ def be_agent(agent: str, socket: Path, folder: Path, orders: Connection) -> None
             "put": lambda number: _put(cache, card, agent, number),
             "use": lambda number: cache.get(key_of(agent, number)) is not None,
             "fetch": lambda number: _fetch(cache, agent, number),
-            "here": lambda _: cache.size,
+            "here": lambda _: len(cache),
             "mode": lambda _: str(cache.mode),
         }
         orders.send("ready")

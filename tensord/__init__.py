@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from .client.pressure.modes import Subscription as Subscription
     from .client.pressure.workflow import Workflow as Workflow
     from .client.reading.entry import Entry as Entry
-    from .client.reading.entry import Reuse as Reuse
     from .client.reading.lease import Batch as Batch
     from .client.reading.lease import Lease as Lease
     from .client.reading.ring_reader import RingReader as RingReader
@@ -101,7 +100,6 @@ _PLACES = {
     "Reference": ".client.caches.processor.references",
     "Registration": ".client.device.registration",
     "Reservation": ".client.writing.reservation",
-    "Reuse": ".client.reading.entry",
     "RingReader": ".client.reading.ring_reader",
     "RotatingLayer": ".client.prefix.layers",
     "SharedLayer": ".client.prefix.layers",

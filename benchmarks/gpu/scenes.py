@@ -195,7 +195,7 @@ def fork(stage: Stage) -> None:
         child = os.fork()
         if child == 0:
             try:
-                good = cache.closed and cache.size == 0 and cache.put(stage.key(1), 0).state == "lost"
+                good = cache.closed and len(cache) == 0 and cache.put(stage.key(1), 0).state == "lost"
                 os._exit(0 if good else 1)
             finally:
                 os._exit(2)

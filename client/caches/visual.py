@@ -23,7 +23,7 @@ from .dp_mode import Recommendation, Resolution, recommend_dp_mode
 from .measures import array_bytes
 
 if TYPE_CHECKING:
-    from ..reading.entry import Reuse
+    from ..reading.entry import Entry
 
 Modality = Literal["image", "audio", "video"]
 
@@ -36,7 +36,7 @@ class VisualResult:
 
     Attributes:
         key: the embedding's key, 32 bytes.
-        reuse: how many clients hold the entry and how often it was used, updated about once a second; None on a miss.
+        entry: what `Client.peek` tells of it, as how often it was used and how many clients hold it; None on a miss.
         bytes_saved: bytes of the embedding that need not be computed again; 0 on a miss.
         recommendation: whether to encode data parallel; None for audio.
 
@@ -46,13 +46,13 @@ class VisualResult:
         (False, 0)
     """
 
-    __slots__ = ("_lease", "bytes_saved", "key", "recommendation", "reuse")
+    __slots__ = ("_lease", "bytes_saved", "entry", "key", "recommendation")
 
     def __init__(
-        self, key: bytes, lease: Lease | None, reuse: Reuse | None, recommendation: Recommendation | None
+        self, key: bytes, lease: Lease | None, entry: Entry | None, recommendation: Recommendation | None
     ) -> None:
         self.key = key
-        self.reuse = reuse
+        self.entry = entry
         self.recommendation = recommendation
         self.bytes_saved = 0 if lease is None else array_bytes(lease.tree[_FIELD])
         self._lease = lease
@@ -144,8 +144,8 @@ class VisualCache:
         lease = self._cache.get(key)
         if lease is not None and not (isinstance(lease.tree, dict) and _FIELD in lease.tree):
             lease = None
-        reuse = None if lease is None else self._cache.reuse(key)
-        result = VisualResult(key, lease, reuse, recommendation if modality != "audio" else None)
+        entry = None if lease is None else self._cache.peek(key)
+        result = VisualResult(key, lease, entry, recommendation if modality != "audio" else None)
         with self._lock:
             self._hits += result.hit
             self._misses += not result.hit

@@ -163,7 +163,6 @@ class AsyncClient:
     contains = _lookup(Client.contains, _one)
     get_many = _lookup(Client.get_many, _many)
     peek = _at_once(Client.peek)
-    reuse = _at_once(Client.reuse)
     ring = _at_once(Client.ring)
     current = _at_once(Client.current)
     request_arrived = _at_once(Client.request_arrived)

@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import BadKey, UsageError, shown
 from ...shm.ring.layout import KEY_BYTES
 from ..arguments.checks import check_flag, check_key
-from ..reading.entry import Entry, Reuse
+from ..reading.entry import Entry
 from ..reading.lease import Batch, Lease
 from ..reading.ring_reader import RingReader
 from .base import ClientBase
@@ -117,7 +117,7 @@ class LookupCalls(ClientBase):
         return view is not None and view.contains(key)
 
     def peek(self, key: bytes) -> Entry | None:
-        """Returns the entry's metadata, or None on a miss. Counts no use.
+        """Returns the entry's metadata and how much it is shared, or None on a miss. Sends no message, counts no use.
 
         Raises:
             BadKey: `key` is not 32 bytes.
@@ -125,18 +125,6 @@ class LookupCalls(ClientBase):
         key = check_key(key)
         view = self._link.view or self._attach()
         return view.peek(key) if view is not None else None
-
-    def reuse(self, key: bytes) -> Reuse | None:
-        """Returns how many clients hold the entry and how often it was used, or None on a miss. Counts no use.
-
-        Sends no message. The daemon writes both counts about once a second.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
-        """
-        key = check_key(key)
-        view = self._link.view or self._attach()
-        return view.reuse(key) if view is not None else None
 
     def ring(self) -> RingReader | None:
         """Returns the ring that is attached now, to read entries that another process pins (`RingReader.borrow`).

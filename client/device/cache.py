@@ -21,7 +21,7 @@ from ..arguments.checks import check_count, check_flag, check_key, check_name, c
 from ..arguments.put_options import check_cost
 from ..core.client import Client, check_client
 from ..gpu.interface import Device
-from ..pressure.device_reservation import DeviceReservation, reserve
+from ..pressure.device_reservation import reserve
 from ..reading.lease import Lease
 from ..threads.aside import aside
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally
@@ -219,10 +219,6 @@ class DeviceCache:
         return key in self._entries
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def size(self) -> int:
         """Number of entries on the device."""
         return len(self._entries)
 
@@ -230,11 +226,6 @@ class DeviceCache:
     def size_bytes(self) -> int:
         """Bytes of the entries' tensors."""
         return self._entries.size_bytes
-
-    @property
-    def total_tokens(self) -> int:
-        """Number of encoder tokens that the entries stand for."""
-        return self._entries.tokens
 
     # ---- the device
 
@@ -249,18 +240,6 @@ class DeviceCache:
         """Whether the device accepts no new entries, since it is in emergency mode. False once that ends or the daemon
         is gone."""
         return self._upkeep.refuses
-
-    def reserve(
-        self,
-        size_bytes: int,
-        for_s: float = 30.0,
-        *,
-        wait_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> DeviceReservation:
-        """Reserves memory of the device for `for_s` seconds, so that no other client of the daemon can reserve it.
-        See `Client.reserve_device`."""
-        return self._client.reserve_device(self._device.name, size_bytes, for_s, wait_s=wait_s, timeout_s=timeout_s)
 
     # ---- the cache
 

@@ -174,13 +174,12 @@ class DeviceTally:
 
 
 class DeviceEntries:
-    """The table of entries, with its totals."""
+    """The table of entries, with their bytes."""
 
     def __init__(self) -> None:
         # Reentrant: a lease's finalizer, and any code with it, may run while this thread holds the lock.
         self.lock = threading.RLock()
         self.closed = False
-        self.tokens = 0
         self.size_bytes = 0
         self.tally = DeviceTally()
         self.unsynced: dict[bytes, None] = {}
@@ -230,7 +229,7 @@ class DeviceEntries:
                 self._use(before)
                 return before
             self._table[entry.key] = entry
-            self._count(entry, 1)
+            self.size_bytes += entry.size_bytes
             entry.new_bytes = 0 if reserved else entry.size_bytes
             self.unsynced[entry.key] = None
             return entry
@@ -292,7 +291,7 @@ class DeviceEntries:
             self._table.clear()
             self.unsynced.clear()
             self.unreported_uses.clear()
-            self.tokens = self.size_bytes = 0
+            self.size_bytes = 0
             return left
 
     def close_in_child(self) -> list[DeviceEntry]:
@@ -306,17 +305,12 @@ class DeviceEntries:
 
     def _remove(self, entry: DeviceEntry) -> None:
         del self._table[entry.key]
-        self._count(entry, -1)
+        self.size_bytes -= entry.size_bytes
         self.unreported_uses.pop(entry.key, None)
 
-    def _count(self, entry: DeviceEntry, sign: int) -> None:
-        self.tokens += sign * entry.tokens
-        self.size_bytes += sign * entry.size_bytes
-
     def check_invariants(self) -> None:
-        """Asserts that the totals agree with the table."""
+        """Asserts that the total agrees with the table."""
         with self.lock:
-            assert self.tokens == sum(entry.tokens for entry in self._table.values())
             assert self.size_bytes == sum(entry.size_bytes for entry in self._table.values())
             assert all(entry.key == key for key, entry in self._table.items())
             assert not self.closed or not self._table

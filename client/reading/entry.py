@@ -1,6 +1,6 @@
-"""The answers to questions about an entry: its metadata, and how much it is shared.
+"""The answer to a question about an entry: its metadata, and how much it is shared.
 
-Owns: both records, and how they are read. Does not own: the mappings that they are read from (view.py).
+Owns: the record, and how it is read. Does not own: the mappings that they are read from (view.py).
 Invariants: a record is a copy; it never changes, and pins nothing.
 """
 
@@ -19,30 +19,9 @@ _ATTEMPTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry's metadata, from its span's header.
+    """An entry's metadata, and how much it is shared, as the daemon last wrote it into the index.
 
     Times are Unix seconds by the current wall clock; `expires_unix_s` is 0 if the entry does not expire.
-
-    Example:
-        >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
-        'stored'
-        >>> entry = cache.peek(key)
-        >>> entry.tokens, entry.expires_unix_s
-        (576, 0.0)
-    """
-
-    key: bytes
-    payload_bytes: int
-    tokens: int
-    created_unix_s: float
-    expires_unix_s: float
-    owner_uid: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reuse:
-    """How much an entry is shared, as the daemon last wrote it into the index.
 
     `holders`: lanes that pin the entry now, counted about once a second. A lane belongs to a client with a lease or a
     view, or to a client that has ended but left live views. A client in a forked child that inherited views counts for
@@ -52,12 +31,20 @@ class Reuse:
     together read faster than the daemon reads their logs (about 40,000 gets a second), the count is a sample.
 
     Example:
-        >>> cache.put(key, np.arange(3), wait=True).state
+        >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
         'stored'
-        >>> cache.reuse(key).holders                                # clients with a lease or a view of the entry
-        0
+        >>> entry = cache.peek(key)
+        >>> entry.tokens, entry.expires_unix_s, entry.holders       # clients with a lease or a view of the entry
+        (576, 0.0, 0)
     """
 
+    key: bytes
+    payload_bytes: int
+    tokens: int
+    created_unix_s: float
+    expires_unix_s: float
+    owner_uid: int
+    checksum: int
     holders: int
     uses: int
 
@@ -69,6 +56,7 @@ def read_entry(index: IndexReader, ring: RingMapping, key: bytes) -> Entry | Non
         if hit is None:
             return None
         at, seq, _, place, _ = hit
+        uses, holders = index.reuse(at)
         h = ring.span(place & PLACE_OFFSET_MASK)
         if index.words[at] == seq:
             if h is None:
@@ -76,19 +64,14 @@ def read_entry(index: IndexReader, ring: RingMapping, key: bytes) -> Entry | Non
             zero_s = unix_at_boot_s()
             expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
             return Entry(
-                h.key, h.payload_bytes, h.tokens, zero_s + h.created_s, expires_unix_s, h.owner_uid, h.checksum
+                h.key,
+                h.payload_bytes,
+                h.tokens,
+                zero_s + h.created_s,
+                expires_unix_s,
+                h.owner_uid,
+                h.checksum,
+                holders,
+                uses,
             )
-    return None
-
-
-def read_reuse(index: IndexReader, key: bytes) -> Reuse | None:
-    """How much the key's entry is shared. None if there is none."""
-    for _ in range(_ATTEMPTS):
-        hit = index.find(key)
-        if hit is None:
-            return None
-        at, seq, *_ = hit
-        uses, holders = index.reuse(at)
-        if index.words[at] == seq:
-            return Reuse(holders, uses)
     return None

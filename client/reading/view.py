@@ -24,7 +24,7 @@ from ...shm.lanes.lane import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ...shm.payloads.recipe import Recipe
 from ...shm.ring.layout import BUCKET_BYTES, PAGE_BYTES, SLOT_BYTES, SLOT_WORDS, SPAN_HEADER_BYTES, Superblock
 from ..arguments.checks import check_key
-from .entry import Entry, Reuse, read_entry, read_reuse
+from .entry import Entry, read_entry
 from .lease import ArrayLease, Batch, Lease, lease_over
 from .ring_mapping import RingMapping, check_span
 from .ring_reader import RingReader, learned
@@ -245,10 +245,6 @@ class View:
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata. Counts no use. An entry with a damaged header is a miss."""
         return read_entry(self._index, self._ring, key)
-
-    def reuse(self, key: bytes) -> Reuse | None:
-        """How much the entry is shared. Takes no lease and counts no use."""
-        return read_reuse(self._index, key)
 
     def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
         """A lease on one span of a batch. `root` covers the whole ring and holds the pins of all of the batch's

@@ -63,7 +63,6 @@ CLIENT_NEVER: dict[str, Call] = {
     "request_arrived": lambda c: c.request_arrived(DEVICE),
     "request_completed": lambda c: c.request_completed(DEVICE, 0.1, 1),
     "reserve": lambda c: c.reserve(tensord.Spec((8,), "uint64")),
-    "reuse": lambda c: c.reuse(KEY),
     "ring": lambda c: c.ring(),
     "steps": lambda c: finished(c.steps(KEY)),
     "store": lambda c: c.store(KEY, payload(1), tokens=0, ttl_s=None, claim=None),
@@ -102,10 +101,8 @@ NEVER: dict[type[Any], dict[str, Call]] = {
         "mode": lambda c: c.mode,
         "offload": lambda c: c.offload(KEY, wait=True),
         "put": lambda c: c.put(KEY, {"a": c.device.upload(payload(1, 4096))}, wait=True),
-        "size": lambda c: c.size,
         "size_bytes": lambda c: c.size_bytes,
         "tally": lambda c: c.tally,
-        "total_tokens": lambda c: c.total_tokens,
     },
     tensord.PrefixCache: {
         "block_tokens": lambda c: c.block_tokens,
@@ -160,7 +157,7 @@ NEVER: dict[type[Any], dict[str, Call]] = {
 OF_STATUS = {"status"}
 RAISES: dict[type[Any], dict[str, Call]] = {
     tensord.Client: CLIENT_RAISES,
-    tensord.DeviceCache: {"reserve": lambda c: c.reserve(1024)},
+    tensord.DeviceCache: {},
     tensord.PrefixCache: {},
     tensord.ProcessorCache: {"clear": lambda c: c.clear()},
     tensord.VisualCache: {"clear": lambda c: c.clear()},

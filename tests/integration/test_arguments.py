@@ -55,7 +55,6 @@ TAKE_KEYS: dict[str, Call] = {
     "hold": lambda client, key: client.hold(key),
     "contains": lambda client, key: client.contains(key),
     "peek": lambda client, key: client.peek(key),
-    "reuse": lambda client, key: client.reuse(key),
     "touch": lambda client, key: client.touch(key),
     "pin": lambda client, key: client.pin(key, 1),
     "put": lambda client, key: client.put(key, 1, wait=True),

@@ -32,7 +32,7 @@ def engine(stage: Stage, socket: Path, folder: Path, first: int) -> None:
     while True:
         size_bytes = stage.hear()
         try:
-            stage.tell(cache.reserve(size_bytes, for_s=30, wait_s=0).size_bytes)
+            stage.tell(cache.client.reserve_device(CARD, size_bytes, for_s=30, wait_s=0).size_bytes)
         except DeviceFull:
             stage.tell(0)
 

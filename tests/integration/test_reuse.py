@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.reading.entry import Reuse
 from tensord.errors import BadKey
 
 from ..daemon_process import COUNTING_OFTEN, PATIENCE_S, Daemon, until
@@ -38,12 +37,17 @@ def stored(shared: Daemon) -> Iterator[tuple[tensord.Client, bytes]]:
     with tensord.Client(shared.socket, timeout_s=PATIENCE_S) as client:
         wanted = key(next(_numbers))
         assert client.put(wanted, {"x": np.arange(9)}, wait=True).state == "stored"
-        assert client.reuse(wanted) == Reuse(0, 0)
+        assert shares(client, wanted) == (0, 0)
         yield client, wanted
 
 
+def shares(client: tensord.Client, wanted: bytes) -> tuple[int, int] | None:
+    entry = client.peek(wanted)
+    return None if entry is None else (entry.holders, entry.uses)
+
+
 def becomes(client: tensord.Client, wanted: bytes, holders: int, uses: int) -> None:
-    until(lambda: client.reuse(wanted) == Reuse(holders, uses), f"{uses} uses and {holders} holders to be told")
+    until(lambda: shares(client, wanted) == (holders, uses), f"{uses} uses and {holders} holders to be told")
 
 
 def holds(stage: Stage, socket: Path, wanted: bytes) -> None:
@@ -82,17 +86,17 @@ def test_each_client_counts_once_and_only_while_it_holds(shared: Daemon, stored:
 
 def test_a_missing_entry_has_no_reuse(stored: tuple[tensord.Client, bytes], tmp_path: Path) -> None:
     client, wanted = stored
-    assert client.reuse(key(next(_numbers))) is None
+    assert client.peek(key(next(_numbers))) is None
     assert client.get(wanted) is not None
     becomes(client, wanted, 0, 1)
     assert client.evict(wanted) == 1
-    assert client.reuse(wanted) is None
+    assert client.peek(wanted) is None
     assert client.put(wanted, np.arange(3), wait=True).state == "stored"
-    assert client.reuse(wanted) == Reuse(0, 0), "an entry begins anew"
+    assert shares(client, wanted) == (0, 0), "an entry begins anew"
     with pytest.raises(BadKey):
-        client.reuse(b"short")
+        client.peek(b"short")
     with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.5) as alone:
-        assert alone.reuse(wanted) is None
+        assert alone.peek(wanted) is None
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])

@@ -34,7 +34,6 @@ def right_lookups(cache: tensord.Client, ns: tensord.Namespace, picture: bytes) 
     assert_type(cache.get_into(key, np.zeros(3)), bool)
     assert_type(cache.contains(key), bool)
     assert_type(cache.peek(key), tensord.Entry | None)
-    assert_type(cache.reuse(key), tensord.Reuse | None)
     assert_type(cache.ring(), tensord.RingReader | None)
 
 

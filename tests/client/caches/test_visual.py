@@ -61,7 +61,7 @@ def hits(cache: VisualCache, *raws: bytes) -> list[bool]:
 def test_an_embedding_of_a_picture_comes_back(client: tensord.Client, namespace: tensord.Namespace) -> None:
     cache = VisualCache(client, namespace)
     missed = cache.lookup("image", IMAGE)
-    assert not missed.hit and missed.reuse is None and missed.bytes_saved == 0
+    assert not missed.hit and missed.entry is None and missed.bytes_saved == 0
     with pytest.raises(ValueError, match="missed"):
         _ = missed.embedding
 
@@ -70,7 +70,7 @@ def test_an_embedding_of_a_picture_comes_back(client: tensord.Client, namespace:
         assert found.hit
         np.testing.assert_array_equal(found.embedding, EMBEDDING)
         assert not found.embedding.flags.writeable
-        assert found.bytes_saved == 256 and found.reuse is not None
+        assert found.bytes_saved == 256 and found.entry is not None
         kept = found.embedding
     with pytest.raises(ValueError, match="released"):
         _ = found.embedding
