@@ -15,16 +15,15 @@ sorted.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import force_setattr
 
 from ...errors import BadGraph, shown
-from .schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX, Count, Name
+from .schema import AGENT_NAME_CHARS_MAX, Count
 
 STEPS_MAX: Final = 1024
 DEPENDENCIES_MAX: Final = 64
@@ -37,6 +36,12 @@ _FIELDS_ON_THE_WIRE: Final = {
     "is_optional": "optional",
 }
 """Short, because a message may have STEPS_MAX steps."""
+
+
+_Agent = Annotated[str, Meta(min_length=1, max_length=AGENT_NAME_CHARS_MAX)]
+_Agents = Annotated[tuple[_Agent, ...], Meta(max_length=DEPENDENCIES_MAX)]
+_Step = tuple[_Agent, _Agents, Count, Count, bool]
+"""The fields of an AgentStep, in its order."""
 
 
 class AgentStep(Struct, frozen=True, omit_defaults=True, rename=_FIELDS_ON_THE_WIRE):
@@ -53,24 +58,31 @@ class AgentStep(Struct, frozen=True, omit_defaults=True, rename=_FIELDS_ON_THE_W
         1
     """
 
-    agent_id: Annotated[str, Meta(min_length=1, max_length=AGENT_NAME_CHARS_MAX)]
-    depends_on: Annotated[tuple[Name, ...], Meta(max_length=DEPENDENCIES_MAX)] = ()
+    agent_id: _Agent
+    depends_on: _Agents = ()
     step_index: Count = 0
     estimated_tokens: Count = 0
     is_optional: bool = False
 
     def __post_init__(self) -> None:
-        _check_agent("agent_id", self.agent_id)
-        if not isinstance(self.depends_on, tuple | list):
-            raise BadGraph(f"depends_on = {shown(self.depends_on)}: give a tuple of agents")
-        if len(self.depends_on) > DEPENDENCIES_MAX:
-            raise BadGraph(f"depends_on of {len(self.depends_on)} agents; at most {DEPENDENCIES_MAX} may be named")
-        _check_agents("depends_on", self.depends_on)
-        force_setattr(self, "depends_on", tuple(self.depends_on))
-        _check_number("step_index", self.step_index)
-        _check_number("estimated_tokens", self.estimated_tokens)
-        if not isinstance(self.is_optional, bool):
-            raise BadGraph(f"is_optional = {shown(self.is_optional)}: give True or False")
+        fields = (self.agent_id, self.depends_on, self.step_index, self.estimated_tokens, self.is_optional)
+        try:
+            _, depends_on, *_ = convert(fields, _Step)
+            "".join((self.agent_id, *depends_on)).encode()
+        except ValidationError:
+            raise self._error() from None
+        except UnicodeEncodeError:
+            raise BadGraph(f"{shown(self)} has lone surrogates, which cannot be sent: leave them out") from None
+        force_setattr(self, "depends_on", depends_on)
+
+    def _error(self) -> BadGraph:
+        """The error of a field out of its range."""
+        for field, kind in zip(self.__struct_fields__, get_args(_Step), strict=True):
+            try:
+                convert(getattr(self, field), kind)
+            except ValidationError as error:
+                return BadGraph(f"{field} = {shown(getattr(self, field))}: {error}")
+        raise AssertionError("every field is in its range")
 
 
 class AgentStepGraph:
@@ -137,50 +149,21 @@ class AgentStepGraph:
     def validate_dag(self) -> None:
         """Checks the graph as a whole.
 
-        Raises BadGraph, naming the agents, if the graph has no step, if a dependency has no step in the graph, if the
-        dependencies form a cycle, or if a dependency first runs no earlier than a step that depends on it.
+        Raises BadGraph, naming the agents, if the graph has no step, if a dependency has no step in the graph, or if a
+        dependency first runs no earlier than a step that depends on it, as in each cycle.
         """
         if not self._steps:
             raise BadGraph("a workflow without steps: add one")
         first = {agent: indices[0] for agent, indices in self._indices.items()}
-        try:
-            if all(
-                max(map(first.__getitem__, step.depends_on), default=-1) < step.step_index
-                for step in self._steps.values()
-            ):
-                return  # every dependency runs earlier: there is no cycle
-        except KeyError:
-            pass  # a dependency has no step
-        raise self._dependency_error()
-
-    def _dependency_error(self) -> BadGraph:
-        """The error of a graph in which some dependency has no step, or no step that is early enough."""
-        waits: dict[tuple[str, int], list[tuple[str, int]]] = {}
-        late: BadGraph | None = None
-        for at, step in self._steps.items():
+        for step in self._steps.values():
             for agent in step.depends_on:
-                indices = self._indices.get(agent)
-                if indices is None:
-                    return BadGraph(
-                        f"depends_on: agent {step.agent_id!r} at step {step.step_index} depends on {agent!r}, "
-                        "which has no step: add one"
-                    )
-                before = bisect_left(indices, step.step_index)
-                if before == 0 and late is None:
-                    late = BadGraph(
-                        f"depends_on: agent {step.agent_id!r} at step {step.step_index} depends on {agent!r}, "
-                        f"which first runs at step {indices[0]}: a dependency must run earlier"
-                    )
-                # The step waits for the latest earlier run of the dependency, or for its first run, which is too late.
-                waits.setdefault(at, []).append((agent, indices[max(before - 1, 0)]))
-        assert late is not None
-        # A cycle has a late dependency too. Naming the whole cycle helps more.
-        try:
-            TopologicalSorter(waits).prepare()
-        except CycleError as error:
-            cycle = " waits for ".join(f"{agent!r} (step {index})" for agent, index in reversed(error.args[1]))
-            return BadGraph(f"depends_on: a cycle: {cycle}")
-        return late
+                begins = first.get(agent)
+                if begins is not None and begins < step.step_index:
+                    continue
+                depends = f"depends_on: agent {step.agent_id!r} at step {step.step_index} depends on {agent!r}"
+                if begins is None:
+                    raise BadGraph(f"{depends}, which has no step: add one")
+                raise BadGraph(f"{depends}, which first runs at step {begins}: a dependency must run earlier")
 
     def compute_steps_to_execution(self, agent_id: str, current_step: int) -> int | None:
         """How many steps after `current_step` the agent runs next. 0: it runs now.
@@ -236,35 +219,3 @@ class AgentStepGraph:
 
 def _step_index(step: AgentStep) -> int:
     return step.step_index
-
-
-def _check_agents(field: str, given: Sequence[object]) -> None:
-    # All at once, because a graph may name 64 agents per step. One by one only to find the wrong one.
-    if given:
-        try:
-            "".join(given).encode()  # type: ignore[arg-type]
-            lengths = set(map(len, given))  # type: ignore[arg-type]
-            if min(lengths) >= 1 and max(lengths) <= AGENT_NAME_CHARS_MAX:
-                return
-        except (TypeError, UnicodeEncodeError):
-            pass
-    for agent in given:
-        _check_agent(field, agent)
-
-
-def _check_agent(field: str, given: object) -> None:
-    if not isinstance(given, str):
-        raise BadGraph(f"{field}: {shown(given)} is not an agent's name: give a string")
-    if not 1 <= len(given) <= AGENT_NAME_CHARS_MAX:
-        raise BadGraph(f"{field}: {given[:40]!r} has {len(given)} characters: give 1 to {AGENT_NAME_CHARS_MAX}")
-    try:
-        given.encode()
-    except UnicodeEncodeError:
-        raise BadGraph(f"{field}: {shown(given)} has lone surrogates, which cannot be sent: leave them out") from None
-
-
-def _check_number(field: str, given: object) -> None:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise BadGraph(f"{field} = {shown(given)}: give a whole number")
-    if not 0 <= given <= NUMBER_MAX:
-        raise BadGraph(f"{field} = {shown(given)}: give a number from 0 to {NUMBER_MAX}")

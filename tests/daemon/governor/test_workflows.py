@@ -76,7 +76,7 @@ def test_a_step_that_is_very_far_is_still_nearer_than_none(make: Callable[..., W
 @pytest.mark.parametrize(
     ("steps", "named"),
     [
-        ([AgentStep("a", ("b",), 1), AgentStep("b", ("a",), 1)], "cycle"),
+        ([AgentStep("a", ("b",), 1), AgentStep("b", ("a",), 1)], "must run earlier"),
         ([AgentStep("a", ("nobody",), 1)], "nobody"),
     ],
 )
