@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import replace
 from mmap import mmap
 from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from tensord.client.reading.view import View
 from tensord.daemon.store.holes import Holes

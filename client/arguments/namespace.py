@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import msgpack
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ...errors import BadNamespace, shown
 from ...shm.index.keys import GENERATION_MAX, make_key
@@ -24,8 +25,7 @@ from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 Content = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Namespace:
+class Namespace(Struct, frozen=True, kw_only=True):
     """Everything that makes two encoders' outputs differ. Two models' embeddings of one picture must never share a key.
 
     Args:
@@ -59,18 +59,18 @@ class Namespace:
     hash: Literal["sha256", "blake3"] = "sha256"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "generation":
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name == "generation":
                 if not isinstance(value, int) or not 0 <= value <= GENERATION_MAX:
                     raise BadNamespace(f"generation={shown(value)} must be a whole number from 0 to {GENERATION_MAX}")
             elif not isinstance(value, str):
-                raise BadNamespace(f"{field.name}={shown(value)} must be a string, not {type(value).__name__}")
+                raise BadNamespace(f"{name}={shown(value)} must be a string, not {type(value).__name__}")
             elif not value.isascii() and value.encode("utf-8", "replace").decode("utf-8") != value:
-                raise BadNamespace(f"{field.name}={shown(value)} must be a text without surrogates")
-            elif not value and field.name in ("model", "revision", "dtype", "processor"):
+                raise BadNamespace(f"{name}={shown(value)} must be a text without surrogates")
+            elif not value and name in ("model", "revision", "dtype", "processor"):
                 raise BadNamespace(
-                    f"{field.name} is empty; without it the outputs of two different encoders would share a key; "
+                    f"{name} is empty; without it the outputs of two different encoders would share a key; "
                     'give a value that differs between them, or "none" if there is none'
                 )
         if self.hash not in ("sha256", "blake3"):
@@ -79,7 +79,7 @@ class Namespace:
     @property
     def tag(self) -> bytes:
         """The first 8 bytes of every key of this namespace, the same for all generations."""
-        named = [getattr(self, field.name) for field in fields(self) if field.name != "generation"]
+        named = [getattr(self, name) for name in self.__struct_fields__ if name != "generation"]
         return hashlib.sha256(msgpack.packb(named)).digest()[:NAMESPACE_TAG_BYTES]
 
     def key(self, kind: str, modality: str, content: Content, **parameters: object) -> bytes:

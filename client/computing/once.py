@@ -15,8 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from ...errors import Invalidated, TensordError, UnderPressure, UnsupportedLeaf, without_frames
 from ...ipc.messages import control as messages
@@ -37,15 +38,13 @@ _told: Final[set[tuple[bytes, str]]] = set()
 """Namespaces and names of errors of which this process has told."""
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitAnswer:
+class AwaitAnswer(Struct, frozen=True):
     """Step: wait for this answer of the daemon."""
 
     future: Future[messages.Claimed]
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(Struct, frozen=True):
     """Step: wait until this future is settled, for at most `within_s` seconds. Whatever its outcome, it raises nothing,
     and the request stays."""
 
@@ -53,13 +52,11 @@ class Listen:
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Struct, frozen=True):
     """Step: compute the value."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreValue:
+class StoreValue(Struct, frozen=True):
     """Step: put the value under the claim, or without one if None. `cost_ms`: milliseconds that computing it took."""
 
     value: Any
@@ -67,8 +64,7 @@ class StoreValue:
     cost_ms: float
 
 
-@dataclass(slots=True)
-class ComputeTally:
+class ComputeTally(Struct):
     """Counts of `get_or_compute` calls: value found at once, received from another client, or computed here.
 
     `not_stored`: values that were computed here and refused, by the error's name. Values that were lost because the

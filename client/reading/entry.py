@@ -6,8 +6,9 @@ Invariants: a record is a copy; it never changes, and pins nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from ...shm.index.index import PLACE_OFFSET_MASK, IndexReader
 from ...shm.ring.layout import unix_at_boot_s
@@ -17,8 +18,7 @@ _ATTEMPTS: Final = 4
 """How often an entry is looked up that changes while it is read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """An entry's metadata, and how much it is shared, as the daemon last wrote it into the index.
 
     Times are Unix seconds by the current wall clock; `expires_unix_s` is 0 if the entry does not expire.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from mmap import mmap
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from ...errors import Corrupt
 from ...shm.lanes.lane import Lane
@@ -29,8 +29,7 @@ _HANDLE: Final = struct.Struct(f"<{IDENTITY_BYTES}sQQQ{KEY_BYTES}s")
 HANDLE_BYTES: Final = _HANDLE.size
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(Struct, frozen=True):
     """The name of one payload in one ring. `offset` is its span's offset from the start of the ring, in bytes."""
 
     identity: bytes

@@ -19,8 +19,10 @@ import errno
 import os
 import secrets
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from mmap import PROT_READ, mmap
+
+from msgspec.structs import replace
 
 from ...errors import Corrupt, LayoutMismatch, NotEnoughMemory, SegmentError
 from ...shm.index.index import IndexReader

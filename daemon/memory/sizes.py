@@ -11,7 +11,9 @@ Invariant: the number of entries never exceeds the capacity of the existing inde
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ...shm.ring.layout import Superblock, aligned
 

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from itertools import takewhile
 from math import inf
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from ...errors import Corrupt, TensordError
 from ...shm.index.keys import generation_of

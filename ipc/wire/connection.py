@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from ...errors import (
     BadMessage,
@@ -64,8 +65,7 @@ class ConnectionState(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(slots=True)
-class Arrival:
+class Arrival(Struct):
     """The result of one read. `messages` are valid even if a later message in the same read was the failure."""
 
     messages: list[Delivery] = field(default_factory=list)

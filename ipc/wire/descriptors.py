@@ -17,7 +17,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...errors import DaemonUnavailable, LimitReached, ProcessLimit, ProtocolError
@@ -167,8 +166,7 @@ class OutBuffer:
         self.held_bytes = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(NamedTuple):
     """The process that connected, as it was at that time. `pid` is 0 for a process outside our pid namespace."""
 
     pid: int

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil
 from mmap import mmap
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from ...errors import BadKey
 from ..ring.layout import (
@@ -74,8 +74,7 @@ Hit = tuple[int, int, int, int, int]
 """(index of the seq word, seq, span id, place word, payload bytes) of a published slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """A copy of one slot. `offset` (of the span in the ring), `tree_bytes` (of the tree header) and `payload_bytes` are
     in bytes."""
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+from msgspec import Struct
 
 ROOT: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
@@ -29,8 +30,7 @@ _OWN: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroup:
+class Cgroup(Struct, frozen=True):
     """A memory limit on a process's cgroup or one above it. `used_bytes` includes the ring's pages, and leaves out what
     the kernel can take back (`reclaimable_bytes`)."""
 
@@ -39,8 +39,7 @@ class Cgroup:
     used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupFolder:
+class CgroupFolder(Struct, frozen=True):
     """The folder of a cgroup with the memory controller. `name`: as below its mount. `version`: 1 or 2."""
 
     path: Path

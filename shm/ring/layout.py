@@ -35,9 +35,11 @@ import struct
 import time
 import zlib
 from binascii import crc_hqx
-from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ...errors import Corrupt, LayoutMismatch
 
@@ -129,8 +131,7 @@ def count_punch(index: mmap) -> None:
     _WORD.pack_into(index, PUNCHES_AT, punches_of(index) % ((1 << 64) - 1) + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexGeometry:
+class IndexGeometry(Struct, frozen=True):
     """The sizes of one index: `bucket_count` buckets of 8 slots (a power of two), and a table of generations for up to
     `namespaces_max` invalidated namespaces."""
 
@@ -183,8 +184,7 @@ class IndexGeometry:
         return (end + PAGE_BYTES - 1) & -PAGE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Superblock:
+class Superblock(Struct, frozen=True):
     """The first page of the index segment: the facts that a client or the next daemon needs to read the rest.
 
     `instance_id` identifies the memory; a new ring has a new one. `epoch` is the incarnation of the daemon that serves
@@ -256,8 +256,7 @@ class Superblock:
         return cls(instance, epoch, ring, geometry, limit_bytes, max_entries)
 
 
-@dataclass(frozen=True, slots=True)
-class SpanHeader:
+class SpanHeader(Struct, frozen=True):
     """The 192 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
 
     `checksum`: xxh3-64 over the whole payload as it lies in the ring; 0: nobody has taken it yet. `expires_s`: the time

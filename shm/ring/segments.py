@@ -27,7 +27,6 @@ from typing import Final
 import posix_ipc
 
 from ...errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, ProcessLimit, SegmentError
-from .cgroups import available_bytes
 from .layout import PAGE_BYTES
 
 SHM_FOLDER: Final = Path("/dev/shm")
@@ -366,6 +365,8 @@ def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring
     Raises:
         NotEnoughMemory: they cannot; the message names the need (`what`), the free bytes, where, and the remedy.
     """
+    from .cgroups import available_bytes  # a client hardly ever asks
+
     for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
         if size_bytes > there:
             raise NotEnoughMemory(f"{what} needs {size_bytes} bytes, and {there} are {where}{remedy}")

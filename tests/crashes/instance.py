@@ -233,10 +233,10 @@ class Instance:
 
     def fill_card(self, chance: random.Random) -> None:
         """Makes the governor offload entries; does not wait if it offloads none."""
-        size = self._tensors.size
+        count = len(self._tensors)
         self._card.occupy(int(0.9 * _CARD_BYTES))
         looks = iter(range(_LOOKS))
-        self._await(lambda: self._tensors.size < size or next(looks, None) is None, "an offload")
+        self._await(lambda: len(self._tensors) < count or next(looks, None) is None, "an offload")
         self._card.occupy(0)
 
     def settle(self) -> None:

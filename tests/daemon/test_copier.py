@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from queue import SimpleQueue
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from tensord.client.writing.inbox import Inbox
@@ -166,7 +166,7 @@ def test_a_span_that_moves_arrives_whole_and_names_its_new_span(
     old, new = desk.ring[:size], desk.ring[1 << 16 : (1 << 16) + size]
     assert np.array_equal(old[SPAN_HEADER_BYTES:], new[SPAN_HEADER_BYTES:])
     assert SpanHeader.unpack(old[:SPAN_HEADER_BYTES].tobytes()) == before
-    assert SpanHeader.unpack(new[:SPAN_HEADER_BYTES].tobytes()) == dataclasses.replace(before, span_id=77, number=9)
+    assert SpanHeader.unpack(new[:SPAN_HEADER_BYTES].tobytes()) == structs.replace(before, span_id=77, number=9)
 
 
 def test_a_move_of_a_span_without_a_valid_header_is_reported_as_failed(desk: Desk) -> None:

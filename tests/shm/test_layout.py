@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tensord.errors import Corrupt, LayoutMismatch
 from tensord.shm.ring import layout

@@ -219,7 +219,7 @@ class EngineProcess:
     def do_lose_block(self, after: int | None) -> None:
         """The KV worker finds another entry at the handle of one block, each time: of the block that it borrows after
         so many others. None: it finds every block again."""
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         from tensord.client.reading.ring_mapping import Handle
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from mmap import mmap
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tensord.client.reading.lease import Lease
 from tensord.client.reading.view import View

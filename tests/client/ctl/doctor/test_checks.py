@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tensord.client.ctl.doctor import checks
 from tensord.client.ctl.doctor.checks import RingRoom, Serving
