@@ -42,24 +42,6 @@ def channel(sockets: Sockets) -> Iterator[BlockingChannel]:
     channel.close()
 
 
-def test_answers_come_in_order_with_their_descriptors(no_descriptor_leaks: None) -> None:
-    ours, theirs = socket.socketpair()
-    channel = BlockingChannel(ours, Connection.control_client())
-    channel.send(HELLO, timeout_s=60)
-    theirs.sendall(pack(WELCOME))
-    assert channel.receive(60) == (WELCOME, ())
-    channel.send(m.Attach(2), timeout_s=60)
-    socket.send_fds(theirs, [pack(ATTACHED)], [0, 1, 2])
-    message, fds = channel.receive(60)
-    assert message == ATTACHED
-    assert [os.path.sameopenfile(fd, given) for fd, given in zip(fds, (0, 1, 2), strict=True)]
-    assert all(not os.get_inheritable(fd) for fd in fds)
-    for fd in fds:
-        os.close(fd)
-    channel.close()
-    theirs.close()
-
-
 def test_messages_of_many_threads_are_never_mixed(channel: BlockingChannel, sockets: Sockets) -> None:
     """Each message is cut by a buffer that is smaller than it."""
     sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
@@ -176,13 +158,6 @@ def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(channel: Blockin
             channel.receive(60)
     with pytest.raises(DaemonUnavailable, match="is gone"):
         channel.send(m.Clear(6), timeout_s=60)
-
-
-def test_a_daemon_that_talks_nonsense_is_a_protocol_error(channel: BlockingChannel, sockets: Sockets) -> None:
-    sockets[1].sendall(pack(m.PutRefused(1)) + b"\xc1")
-    assert channel.receive(60)[0] == m.PutRefused(1)
-    with pytest.raises(BadMessage):
-        channel.receive(60)
 
 
 def test_close_wakes_those_who_wait(channel: BlockingChannel, sockets: Sockets) -> None:

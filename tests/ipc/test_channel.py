@@ -166,22 +166,6 @@ def test_a_cut_call_sends_its_descriptors_once(run: Run, sockets: Sockets, full:
     run(serve())
 
 
-def test_nobody_waits_for_a_closed_channel_to_drain(run: Run, sockets: Sockets) -> None:
-    ours, _ = sockets
-
-    async def serve() -> None:
-        channel = AsyncChannel(ours, Connection.control_server(LIMITS))
-        while not channel.unsent_bytes:
-            channel.send(m.Error(None, "TensordError", "z" * 1500))
-        waiting = asyncio.ensure_future(channel.drained())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        channel.close()
-        await waiting
-
-    run(serve())
-
-
 def test_a_peer_that_never_reads_is_dropped_with_bounded_memory(run: Run, sockets: Sockets) -> None:
     ours, _ = sockets
 

@@ -20,7 +20,7 @@ from tensord.errors import (
 )
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits, Message
-from tensord.ipc.wire.connection import CONTROL_REQUESTS, FDS_MAX, Arrival, Connection, ConnectionState
+from tensord.ipc.wire.connection import CONTROL_REQUESTS, Arrival, Connection, ConnectionState
 from tensord.ipc.wire.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
 
 from .examples import smallest
@@ -106,12 +106,6 @@ def test_a_request_out_of_turn_is_refused_with_what_to_do(step: str, request_: M
     assert read(arrival.replies) == [{"type": "Error", "id": None, "code": "ProtocolError", "text": said}]
 
 
-def test_a_command_asks_the_governor_without_a_lane() -> None:
-    needs = {kind.__name__ for kind in CONTROL_REQUESTS.values() if getattr(kind, "needs_lane", False)}
-    assert {"RequestClaim", "AskForGrants", "MatchPrefix"} <= needs
-    assert not needs & {"MakeRoom", "Subscribe", "Evict", "Clear", "Limit", "Invalidate"}
-
-
 @pytest.mark.parametrize("message", [m.Done(5), m.PutRefused(1), m.Order(1, "card", "drop", [KEY], "pressure")])
 def test_answers_to_a_server_and_requests_to_a_client_are_passed_over(attached: Pair, message: Message) -> None:
     arrival = attached.server.receive_data(pack(message))
@@ -175,14 +169,6 @@ def test_an_open_id_cannot_be_used_again(attached: Pair) -> None:
     assert "id 5, which is still open: choose another" in str(arrival.failure)
 
 
-def test_refusals_and_the_bell_come_unasked_and_end_no_request(attached: Pair) -> None:
-    attached.ask(m.AskForGrants(4, [100]))
-    told = attached.answer(m.PutRefused(4), m.Settled(), m.PutRefused(9, m.ErrorBody("StoreFull", "no room")))
-    assert len(told.messages) == 3 and len(attached.client._open) == len(attached.server._open) == 1
-    attached.answer(m.GrantsLent(4, [(1, 0, 4096, bytes(8), 3, bytes(8))]))
-    assert len(attached.client._open) == len(attached.server._open) == 0
-
-
 def test_of_messages_sent_together_all_are_sent_or_none(attached: Pair) -> None:
     most = LIMITS.requests_in_flight_max
     claims = [m.RequestClaim(number, KEY) for number in range(most + 1)]
@@ -229,13 +215,6 @@ def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
     assert len(pair.client._open) == 0
 
 
-def test_an_unsent_request_can_be_withdrawn(attached: Pair) -> None:
-    for number in range(2 * LIMITS.requests_in_flight_max):
-        asked = m.AskForGrants(number, [100]), m.Doorbell()
-        attached.client.send(*asked)
-        attached.client.revert_send(*asked)
-
-
 # ---- unknown messages
 
 
@@ -278,13 +257,6 @@ def test_an_undeclared_descriptor_is_refused_and_handed_back(attached: Pair) -> 
     assert arrival.discarded == [101]
 
 
-def test_too_many_descriptors_are_refused_and_handed_back(attached: Pair) -> None:
-    fds = tuple(range(101, 102 + FDS_MAX))
-    arrival = attached.server.receive_data(pack(m.OpenInbox(20, 4096))[:-1], fds)
-    assert f"at most {FDS_MAX}" in str(arrival.failure)
-    assert arrival.discarded == list(fds)
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_request_whose_descriptor_the_daemon_cannot_open_is_refused_alone(attached: Pair, whole: bool) -> None:
     data = attached.client.send(m.OpenInbox(20, 4096), m.Clear(22), fds=1)
@@ -323,13 +295,6 @@ def test_descriptors_that_came_with_lost_ones_are_handed_back() -> None:
     assert [(message.id, message.code) for message, _ in arrival.messages] == [(2, "ProcessLimit")]
 
 
-def test_descriptors_that_nobody_took_come_back_on_close(attached: Pair) -> None:
-    attached.server.receive_data(pack(m.OpenInbox(20, 4096))[:1], (101,))
-    assert attached.server.close() == [101]
-    assert attached.server.close() == []
-    assert attached.server.receive_data(b"x", (102,)).discarded == [102]
-
-
 def test_only_the_first_message_of_a_call_brings_descriptors(attached: Pair) -> None:
     """Else a call that is cut between two messages brings descriptors that nothing declares yet."""
     with pytest.raises(AssertionError):
@@ -344,13 +309,6 @@ def test_only_the_first_message_of_a_call_brings_descriptors(attached: Pair) -> 
 
 
 # ---- the status socket
-
-
-def test_events_go_to_those_who_watch() -> None:
-    server, client = Connection.status_server(ClientLimits()), Connection.status_client()
-    server.receive_data(client.send(m.Watch(1)))
-    arrival = client.receive_data(server.send(m.Document(1, {}), m.Event({"event": "put"}, 3)))
-    assert [message for message, _ in arrival.messages][1] == m.Event({"event": "put"}, 3)
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)

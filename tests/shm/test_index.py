@@ -6,7 +6,7 @@ from mmap import mmap
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -176,21 +176,6 @@ TestIndexAgainstDict.settings = settings(max_examples=120, stateful_step_count=4
 
 def as_array(keys: list[bytes]) -> np.ndarray[Any, Any]:
     return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32)
-
-
-@settings(max_examples=40, deadline=None)
-@given(stored=st.sets(st.integers(0, 400), max_size=250), asked=st.lists(st.integers(0, 800), max_size=60))
-def test_find_many_agrees_with_find(stored: set[int], asked: list[int]) -> None:
-    index, writer, reader = index_over(64)
-    for number in stored:
-        writer.publish(writer.take(key(number), number + 1, 9 << 48 | number * 64, 100 + number))
-    found, at, seq, spans, places, lengths = reader.find_many(as_array([key(number) for number in asked]))
-    for i, number in enumerate(asked):
-        hit = reader.find(key(number))
-        assert found[i] == (hit is not None) == (number in stored)
-        if hit is not None:
-            assert hit == (at[i], seq[i], spans[i], places[i], lengths[i])
-    index.check_invariants()
 
 
 def test_a_free_slot_whose_seq_was_damaged_is_taken_all_the_same() -> None:

@@ -69,15 +69,6 @@ def test_a_key_is_the_tag_and_what_it_says_of_the_record_however_that_lies_in_me
     assert all(block_key(b"a model.", memory, 259) == key for memory in (packed.data, packed.tobytes()))
 
 
-def test_a_record_has_no_bytes_of_what_was_in_memory_before() -> None:
-    records = []
-    for before in (0, 255):
-        packed = np.full(record().record_bytes, before, np.uint8)
-        record().pack_into(packed, np.arange(5, dtype=np.uint32))
-        records.append(packed.tobytes())
-    assert records[0] == records[1]
-
-
 @pytest.mark.parametrize(
     ("at", "value", "says"),
     [
@@ -148,9 +139,3 @@ def test_media_are_put_in_their_order() -> None:
 def test_media_that_do_not_fit_are_refused_and_named(media: list[Media], says: str) -> None:
     with pytest.raises(BadPrefix, match=says):
         ordered(media, 20 if len(media) < 9 else 2 * MEDIA_MAX, may_be_cut=False)
-
-
-def test_a_cached_item_may_end_behind_its_sequence() -> None:
-    assert ordered([item(18, 9)], 20, may_be_cut=True) == (item(18, 9),)
-    with pytest.raises(BadPrefix, match="start=20"):
-        ordered([item(20, 9)], 20, may_be_cut=True)

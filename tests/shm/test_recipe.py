@@ -120,25 +120,6 @@ def assert_same(found: Any, put: Any) -> None:
         assert found == put
 
 
-def test_a_tree_as_deep_as_the_limit_comes_back() -> None:
-    tree: Any = np.arange(3)
-    for depth in range(64):
-        tree = [tree] if depth % 3 else {"in": tree}
-    header, root = payload_of(tree)
-    assert_same(recipe(header).view(root), tree)
-
-
-def test_leaves_are_views_of_the_payload_at_multiples_of_64() -> None:
-    header, root = payload_of({"a": np.ones(3), "b": [np.ones((2, 2), np.int8), np.ones(1)]})
-    made = recipe(header)
-    found = made.view(root)
-    start = root.ctypes.data
-    views = [found["a"], *found["b"]]
-    assert [view.ctypes.data - start for view in views] == [leaf.offset for leaf in made.leaves]
-    assert all(np.shares_memory(view, root) for view in views)
-    assert [leaf.offset % 64 for leaf in made.leaves] == [0, 0, 0]
-
-
 def over_own_memory(content: Array) -> Array:
     return content.copy()
 

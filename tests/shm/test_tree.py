@@ -75,16 +75,6 @@ def test_a_tree_that_contains_itself_is_refused(kind: type) -> None:
         pack(tree)
 
 
-def test_a_container_in_two_places_is_written_twice() -> None:
-    shared = [np.arange(3), {}]
-    payload = pack([shared, shared, shared[0]])
-    root = np.zeros(payload.payload_bytes, np.uint8)
-    payload.write(root.data, 0)
-    first, second, third = recipe(payload.header).view(root)
-    assert first[0].tolist() == second[0].tolist() == third.tolist() == [0, 1, 2]
-    assert not np.shares_memory(first[0], second[0])
-
-
 def test_a_tree_that_doubles_at_each_level_is_refused_and_not_walked() -> None:
     tree: Any = [np.zeros(1)]
     for _ in range(60):
@@ -157,12 +147,6 @@ def test_a_long_list_of_numbers_is_one_leaf_and_comes_back_as_it_was(case: str) 
         assert repr(found) == repr(tree["a"])
         if "floats" in case:
             assert struct.pack("100d", *found) == struct.pack("100d", *tree["a"])
-
-
-def test_long_text_is_a_leaf_and_never_swells_the_header() -> None:
-    payload = pack({"prompt": "é" * 100_000, "blob": b"x" * 100_000, "parts": ["y" * 300, "z"]})
-    assert len(payload.header) < 64
-    assert [size_bytes for size_bytes, *_ in payload.sources] == [200_000, 100_000, 300]
 
 
 def test_arrays_of_more_than_any_ring_are_refused() -> None:

@@ -15,23 +15,18 @@ import click
 
 from ....ipc.places import home_folder
 from ..doctor import facts
-from ..parameters import FILE
 from . import files, plan, refusals
 from .files import SERVICE, UnitPlaces
 from .plan import PlannedStep, run
 
 SOCKETS: Final = ("tensord.socket", "tensord-status.socket")
-_ROOT: Final = Path("/")
 
 
 @click.command()
 @click.option("--user", is_flag=True, help="A service of this user alone, under the user's own service manager.")
 @click.option("--uninstall", is_flag=True, help="Stop the service, and remove what was installed.")
 @click.option("--dry-run", is_flag=True, help="Print every step, and take none.")
-@click.option(
-    "--root", type=FILE, default=_ROOT, metavar="DIR", help="Lay the host's files below DIR, and run nothing."
-)
-def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
+def install(user: bool, uninstall: bool, dry_run: bool) -> None:
     """Installs tensord as a systemd service, or removes it.
 
     Writes the units, the configuration file and, for the host, the files that make the user tensord and the folder of
@@ -40,27 +35,23 @@ def install(user: bool, uninstall: bool, dry_run: bool, root: Path) -> None:
 
     --uninstall leaves the stored entries, the user tensord and a configuration file that was changed.
     """
-    if user and root != _ROOT:
-        raise click.UsageError("--root is for the host's service: give --root or --user")
-    root = Path(os.path.abspath(root))
     home = _home() if user else None
-    places = files.user_places(home, os.environ) if home is not None else files.system_places(root)
-    live = user or root == _ROOT
+    places = files.user_places(home, os.environ) if home is not None else files.system_places()
     program = Path(sys.executable).with_name("tensord")
     if not dry_run:
-        _refuse(refusals.of_user(os.environ) if user else refusals.of_system(root))
+        _refuse(refusals.of_user(os.environ) if user else refusals.of_system())
     if uninstall:
-        steps = _removal(places, files.texts(places, files.start_word(program, home)), live=live)
+        steps = _removal(places, files.texts(places, files.start_word(program, home)))
     else:
-        _refuse(refusals.of_program(program) or (None if user or not live else refusals.of_service_user(program)))
-        steps = _installation(places, program, home, live=live)
+        _refuse(refusals.of_program(program) or (None if user else refusals.of_service_user(program)))
+        steps = _installation(places, program, home)
     if all(step.says.startswith("run ") for step in steps):
         click.echo("every file is in place already")
     for step in steps:
         click.echo(f"would {step.says}" if dry_run else step.says)
         if not dry_run:
             step.carry_out()
-    if live and not dry_run:
+    if not dry_run:
         click.echo(_after_removal(places) if uninstall else _after_installation(places, program))
 
 
@@ -71,11 +62,9 @@ def _home() -> Path:
         raise click.UsageError(f"HOME is not set, and uid {os.getuid()} has no home folder: set HOME") from None
 
 
-def _installation(places: UnitPlaces, program: Path, home: Path | None, *, live: bool) -> list[PlannedStep]:
+def _installation(places: UnitPlaces, program: Path, home: Path | None) -> list[PlannedStep]:
     """`home`: the user's home folder; None for the host's service."""
     steps = plan.installation(files.texts(places, files.start_word(program, home)), places.config)
-    if not live:
-        return steps
     if places.system:
         sysusers, tmpfiles = map(str, places.beside.values())
         steps += [run("systemd-sysusers", sysusers), run("systemd-tmpfiles", "--create", tmpfiles)]
@@ -89,7 +78,7 @@ def _installation(places: UnitPlaces, program: Path, home: Path | None, *, live:
     ]
 
 
-def _removal(places: UnitPlaces, texts: Mapping[Path, str], *, live: bool) -> list[PlannedStep]:
+def _removal(places: UnitPlaces, texts: Mapping[Path, str]) -> list[PlannedStep]:
     # The sockets first: a connection would start the service again.
     units = sorted((path.name for path in texts if path.parent == places.units), key=lambda name: name == SERVICE)
     if not any((places.units / name).exists() for name in units):
@@ -97,12 +86,9 @@ def _removal(places: UnitPlaces, texts: Mapping[Path, str], *, live: bool) -> li
             f"{places.units / SERVICE} is not there: `tensorctl install` has installed nothing "
             + ("for the host; --user for a service of one user" if places.system else "for this user")
         )
-    steps = plan.removal(texts, places.config)
-    if not live:
-        return steps
     return [
         run(*places.systemctl("disable", "--now", *units)),
-        *steps,
+        *plan.removal(texts, places.config),
         run(*places.systemctl("daemon-reload")),
         run(*places.systemctl("reset-failed", *units), may_fail=True),
     ]

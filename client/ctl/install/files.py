@@ -32,7 +32,7 @@ class UnitPlaces(NamedTuple):
 
 
 def system_places(root: Path = Path("/")) -> UnitPlaces:
-    """Those of the host's service, below `root`."""
+    """Those of the host's service. `root` other than /: a stand-in for the host."""
     beside = {f"{kind}.d/tensord.conf": root / f"etc/{kind}.d/tensord.conf" for kind in ("sysusers", "tmpfiles")}
     return UnitPlaces(True, root / "etc/systemd/system", root / "etc/tensord/tensord.toml", beside)
 

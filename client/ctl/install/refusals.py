@@ -20,10 +20,8 @@ _HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"), Path("/tmp"),
 _OWN_VENV: Final = "install it with the distribution's Python: python3 -m venv /opt/tensord"
 
 
-def of_system(root: Path = Path("/")) -> str | None:
-    """Why this process cannot install the host's service. `root` other than /: files are only laid below it."""
-    if root != Path("/"):
-        return None
+def of_system() -> str | None:
+    """Why this process cannot install the host's service."""
     if os.geteuid() != 0:
         return "the service of the host needs root: use sudo, or --user for a service of your own"
     if not _BOOTED.is_dir():

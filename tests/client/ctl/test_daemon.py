@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tensord.client.ctl.daemon import Daemon as Asked
-from tensord.errors import DaemonUnavailable, TimedOut
+from tensord.errors import TimedOut
 from tensord.ipc.messages import control as messages
 
 from ...daemon_process import PATIENCE_S, Daemon
@@ -21,19 +21,6 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(daemon: Dae
     daemon.resume()
     asked.timeout_s = PATIENCE_S
     assert asked.clients() == []
-    asked.close()
-
-
-def test_a_command_continues_with_the_next_daemon(daemon: Daemon) -> None:
-    asked = Asked(daemon.socket, timeout_s=PATIENCE_S)
-    assert asked.status()["epoch"] == 1
-    asked.greeted()
-    assert asked.keys_per_request_max == 1024
-    daemon.restart()
-    with pytest.raises(DaemonUnavailable):
-        asked.status()
-    assert asked.status()["epoch"] == 2
-    assert asked.order(lambda number: messages.Evict(number, [b"\0" * 32]), messages.Counted).count == 0
     asked.close()
 
 

@@ -46,7 +46,6 @@ MISTAKES = [
     ["clear", "--yes", "--namespace-tag", "x"],
     ["config", "check", "--config", ""],
     ["install", "now"],
-    ["install", "--user", "--root", "/nowhere"],
     ["purge", "everything"],
     ["health", "--quick"],
     ["doctor", "--fix"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -85,22 +84,3 @@ def test_memory_of_a_killed_process_is_free(tmp_path: Path) -> None:
     assert until(lambda: card.refresh() == (0, CAPACITY), "its share is free")
     assert gauges(card) == {"card0": (0, CAPACITY)}
     card.take(CAPACITY)
-
-
-def test_a_forked_child_keeps_nothing_of_its_parents(tmp_path: Path) -> None:
-    """The parent is killed while its child lives on: what it held is free all the same."""
-    card = FakeCard(tmp_path, "card0", CAPACITY)
-    script = HOLDER.replace(
-        'print("held", flush=True)',
-        "import os, time\nif os.fork() == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(600)",
-    )
-    with process(script, tmp_path, 90_000) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        try:
-            assert card.reading() == (90_000, CAPACITY)
-            parent.kill()
-            parent.wait(PATIENCE_S)
-            assert until(lambda: card.refresh() == (0, CAPACITY), "its share is free")
-        finally:
-            os.kill(child, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.errors import UsageError
 from tensord.shm.payloads.dtypes import _DTYPES
 from tensord.testing.fake_allocator import BLOCK_BYTES
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
@@ -122,24 +120,6 @@ def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(ri
         del reused, lies_at
         collected()
         device.give_back()
-
-
-def test_a_forked_childs_device_says_that_it_is_none(rig: FakeRig) -> None:
-    tensor = rig.device.upload(np.ones(4))
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            rig.device.mark()
-        except UsageError:
-            try:
-                rig.card.reading()
-            except UsageError:
-                status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    assert tensor.numpy().tolist() == [1] * 4
 
 
 def test_the_fake_runs_without_torch() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tensord.client.gpu.host_registration import HostRegistration
 from tensord.client.gpu.interface import BlockStream
 from tensord.client.gpu.torch_blocks import TorchBlocks, TorchBlockStream
 from tensord.errors import UsageError
@@ -106,18 +103,6 @@ def test_without_page_locked_memory_copies_are_made_all_the_same(rig: StandinRig
     assert (rig.read() == 7).all()
 
 
-def test_copies_to_the_host_are_read_in_stream_order_and_others_in_any(rig: StandinRig) -> None:
-    orders = []
-
-    def swap(*arrays: Any, is_src_access_order_any: bool) -> None:
-        orders.append(is_src_access_order_any)
-
-    device = TorchBlocks(0, swap, accelerator=rig.card)
-    for to_host in (True, False):
-        device.stream(to_host=to_host).copy(whole(rig, np.empty(1), to_host=to_host))
-    assert orders == [False, True]
-
-
 def test_a_refusal_names_the_call_and_the_error(rig: StandinRig) -> None:
     rig.card.driver.refusal = 801
     assert rig.device.register(4096, 4096) == "cuMemHostRegister gave 801 (CUDA_ERROR_801)"
@@ -129,19 +114,6 @@ def test_a_refusal_names_the_call_and_the_error(rig: StandinRig) -> None:
 def test_without_a_driver_nothing_is_registered_and_it_says_so(rig: StandinRig) -> None:
     device = TorchBlocks(0, rig.card.swap_blocks_batch, accelerator=rig.card)
     assert "the driver cannot be called: libcuda.so.1" in device.register(4096, 4096)
-
-
-def test_the_driver_gets_the_read_only_flag() -> None:
-    class Recorder(Driver):
-        flags = 0
-
-        def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
-            self.flags = flags
-            return 0
-
-    driver = Recorder()
-    assert HostRegistration(driver).register(ctypes.c_void_p(4096).value or 0, 4096) == ""
-    assert driver.flags == 8
 
 
 def test_a_card_that_is_not_there_is_refused(rig: StandinRig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -300,31 +299,6 @@ def test_each_new_block_gets_its_share_of_the_cost_and_the_agent_and_ttl(
     assert [options.tokens for options in said] == [16, 16, 16, 16, 4]
     assert [options.cost_ms for options in said] == [16, 16, 16, 16, 4]
     assert {(options.agent, options.ttl_s) for options in said} == {("planner", 60)}
-
-
-def test_a_report_about_an_agent_is_sent_without_waiting(
-    client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[Any] = []
-    asked: list[Future[Any]] = []
-    real = client.link.ask
-
-    def ask(make: Any) -> Future[Any]:
-        said.append(make(0))
-        asked.append(real(make))
-        return asked[-1]
-
-    monkeypatch.setattr(client.link, "ask", ask)
-    cache.turn_ended("planner", tool_call=True)
-    cache.turn_ended("planner")
-    cache.finished("planner")
-    assert [(message.agent, message.state) for message in said] == [
-        ("planner", state) for state in ("tool_call", "turn_ended", "finished")
-    ]
-    for answer in asked:
-        answer.result(PATIENCE_S)
-    with pytest.raises(UsageError, match="agent"):
-        cache.finished("")
 
 
 def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:

@@ -53,37 +53,6 @@ def test_a_released_lease_says_so_and_views_taken_before_stay(tree: Any) -> None
     lease.release()
 
 
-def test_tensors_are_copies_unless_asked_otherwise() -> None:
-    torch = pytest.importorskip("torch")
-    for tree in (np.arange(6.0), {"x": np.arange(6.0)}):
-        lease, whole = lease_on(tree)
-
-        def tensor(copy: bool, lease: Lease = lease) -> Any:
-            made = lease.torch(copy=copy)
-            return made["x"] if isinstance(made, dict) else made
-
-        copied, over = tensor(True), tensor(False)
-        copied += 1
-        assert torch.equal(copied, torch.arange(6.0, dtype=torch.float64) + 1)
-        assert torch.equal(over, torch.arange(6.0, dtype=torch.float64))
-        address = whole.__array_interface__["data"][0]
-        assert address <= over.data_ptr() < address + len(whole)
-
-
-def test_a_tensor_comes_back_as_a_tensor() -> None:
-    torch = pytest.importorskip("torch")
-    for tree in (torch.arange(4, dtype=torch.bfloat16), [torch.ones(2), np.ones(2)]):
-        lease, _ = lease_on(tree)
-        value = lease.value
-        if isinstance(tree, list):
-            assert isinstance(value[0], torch.Tensor)
-            assert isinstance(value[1], np.ndarray)
-        else:
-            assert value.dtype == torch.bfloat16
-            assert torch.equal(value, tree)
-            value += 1
-
-
 def test_a_batch_is_indexed_by_its_keys_places() -> None:
     with MemoryBench() as bench:
         for number in (0, 2):

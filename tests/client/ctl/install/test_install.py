@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.client.ctl.install import command, files, refusals
+from tensord.client.ctl.install import command, files, plan, refusals
 
 from ..conftest import Ctl
 
@@ -29,9 +29,12 @@ def test_the_package_carries_what_the_checkout_has() -> None:
     assert files.SHIPPED.resolve() == CHECKOUT / "systemd"
 
 
-def test_everything_that_the_service_needs_is_laid_in_place(alone: Ctl, tmp_path: Path) -> None:
+def test_everything_that_the_service_needs_is_laid_in_place(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    alone("install", "--root", str(root))
+    places = files.system_places(root)
+    texts = files.texts(places, files.start_word(PROGRAM))
+    for step in plan.installation(texts, places.config):
+        step.carry_out()
     found = laid(root)
     expected = {
         "etc/tensord/tensord.toml": "tensord.toml",
@@ -46,34 +49,9 @@ def test_everything_that_the_service_needs_is_laid_in_place(alone: Ctl, tmp_path
         assert found[path] == text.replace("/opt/tensord/bin/tensorctl", str(PROGRAM.with_name("tensorctl"))), path
     assert f"ExecStart={PROGRAM}\n" in found["etc/systemd/system/tensord.service"]
     assert f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n" in found["etc/systemd/system/tensord.service"]
-    alone("install", "--root", str(root), "--uninstall")
+    for step in plan.removal(texts, places.config):
+        step.carry_out()
     assert laid(root) == {}
-
-
-def test_a_relative_root_is_the_folder_below_the_working_directory_from_wherever_it_is_removed(
-    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = alone("install", "--root", "root").out.splitlines()
-    assert f"write {tmp_path}/root/etc/tensord/tensord.toml" in said
-    assert all(line.startswith(f"write {tmp_path}/root/") for line in said)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    alone("install", "--root", "../root", "--uninstall")
-    assert laid(tmp_path / "root") == {}
-
-
-def test_a_dry_run_says_the_steps_and_takes_none_and_a_second_run_changes_nothing(alone: Ctl, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    for words in ([], ["--uninstall"]):
-        before = laid(root)
-        would = alone("install", "--root", str(root), "--dry-run", *words).out.splitlines()
-        assert laid(root) == before
-        does = alone("install", "--root", str(root), *words).out.splitlines()
-        assert would == [f"would {line}" for line in does]
-        if not words:
-            assert alone("install", "--root", str(root)).out == "every file is in place already\n"
 
 
 def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_environment(tmp_path: Path) -> None:
@@ -121,14 +99,18 @@ def test_a_service_that_cannot_be_installed_here_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "needs root: use sudo, or --user" in alone("install", code=1).err
-    monkeypatch.setattr(refusals, "of_service_user", lambda _: None)
-    assert "would write /etc/systemd/system/tensord.service" in alone("install", "--dry-run").out
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    would = alone("install", "--user", "--dry-run").out
+    assert f"would write {tmp_path}/config/systemd/user/tensord.service" in would
+    assert not (tmp_path / "config").exists(), "a dry run takes no step"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(refusals, "_BOOTED", tmp_path / "nothing")
     assert "no systemd runs this machine" in alone("install", code=1).err
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert "no service manager of this user runs here" in alone("install", "--user", code=1).err
-    assert "has installed nothing" in alone("install", "--root", str(tmp_path), "--uninstall", code=1).err
+    monkeypatch.setattr(refusals, "of_user", lambda _: None)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "has installed nothing" in alone("install", "--user", "--uninstall", code=1).err
 
 
 def test_a_program_that_the_service_could_not_read_is_refused(
@@ -145,10 +127,12 @@ def test_a_program_that_the_service_could_not_read_is_refused(
     assert "run the tensorctl of the environment" in alone("install", "--dry-run", code=1).err
 
 
-def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(alone: Ctl, tmp_path: Path) -> None:
+def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(tmp_path: Path) -> None:
     places = files.system_places(tmp_path)
-    alone("install", "--root", str(tmp_path))
-    first, *rest = command._removal(places, files.texts(places, "/t"), live=True)
+    texts = files.texts(places, "/t")
+    for step in plan.installation(texts, places.config):
+        step.carry_out()
+    first, *rest = command._removal(places, texts)
     stopped = first.says.removeprefix("run systemctl disable --now ").split()
     assert stopped[-1] == "tensord.service"
     assert set(stopped) == {path.name for path in places.units.iterdir()}

@@ -17,7 +17,6 @@ import pytest
 import tensord
 from tensord.client.ctl.output import WIDTH
 from tensord.client.ctl.show.advise import advice_text
-from tensord.client.ctl.show.latency import percentile_s
 from tensord.ipc.messages.control import Event
 
 from ....daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -194,15 +193,6 @@ def test_latency_names_the_slow_request_its_client_and_its_time(capsys: pytest.C
         lines = ctl("latency", "--count", "3").out.split("\n\n")[1].splitlines()
         took = [float(line.split()[3]) for line in lines[1:]]
         assert len(took) == 3 and took == sorted(took, reverse=True)
-
-
-HISTOGRAM = {"bounds": [1.0, 2.0, 5.0], "counts": [10, 80, 9, 1], "sum": 150.0}
-
-
-@pytest.mark.parametrize(("share", "least", "most"), [(0.05, 0, 1), (0.5, 1, 2), (0.95, 2, 5), (1.0, 5, 5)])
-def test_a_percentile_lies_in_its_bucket(share: float, least: float, most: float) -> None:
-    assert least <= percentile_s(HISTOGRAM, share) <= most
-    assert percentile_s({"bounds": [1.0], "counts": [0, 0]}, share) == 0.0
 
 
 MULTIPLES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
