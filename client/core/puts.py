@@ -151,18 +151,16 @@ class PutCalls(ClientBase):
             wait_for_all(puts, deadline)
         return puts
 
-    def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
+    def reserve(self, spec: Any) -> Reservation:
         """Returns arrays to write a payload into, and to commit as an entry later.
 
         Args:
             spec: a tree as for `put`, with `tensord.Spec(shape, dtype)` in place of each array to be written.
-            timeout_s: not used; the arrays are this process's own.
 
         Raises:
             UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
             ObjectTooLarge, NotEnoughMemory: there is no room; the message says why.
         """
-        self._deadline(timeout_s)
         self._attach()
         limits = self._link.limits
         return Reservation(spec, limits.tree_depth_max, limits.object_bytes_max, self._commit)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import BadPrefix, UsageError, shown
 from ...shm.payloads.dtypes import dtype_named
-from ...shm.payloads.prefix import MODALITIES, TOKEN_BYTES, Media, Tokens, ordered
+from ...shm.payloads.prefix import TOKEN_BYTES, Media, Tokens, ordered
 from ...shm.payloads.tensors import loaded_torch, tensor_leaf
 from ..arguments.checks import check_count
 
@@ -75,25 +75,12 @@ def media_of(given: GivenMedia, tokens: int, *, may_be_cut: bool) -> tuple[Media
         BadPrefix: an item is invalid or out of its range, ends after the sequence (unless `may_be_cut`), or overlaps
             another item of its modality; the message names the item.
     """
+    items: list[Media] = []
     try:
-        listed = list(given)
-    except TypeError:
-        raise BadPrefix(f"media are a {type(given).__name__}; pass a list of Media") from None
-    items = [_media(item, number) for number, item in enumerate(listed)]
-    return ordered(items, tokens, may_be_cut=may_be_cut) if items else ()
-
-
-def _media(given: Any, number: int) -> Media:
-    try:
-        start, length, modality, digest = given
-        start = check_count("start", start, _POSITION_MAX)
-        length = check_count("length", length, _POSITION_MAX)
+        for start, length, modality, digest in given:
+            start = check_count("start", start, _POSITION_MAX)
+            length = check_count("length", length, _POSITION_MAX)
+            items.append(Media(start, length, modality, memoryview(digest).tobytes()))  # type: ignore[arg-type]
     except (TypeError, ValueError, UsageError) as error:
-        raise BadPrefix(f"item {number} of the media is {shown(given):.200}: {error}") from None
-    if not isinstance(modality, str) or modality not in MODALITIES:
-        raise BadPrefix(
-            f"item {number} of the media: modality {shown(modality):.40} must be one of {', '.join(MODALITIES)}"
-        )
-    if not isinstance(digest, bytes):
-        raise BadPrefix(f"item {number} of the media: its hash is a {type(digest).__name__}, not bytes")
-    return Media(start, length, modality, digest)
+        raise BadPrefix(f"media are {shown(given):.200}: {error}; pass a list of Media") from None
+    return ordered(items, tokens, may_be_cut=may_be_cut) if items else ()

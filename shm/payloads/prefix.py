@@ -219,7 +219,7 @@ def ordered(media: Iterable[Media], tokens: int, *, may_be_cut: bool) -> tuple[M
         BadPrefix: an item is out of range, ends past the sequence's end, or overlaps another of its modality; the
             message names the item. Or there are more than MEDIA_MAX items.
     """
-    items = sorted((Media(*item) for item in media), key=lambda item: (item.start, item.modality))
+    items = sorted((Media(*item) for item in media), key=lambda item: (item.start, str(item.modality)))
     if len(items) > MEDIA_MAX:
         raise BadPrefix(f"a sequence with {len(items)} media; {MEDIA_MAX} are possible")
     ends: dict[str, Media] = {}

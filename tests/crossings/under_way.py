@@ -137,7 +137,7 @@ class Reserved(State):
 
     def reserve(self) -> None:
         spec = tensord.Spec((self.size_bytes // 8 // ROW, ROW), "uint64")
-        self.reservation = self.party.client.reserve(spec, timeout_s=self.party.patience_s)
+        self.reservation = self.party.client.reserve(spec)
         self.array = self.reservation.tree
         self.array[:] = words(self.party.key("mine"), self.size_bytes)
 

@@ -34,7 +34,6 @@ TAKE_TIMEOUTS: dict[str, Call] = {
     "put and wait": lambda client, time: client.put(KEY, 1, wait=True, timeout_s=time),
     "put_many": lambda client, time: client.put_many([(KEY, 1)], timeout_s=time),
     "Put.wait": lambda client, time: client.put(KEY, 1).wait(time),
-    "reserve": lambda client, time: client.reserve(1, timeout_s=time).abandon(),
     "commit": lambda client, time: client.reserve(1).commit(KEY, timeout_s=time),
     "get_or_compute": lambda client, time: client.get_or_compute(KEY, lambda: 1, timeout_s=time),
     "wait_connected": lambda client, time: client.wait_connected(time),

@@ -42,7 +42,7 @@ def right_puts(cache: tensord.Client, key: bytes, hidden: Array) -> None:
     assert_type(put, tensord.Put)
     assert_type(put.state, Literal["sent", "stored", "existed", "refused", "lost"])
     assert_type(put.error, tensord.TensordError | None)
-    reserved = cache.reserve({"hidden": tensord.Spec((3,), "float32")}, timeout_s=1.0)
+    reserved = cache.reserve({"hidden": tensord.Spec((3,), "float32")})
     assert_type(reserved, tensord.Reservation)
     assert_type(reserved.commit(key, tokens=3), tensord.Put)
     assert_type(cache.touch(key, key), int)
