@@ -24,8 +24,6 @@ TOTAL_BYTES = 1 << 20
 ELEMENTS = 8192
 ENTRY_BYTES = 4 * ELEMENTS
 
-MARGIN_BYTES = 4096
-
 
 def key(number: int) -> bytes:
     return hashlib.sha256(b"%d" % number).digest()
