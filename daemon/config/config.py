@@ -192,7 +192,7 @@ class Config:
         return found
 
     def explain(self) -> list[SettingInForce]:
-        """Every setting with its value and its source, as `tensorctl config check` shows them."""
+        """Every setting with its value and its source, as `--check-config` shows them."""
         return [
             SettingInForce(key, spec.show(self.value(key)), self.sources[key], spec.reload)
             for key, spec, _ in settings_of(Config)

@@ -91,7 +91,7 @@ def example_text() -> str:
         '# Sizes are bytes or texts such as "4GiB". Times are seconds or texts such as "10m".',
         '# "none" turns an optional setting off. Flags and TENSORD_* variables have precedence over this file.',
         "# Settings marked (reload) can change in a running daemon: systemctl reload tensord.",
-        "# `tensorctl config check` shows the current value of each setting and its source.",
+        "# `tensord --check-config` shows the current value of each setting and its source.",
     ]
     table, said = "", descriptions(Config)
     for key, spec, default in settings_of(Config):

@@ -106,7 +106,7 @@ def configuration(error: str | None, ignored: Sequence[str], *, served: bool) ->
         return report("configuration", error, "correct it; a running daemon keeps its present configuration")
     if ignored:
         return warn("configuration", "; ".join(ignored), "correct the misspelt; the daemon ignores them")
-    return ok("configuration", "a daemon would start with it; `tensorctl config check` lists it")
+    return ok("configuration", "a daemon would start with it; `tensord --check-config` lists it")
 
 
 def memory(room: RingRoom) -> list[Finding]:

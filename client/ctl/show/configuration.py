@@ -1,4 +1,4 @@
-"""`config check`: the configuration as a daemon started here would read it. `config get`: that of the running daemon.
+"""`config`: the settings of the running daemon; and for other commands, those that a daemon started here would have.
 
 Owns: the output. Does not own: the settings. A client must not import the daemon, so the daemon is run with
 `--check-config`, and reports its settings.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
@@ -18,7 +17,6 @@ from ....errors import BadConfiguration
 from ....ipc.messages.control import ConfigQuery
 from ..daemon import NAME, Daemon, pass_daemon
 from ..output import as_json, show, table
-from ..parameters import FILE
 
 _PREFIX: Final = "tensord: "
 _DAEMON: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
@@ -33,16 +31,15 @@ class Checked(NamedTuple):
     ignored: list[str]
 
 
-def checked(file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> Checked:
+def checked(timeout_s: float = _TIMEOUT_S) -> Checked:
     """The configuration of a daemon started here and now.
 
     Raises:
         BadConfiguration: the configuration is invalid; the message is the daemon's.
     """
-    flags = () if file is None else ("--config", str(file))
     try:
         asked = subprocess.run(
-            [*_DAEMON, *flags], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+            _DAEMON, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise BadConfiguration(f"the daemon's own check did not end within {timeout_s:g} s; try again") from None
@@ -61,37 +58,15 @@ def wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """
     found = [row for row in rows if row["key"] == name or row["key"].startswith(f"{name}.")]
     if not found:
-        raise click.UsageError(f"No such setting {name!r}; `tensorctl config get` has all")
+        raise click.UsageError(f"No such setting {name!r}; `tensorctl config` has all")
     return found
 
 
-@click.group()
-def config() -> None:
-    """The daemon's configuration."""
-
-
-@config.command()
-@click.option("--config", "file", type=FILE, metavar="FILE", help="The TOML file to check.")
-@as_json
-def check(file: Path | None, as_json: bool) -> None:
-    """Every setting of a daemon started here, with its source.
-
-    Reads TENSORD_* variables and FILE ($TENSORD_CONFIG, else the user's or the system's file) as this user. The service
-    manager may give its daemon other variables. Names unknown variables on standard error. Exit code 1: a daemon would
-    refuse to start.
-    """
-    rows, ignored = checked(file)
-    for text in ignored:
-        click.echo(f"{NAME}: {text}", err=True)
-    shown = [(row["key"], row["value"], row["source"], "yes" if row["reload"] else "") for row in rows]
-    show(rows, as_json, lambda _: table(("SETTING", "VALUE", "FROM", "RELOADS"), shown))
-
-
-@config.command()
+@click.command()
 @click.argument("name", required=False)
 @as_json
 @pass_daemon
-def get(daemon: Daemon, name: str | None, as_json: bool) -> None:
+def config(daemon: Daemon, name: str | None, as_json: bool) -> None:
     """The settings of the running daemon, and where each came from.
 
     NAME is a setting, such as limits.clients_max, or a table, such as limits. FROM: "default", "file PATH", "env

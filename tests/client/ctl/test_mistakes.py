@@ -44,13 +44,11 @@ MISTAKES = [
     ["evict", "all"],
     ["clear"],
     ["clear", "--yes", "--namespace-tag", "x"],
-    ["config", "check", "--config", ""],
     ["install", "now"],
     ["purge", "everything"],
     ["health", "--quick"],
     ["doctor", "--fix"],
-    ["config"],
-    ["config", "get", "a", "b"],
+    ["config", "a", "b"],
     ["reload", "now"],
 ]
 NEEDS_A_DAEMON = [
@@ -66,7 +64,7 @@ NEEDS_A_DAEMON = [
     ["evict", "12" * 32],
     ["clear", "--yes"],
     ["health"],
-    ["config", "get"],
+    ["config"],
     ["reload"],
     ["latency"],
 ]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -12,50 +11,6 @@ from tensord.errors import BadConfiguration
 
 from ....daemon_process import Daemon
 from ..conftest import Ctl
-
-
-def test_config_check_says_what_a_daemon_here_would_have_and_why(
-    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "tensord.toml"
-    file.write_text('ring_bytes = "96MiB"\n[limits]\nclients_max = 7\n')
-    monkeypatch.setenv("TENSORD_POLICY", "lru")
-    rows = {row["key"]: row for row in json.loads(alone("config", "check", "--config", str(file), "--json").out)}
-    assert (rows["ring_bytes"]["value"], rows["ring_bytes"]["source"]) == ("96MiB", f"file {file}")
-    assert rows["policy"]["source"] == "env TENSORD_POLICY"
-    assert rows["limits.clients_max"] == {
-        "key": "limits.clients_max",
-        "value": "7",
-        "source": f"file {file}",
-        "reload": True,
-    }
-    lines = alone("config", "check", "--config", str(file)).out.splitlines()
-    (line,) = (line for line in lines if line.startswith("limits.clients_max "))
-    assert line.split() == ["limits.clients_max", "7", "file", str(file), "yes"]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("ring_bites = 1", "did you mean 'ring_bytes'"),
-        ('ring_bytes = "plenty"', "must be a size in bytes"),
-        ("ring_bytes = [", "is not valid TOML"),
-    ],
-)
-def test_a_setting_that_a_daemon_refuses_is_the_same_error(alone: Ctl, tmp_path: Path, text: str, told: str) -> None:
-    file = tmp_path / "tensord.toml"
-    file.write_text(text)
-    err = alone("config", "check", "--config", str(file), code=1).err
-    assert told in err
-    assert "tensord: " not in err
-
-
-def test_unknown_variables_and_a_file_that_is_not_there_are_named(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORD_PORT", "tcp://10.0.0.1:9477")
-    said = alone("config", "check", "--json")
-    assert any(row["key"] == "ring_bytes" for row in json.loads(said.out))
-    assert "unknown environment variable 'TENSORD_PORT'" in said.err
-    assert "/no/such/file cannot be read" in alone("config", "check", "--config", "/no/such/file", code=1).err
 
 
 def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +30,11 @@ def test_nothing_of_the_daemon_is_imported_for_it() -> None:
 
 
 def _settings(ctl: Ctl, *name: str) -> dict[str, tuple[str, str]]:
-    rows = json.loads(ctl("config", "get", *name, "--json").out)
+    rows = json.loads(ctl("config", *name, "--json").out)
     return {row["key"]: (row["value"], row["source"]) for row in rows}
 
 
-def test_config_get_tells_what_the_running_daemon_has_and_from_where(
+def test_config_tells_what_the_running_daemon_has_and_from_where(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Daemon() as daemon:
@@ -94,8 +49,8 @@ def test_config_get_tells_what_the_running_daemon_has_and_from_where(
         assert found["ring_bytes"] == ("16MiB", "flag --ring-bytes")
         assert found["policy"] == ("hazard", "default")
         assert _settings(ctl, "limits").keys() == {key for key in found if key.startswith("limits.")}
-        assert ctl("config", "get", "policy").out.splitlines()[1].split() == ["policy", "hazard", "default"]
-        assert "No such setting 'ring_bites'" in ctl("config", "get", "ring_bites", code=2).err
+        assert ctl("config", "policy").out.splitlines()[1].split() == ["policy", "hazard", "default"]
+        assert "No such setting 'ring_bites'" in ctl("config", "ring_bites", code=2).err
         ctl("limit", "4MiB")
         assert _settings(ctl, "max_bytes") == {"max_bytes": ("4MiB", "tensorctl limit")}
         # The next daemon derives the size, and keeps that of the memory it finds.
@@ -117,7 +72,7 @@ def test_a_reload_is_answered_with_its_verdict(capsys: pytest.CaptureFixture[str
         assert "2 settings changed" in told
         status = daemon.status()
         assert (status["store"]["max_tokens"], status["governor"]["thresholds"]["normal"]) == (5, 0.5)
-        assert "these wait for a restart: memory.huge_pages" in ctl("config", "get").err
+        assert "these wait for a restart: memory.huge_pages" in ctl("config").err
         for wrong, why in (
             ("max_token = 6\n", "did you mean 'max_tokens'"),
             ("max_tokens = 6\n[pressure]\nnormal = 0.02\nhysteresis = 0.03\n", "[pressure]"),
@@ -126,7 +81,7 @@ def test_a_reload_is_answered_with_its_verdict(capsys: pytest.CaptureFixture[str
             err = ctl("reload", code=1).err
             assert "refused, the configuration is unchanged" in err and why in err
         assert daemon.status()["store"]["max_tokens"] == 5
-        assert "the last reload was refused" in ctl("config", "get", "max_tokens").err
+        assert "the last reload was refused" in ctl("config", "max_tokens").err
         assert _settings(ctl, "max_tokens") == {"max_tokens": ("5", f"file {file}")}
         assert "reload applied" in daemon.log and "reload failed" in daemon.log
 
