@@ -50,16 +50,13 @@ def all_metrics() -> Iterator[str]:
         yield f"| `{name}` | {', '.join(vars(family).get('_labelnames', ()))} | {family.documentation} |"
 
 
-def commands(group: click.Group = cli, path: str = "") -> Iterator[str]:
+def commands() -> Iterator[str]:
     """All commands, with their help and options."""
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{path}{name} ")
-            continue
+    for name, command in cli.commands.items():
         arguments = "".join(
             f" {each.make_metavar(click.Context(command))}" for each in command.params if is_argument(each)
         )
-        yield from ("", f"## tensorctl {path}{name}{arguments}", "")
+        yield from ("", f"## tensorctl {name}{arguments}", "")
         for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
             kept = paragraph.removeprefix("\b\n")
             yield from ("", *(["```text", kept, "```"] if kept != paragraph else [kept]))
