@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import zip_longest
 from math import inf, nan
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from ...errors import UsageError, shown
 from ...ipc.messages.governance import GAUGE_CHARS_MAX
 from ...ipc.messages.schema import DURATION_S_MAX
 from ...shm.index.index import bad_key
 from ...shm.ring.layout import KEY_BYTES
-
-Item = TypeVar("Item")
-_MISSING: Final[Any] = object()
 
 
 def check_key(key: object) -> bytes:
@@ -56,25 +52,6 @@ def check_pairs(items: object) -> Iterator[tuple[object, object]]:
         yield item[0], item[1]
 
 
-def check_with_parents(items: Iterator[Item], parents: object) -> Iterator[tuple[Item, object]]:
-    """Pairs of an item and its parent; without `parents`, none has one. Does not check the keys.
-
-    Raises:
-        UsageError: `parents` is not iterable, or has another number of keys than there are items.
-    """
-    if parents is None:
-        yield from ((item, None) for item in items)
-        return
-    given = check_iterable("parents", parents, "a key or None for each item")
-    for number, (item, parent) in enumerate(zip_longest(items, given, fillvalue=_MISSING)):
-        if item is _MISSING or parent is _MISSING:
-            short, long = ("items", "parents") if item is _MISSING else ("parents", "items")
-            raise UsageError(
-                f"{short} ends after {number} and {long} does not: parents must have a key or None for each item"
-            )
-        yield item, parent
-
-
 def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
     """Iterates over `given`, which must be an iterable of `wants`.
 
@@ -86,19 +63,6 @@ def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
         if not isinstance(given, str | bytes):
             return iter(given)  # type: ignore[call-overload,no-any-return]
     raise UsageError(f"{field} is {shown(given)}; it must be {wants}")
-
-
-def check_flag(field: str, flag: object) -> bool:
-    """Returns whether `flag` is true.
-
-    Raises:
-        UsageError: it is neither true nor false, as an array of two.
-    """
-    if flag is True or flag is False:
-        return flag
-    with suppress(ValueError, TypeError, RuntimeError):
-        return bool(flag)
-    raise UsageError(f"{field} is {shown(flag)}; it must be True or False")
 
 
 def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:

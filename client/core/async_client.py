@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from ...errors import TimedOut
-from ..arguments.checks import check_compute, check_flag, check_key, check_timeout
+from ..arguments.checks import check_compute, check_key, check_timeout
 from ..computing.once import AwaitAnswer, Compute, ComputeTally, Listen, StoreValue
 from ..link.absence import attach_limit_s
 from ..pressure.device_reservation import DeviceReservation
@@ -87,7 +87,6 @@ def _stored(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
     async def method(
         self: AsyncClient, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any
     ) -> Result:
-        wait = check_flag("wait", wait)
         deadline = time.monotonic() + check_timeout(timeout_s, self.client.timeout_s)
         result: Any = await to_its_end(cast(Any, call), self.client, *args, timeout_s=timeout_s, **options)
         puts = [result] if isinstance(result, Put) else result

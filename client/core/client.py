@@ -18,7 +18,7 @@ from typing import Final
 from ...errors import UsageError, shown
 from ...ipc.messages.schema import NAME_CHARS_MAX
 from ...ipc.places import STATUS_NAME, control_socket, status_socket
-from ..arguments.checks import check_flag, check_name, check_socket, check_timeout, printable
+from ..arguments.checks import check_name, check_socket, check_timeout, printable
 from ..link.link import Link
 from .entries import EntryCalls
 from .lookups import LookupCalls
@@ -71,7 +71,6 @@ class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
         status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
         timeout_s = check_timeout(timeout_s, TIMEOUT_S)
         attach_s = None if attach_s is None else check_timeout(attach_s, timeout_s, "attach_s")
-        required = check_flag("required", required)
         if name is None:
             name = printable(Path(sys.argv[0]).name or "python")[:NAME_CHARS_MAX]
         check_name("name", name, NAME_CHARS_MAX)

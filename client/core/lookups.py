@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import BadKey, UsageError, shown
 from ...shm.ring.layout import KEY_BYTES
-from ..arguments.checks import check_flag, check_key
+from ..arguments.checks import check_key
 from ..reading.entry import Entry
 from ..reading.lease import Batch, Lease
 from ..reading.ring_reader import RingReader
@@ -42,7 +42,7 @@ class LookupCalls(ClientBase):
         view = self._link.view
         if view is not None and verify is False:
             return view.get(key)
-        key, verify = check_key(key), check_flag("verify", verify)
+        key = check_key(key)
         view = view or self._attach()
         if view is None:
             return None

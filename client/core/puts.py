@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any, TypeVar
 
-from ...errors import ObjectTooLarge
+from ...errors import ObjectTooLarge, UsageError
 from ...ipc.messages.schema import NUMBER_MAX
 from ...shm.payloads.packing import Packed, pack
 from ..arguments.checks import (
     check_compute,
     check_count,
-    check_flag,
+    check_iterable,
     check_key,
     check_pairs,
     check_seconds,
     check_timeout,
-    check_with_parents,
 )
 from ..arguments.put_options import PutOptions
 from ..computing.claim import Claim
@@ -85,8 +85,6 @@ class PutCalls(ClientBase):
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         put = Put(check_key(key))
-        if wait is not False:
-            wait = check_flag("wait", wait)
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0))
         options = PutOptions(tokens, ttl_s, None, cost_ms, agent, 0, parent).checked()
         link = self._link
@@ -132,12 +130,16 @@ class PutCalls(ClientBase):
             TimedOut: with `wait`, the daemon did not answer in time; the puts go on.
         """
         options, deadline = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked(), self._deadline(timeout_s)
-        wait = check_flag("wait", wait)
         self._attach()
         depth_max = self._link.limits.tree_depth_max
         puts: list[Put] = []
         packed: list[tuple[Put, Packed, PutOptions]] = []
-        for (key, tree), parent in check_with_parents(check_pairs(items), parents):
+        pairs = list(check_pairs(items))
+        given = repeat(None, len(pairs)) if parents is None else parents
+        above = list(check_iterable("parents", given, "keys, or Nones"))
+        if len(above) != len(pairs):
+            raise UsageError(f"parents has {len(above)} items for {len(pairs)}: give a key or None for each")
+        for (key, tree), parent in zip(pairs, above, strict=True):
             puts.append(Put(check_key(key)))
             own = options if parent is None else options._replace(parent=check_key(parent))
             try:
@@ -166,7 +168,7 @@ class PutCalls(ClientBase):
         return Reservation(spec, limits.tree_depth_max, limits.object_bytes_max, self._commit)
 
     def _commit(self, key: bytes, payload: PutPayload, options: PutOptions, wait: bool, timeout_s: float | None) -> Put:
-        put, wait, options = Put(check_key(key)), check_flag("wait", wait), options.checked()
+        put, options = Put(check_key(key)), options.checked()
         deadline = self._deadline(timeout_s)
         self._link.puts.put(put, payload, options, deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put

@@ -17,7 +17,7 @@ from ...errors import DaemonUnavailable, TensordError, UnderPressure, UsageError
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import Mode
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
-from ..arguments.checks import check_count, check_flag, check_key, check_name, check_seconds, check_timeout
+from ..arguments.checks import check_count, check_key, check_name, check_seconds, check_timeout
 from ..arguments.put_options import check_cost
 from ..core.client import Client, check_client
 from ..gpu.interface import Device
@@ -110,7 +110,7 @@ class DeviceCache:
             changed.
             TimedOut: with `wait`, the daemon did not answer in time; the tensors stay.
         """
-        key, wait = check_key(key), check_flag("wait", wait)
+        key = check_key(key)
         tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         cost_ms = check_cost(cost_ms)
@@ -199,7 +199,7 @@ class DeviceCache:
         Raises:
             BadKey: a key is not 32 bytes; no entry is offloaded.
         """
-        keys, wait = tuple(check_key(key) for key in keys), check_flag("wait", wait)
+        keys = tuple(check_key(key) for key in keys)
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         if self.closed:
             return 0

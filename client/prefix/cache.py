@@ -17,7 +17,7 @@ from ...errors import BadPrefix, DaemonUnavailable, LimitReached, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
-from ..arguments.checks import check_flag, check_name, check_timeout
+from ..arguments.checks import check_name, check_timeout
 from ..arguments.namespace import Namespace, check_namespace
 from ..arguments.put_options import PutOptions
 from ..core.client import Client, check_client
@@ -130,7 +130,7 @@ class PrefixCache:
         if sys.is_finalizing():
             # numpy may be unable to describe arrays by now.
             return PrefixPut().settle("lost", DaemonUnavailable(ENDING))
-        deadline, wait = self._deadline(timeout_s), check_flag("wait", wait)
+        deadline = self._deadline(timeout_s)
         sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
         self._client.link.start()
         chain = sequence.chain(self._namespace, self._block_tokens)

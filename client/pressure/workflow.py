@@ -17,7 +17,7 @@ from ...ipc.messages import control as messages
 from ...ipc.messages.governance import WORKFLOW_CHARS_MAX
 from ...ipc.messages.schema import NUMBER_MAX
 from ...ipc.messages.steps import AgentStepGraph
-from ..arguments.checks import check_count, check_flag, check_name
+from ..arguments.checks import check_count, check_name
 from ..link.link import SAY_S, Connected, Link
 from .modes import GovernorListener
 
@@ -79,7 +79,7 @@ class Workflow:
             UsageError: `step` is not a valid step number.
             BadStep: `step` is before the current step, or the workflow has ended; nothing changes.
         """
-        step, wait = check_count("step", step, NUMBER_MAX), check_flag("wait", wait)
+        step = check_count("step", step, NUMBER_MAX)
         if self._ended:
             raise BadStep(f"workflow {self.name!r} has ended; create it anew to run it again")
         if step < self.step:

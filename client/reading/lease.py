@@ -16,7 +16,6 @@ from ...errors import BadTree
 from ...shm.payloads.recipe import Recipe
 from ...shm.payloads.tensors import needed_torch, tensor_copy, tensor_over
 from ...shm.ring.layout import SPAN_HEADER_BYTES
-from ..arguments.checks import check_flag
 from .ring_mapping import RingMapping, mapping_under
 
 if TYPE_CHECKING:
@@ -68,10 +67,10 @@ class Lease:
 
         Raises:
             UnsupportedLeaf: a leaf has a dtype that torch lacks.
-            UsageError: torch is not installed, or `copy` is neither true nor false.
+            UsageError: torch is not installed.
             ValueError: the lease was released.
         """
-        return self._recipe.torch(self._root, copy=check_flag("copy", copy))
+        return self._recipe.torch(self._root, copy=copy)
 
     @property
     def value(self) -> Any:
@@ -155,7 +154,7 @@ class ArrayLease(Lease):
 
     def torch(self, *, copy: bool = True) -> Any:
         tree = self.tree  # a released lease is the first thing to say
-        return (tensor_copy if check_flag("copy", copy) else tensor_over)(needed_torch("lease.torch()"), tree)
+        return (tensor_copy if copy else tensor_over)(needed_torch("lease.torch()"), tree)
 
     @property
     def value(self) -> Any:

@@ -89,12 +89,6 @@ def own(instance: str) -> list[str]:
     return found
 
 
-def instances() -> list[str]:
-    """The names of all instances with a ring in /dev/shm, of any user."""
-    rings = (path.name for path in SHM_FOLDER.glob("tensord.*.ring"))
-    return sorted(name.removeprefix("tensord.").removesuffix(".ring") for name in rings)
-
-
 def create(name: str, size_bytes: int) -> int:
     """Creates a segment of `size_bytes`, without allocating any page.
 

@@ -135,13 +135,7 @@ CALLS: dict[str, Callable[[tensord.Client], object]] = {
     "borrow": lambda client: client.ring().borrow(None),  # type: ignore[arg-type,union-attr]
     "copied": lambda client: client.ring().copied(5),  # type: ignore[arg-type,union-attr]
     "put_many": lambda client: client.put_many(np.array("x")),
-    "put": lambda client: client.put(KEY, 1, wait=FLAG),  # type: ignore[arg-type]
-    "put_many and wait": lambda client: client.put_many([(KEY, 1)], wait=FLAG),  # type: ignore[arg-type]
-    "commit": lambda client: client.reserve(1).commit(KEY, wait=FLAG),  # type: ignore[arg-type]
-    "verify": lambda client: client.get(KEY, verify=FLAG),  # type: ignore[arg-type]
-    "required": lambda _: tensord.Client(required=FLAG),  # type: ignore[arg-type]
     "copy": lambda client: Cache(client, NAMESPACE, copy=FLAG),  # type: ignore[arg-type]
-    "prefix": lambda client: tensord.PrefixCache(client, NAMESPACE).put(b"\0" * 8, [], wait=FLAG),  # type: ignore[arg-type]
     "store": lambda client: client.store(KEY, 1, tokens=0, ttl_s=None, claim="x"),  # type: ignore[arg-type]
 }
 

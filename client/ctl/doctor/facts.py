@@ -13,6 +13,7 @@ from typing import Final
 
 from ....shm.ring import segments
 from ....shm.ring.cgroups import cgroups
+from ..orders.leftovers import instances
 from .checks import RingRoom, Serving
 
 _LISTENS: Final = "00010000"
@@ -48,7 +49,7 @@ def without_file(path: Path, proc: Path = Path("/proc")) -> list[Serving]:
     rows = [line.split(maxsplit=7) for line in _text(proc / "net/unix").splitlines()]
     bound = {row[6] for row in rows if len(row) == 8 and row[7] in names and row[3] == _LISTENS}
     found: dict[bool, list[Serving]] = {True: [], False: []}
-    for instance in segments.instances() if bound else ():
+    for instance in instances() if bound else ():
         pid = segments.serving_pid(instance, proc)
         held = None if pid is None else _sockets_of(proc / str(pid))
         if pid is not None and (held is None or held & bound):
