@@ -18,13 +18,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 import tensord
 from gpu.card import ROUNDS, Report
-from tensord.client.gpu.interface import BlockDevice
+
+if TYPE_CHECKING:
+    from tensord.client.gpu.torch_blocks import TorchBlocks
 
 BLOCKS: Final = 64
 PER_CHUNK: Final = 2
@@ -51,8 +53,8 @@ class KVCard:
         self,
         memory: Sequence[Any],
         noise: Sequence[Any],
-        blocks: BlockDevice,
-        refusing: BlockDevice,
+        blocks: TorchBlocks,
+        refusing: TorchBlocks,
         *,
         launch: Callable[[Callable[[], Any]], Any],
         hold: Callable[[], Any],
@@ -134,7 +136,7 @@ class Jobs:
     """A worker over a card's KV cache, and the scheduler's end of its jobs."""
 
     def __init__(
-        self, socket: str, client: tensord.Client, card: KVCard, device: BlockDevice, registered_bytes_max: int
+        self, socket: str, client: tensord.Client, card: KVCard, device: TorchBlocks, registered_bytes_max: int
     ) -> None:
         from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 

@@ -1,8 +1,7 @@
-"""The interfaces of a device: a GPU that holds tensors of this process, as DeviceCache and the KV connector use it.
+"""The interface of a device: a GPU that holds tensors of this process, as DeviceCache uses it.
 
-Owns: the protocols Device, BlockDevice, BlockStream and Mark, and the traversal of trees that all devices share. Does
-not own: any device. One conformance suite tests torch_device.py and tensord/testing/fake_vram.py as a Device, another
-one torch_blocks.py as a BlockDevice.
+Owns: the protocols Device and Mark, and the traversal of trees that all devices share. Does not own: any device. One
+conformance suite tests torch_device.py and tensord/testing/fake_vram.py.
 
 Trees are those of `tensord.Client.put`: dict, list, tuple and scalars around tensors. Tensors of the device are leaves.
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from ...errors import UsageError, shown
 
-__all__ = ["BlockDevice", "BlockStream", "Device", "Mark", "mapped"]
+__all__ = ["Device", "Mark", "mapped"]
 
 Array = np.ndarray[Any, Any]
 
@@ -105,63 +104,6 @@ class Device(Protocol):
     def give_back(self) -> int:
         """Returns memory without a tensor in it to the driver: at least that of tensors that `to_device` made. Returns
         the number of bytes."""
-        ...
-
-
-@runtime_checkable
-class BlockStream(Protocol):
-    """A stream for copies between host memory and a GPU. One thread uses it at a time."""
-
-    def copy(self, copies: Array, after: Mark | None = None) -> None:
-        """Queues copies after those queued before, and after `after` is reached. Does not wait.
-
-        Sources and targets stay as they are until a later mark of this stream is reached. No copy crosses the edge of
-        a registration.
-
-        Args:
-            copies: (3, n) int64: the addresses of the sources and of the targets, and the bytes of each copy.
-            after: a mark of the same device.
-
-        Raises:
-            RuntimeError: the driver refused. Some of the copies may be queued.
-        """
-        ...
-
-    def mark(self) -> Mark:
-        """A mark after all copies queued so far. Does not wait."""
-        ...
-
-
-@runtime_checkable
-class BlockDevice(Protocol):
-    """One GPU whose memory is read and written by address. Thread-safe, but not usable after a fork.
-
-    A mark's `wait` raises RuntimeError if work before the mark has failed.
-    """
-
-    def mark(self) -> Mark:
-        """A mark after all work queued so far on the calling thread's current stream. Does not wait."""
-        ...
-
-    def stream(self, *, to_host: bool) -> BlockStream:
-        """A new stream for copies in one direction."""
-        ...
-
-    def page_locked(self, size_bytes: int) -> Array:
-        """New host memory for copies, (size_bytes,) uint8, page-locked if the driver has such memory. It lives as long
-        as any array over it."""
-        ...
-
-    def register(self, address: int, size_bytes: int) -> str:
-        """Page-locks memory that is mapped read-only, so that copies from it need no buffer. Takes about 0.1 s/GB.
-
-        Returns:
-            "" if it is registered; otherwise why it is not. Then nothing has changed.
-        """
-        ...
-
-    def unregister(self, address: int) -> None:
-        """Ends a registration by the address where it begins. The caller has waited for all copies from there."""
         ...
 
 

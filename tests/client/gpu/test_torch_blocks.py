@@ -1,4 +1,4 @@
-"""TorchBlocks keeps every BlockDevice's promises: on a stand-in for torch.cuda, and on a card where there is one."""
+"""TorchBlocks keeps its promises: on a stand-in for torch.cuda, and on a card where there is one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tensord.client.gpu.interface import BlockStream
 from tensord.client.gpu.torch_blocks import TorchBlocks, TorchBlockStream
 from tensord.errors import UsageError
 
@@ -41,8 +40,7 @@ class StandinRig(BlockRig):
     def hold(self) -> AbstractContextManager[Any]:
         return self.card.hold()
 
-    def slow(self, stream: BlockStream) -> None:
-        assert isinstance(stream, TorchBlockStream)
+    def slow(self, stream: TorchBlockStream) -> None:
         stream.stream.belt.delay_s = 0.02
 
 
@@ -69,8 +67,7 @@ class CudaRig(BlockRig):
         torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]
         yield
 
-    def slow(self, stream: BlockStream) -> None:
-        assert isinstance(stream, TorchBlockStream)
+    def slow(self, stream: TorchBlockStream) -> None:
         with torch.cuda.stream(stream.stream):
             torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
 

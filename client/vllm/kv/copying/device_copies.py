@@ -18,15 +18,18 @@ Tests run this module on a stand-in; benchmarks/gpu_check.py runs it on a card.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....gpu.interface import BlockDevice, BlockStream, Mark
+from ....gpu.interface import Mark
 from ....reading.ring_mapping import RingMapping
 from .copies import Copies, Saved
 from .registered_ring import CHUNK_BYTES, RegisteredRing
 from .staging import LoadBuffers, StorePlaces
+
+if TYPE_CHECKING:
+    from ....gpu.torch_blocks import TorchBlocks, TorchBlockStream
 
 Array = np.ndarray[Any, Any]
 SOURCE, TARGET, BYTES = range(3)
@@ -42,7 +45,7 @@ class DeviceCopies(Copies):
 
     def __init__(
         self,
-        device: BlockDevice,
+        device: TorchBlocks,
         kv_caches: Any,
         blocks_per_chunk: int,
         *,
@@ -103,8 +106,8 @@ class DeviceGroup:
         self,
         layers: Array,
         blocks_per_chunk: int,
-        up: BlockStream,
-        down: BlockStream,
+        up: TorchBlockStream,
+        down: TorchBlockStream,
         ring: RegisteredRing,
         buffers: LoadBuffers,
         places: StorePlaces,

@@ -22,12 +22,14 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ....gpu.interface import BlockDevice
 from ....reading.ring_mapping import RingMapping, mapping_under
+
+if TYPE_CHECKING:
+    from ....gpu.torch_blocks import TorchBlocks
 
 CHUNK_BYTES: Final = 64 << 20
 """Bytes of one registration. It takes the driver about 6 ms, in which the engine's own calls of the driver may wait."""
@@ -60,7 +62,7 @@ class RegisteredRing:
 
     def __init__(
         self,
-        device: BlockDevice,
+        device: TorchBlocks,
         settle: Callable[[], object],
         bytes_max: int,
         *,

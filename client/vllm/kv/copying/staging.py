@@ -8,11 +8,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ....gpu.interface import BlockDevice, Mark
+from ....gpu.interface import Mark
+
+if TYPE_CHECKING:
+    from ....gpu.torch_blocks import TorchBlocks
 
 LOAD_BYTES: Final = 16 << 20
 """Bytes of each buffer for loads, unless one block is larger."""
@@ -30,7 +33,7 @@ class LoadBuffers:
     Invariants: a buffer is written again only after the mark of its last copy is reached.
     """
 
-    def __init__(self, device: BlockDevice, block_bytes: int) -> None:
+    def __init__(self, device: TorchBlocks, block_bytes: int) -> None:
         """`block_bytes`: the least bytes of a buffer."""
         self._device = device
         self.size_bytes = max(LOAD_BYTES, block_bytes)
@@ -64,7 +67,7 @@ class StorePlaces:
         bytes_max: the most bytes that are page-locked.
     """
 
-    def __init__(self, device: BlockDevice, bytes_max: int) -> None:
+    def __init__(self, device: TorchBlocks, bytes_max: int) -> None:
         self._device = device
         self._bytes_max = bytes_max
         self._made_bytes = 0
