@@ -230,18 +230,6 @@ def test_heads_stored_in_the_wrong_order_lose_nothing_for_long() -> None:
     reader.close()
 
 
-def test_a_word_given_back_after_the_freeze_is_never_handed_out() -> None:
-    lane, reader = attached()
-    word = lane.pin(5)
-    lane.freeze()
-    lane.unpin(word)
-    with pytest.raises(IndexError):
-        lane.pin(6)
-    assert not lane.take_many(1)
-    assert reader.pins(np.empty(LANE_WORDS, np.uint64)).tolist() == [5], "the other side may hold it"
-    reader.close()
-
-
 def test_a_suspended_lane_counts_every_word_that_any_thread_has() -> None:
     lane, reader = attached()
     held: list[list[int]] = [[] for _ in range(3)]

@@ -100,19 +100,6 @@ def test_an_entry_put_again_is_the_one_that_was_there_and_is_used(
     running.until(lambda status: status["governor"]["counters"]["used"] == 2, "the daemon to hear of it")
 
 
-def test_deleted_entries_are_gone_here_and_there_and_leases_on_them_stay_right(
-    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
-) -> None:
-    put_some(cache, vram, range(4), tokens=1)
-    lease = held(cache, key(0))
-    assert cache.delete(key(0), key(1), key(9)) == 2
-    assert cache.clear() == 2
-    assert (len(cache), cache.size_bytes) == (0, 0)
-    running.until(lambda status: status["governor"]["counters"]["released"] == 4, "the daemon to hear of it")
-    assert np.array_equal(host_values(lease.tree), values(0))
-    assert device_row(running)["entries"] == 0
-
-
 def test_views_of_one_batch_count_their_own_bytes_and_the_batch_is_freed_with_the_last_of_them(
     cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
@@ -243,18 +230,6 @@ def test_in_emergency_nothing_new_is_taken_in_and_afterwards_it_is(
     card.occupy(0)
     until(lambda: not cache.is_blocked, "the emergency to end")
     assert cache.put(key(1), tensor, wait=True).state == "registered"
-
-
-def test_a_put_over_a_budget_is_refused_and_other_entries_stay(card: FakeCard, vram: FakeVram) -> None:
-    with watching(card, device_max_bytes=2 * ENTRY_BYTES) as daemon:
-        cache = tensord.DeviceCache(daemon.start().client(), vram)
-        put_some(cache, vram, range(1), tokens=4)
-        refused = cache.put(key(1), vram.upload(np.zeros(3 * ENTRY_BYTES, np.uint8)), wait=True)
-        assert refused.state == "refused" and isinstance(refused.error, DeviceFull)
-        assert (len(cache), cache.size_bytes) == (1, ENTRY_BYTES)
-        assert cache.contains(key(0))
-        assert device_row(daemon)["bytes"] == ENTRY_BYTES
-        cache.close()
 
 
 # ---- reservations

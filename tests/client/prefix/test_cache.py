@@ -27,7 +27,6 @@ from .sequences import (
     matched,
     namespace_of,
     normal,
-    numbers,
     offset_of,
     picture,
     stored,
@@ -102,24 +101,6 @@ def test_views_are_of_the_ring_itself_and_read_only(client: tensord.Client, cach
     assert match.layers is match.layers
     with pytest.raises(ValueError, match="read-only"):
         first[:] = 0
-
-
-def test_the_blocks_of_a_match_are_unchanged_by_evictions(daemon: Daemon, client: tensord.Client) -> None:
-    cache = PrefixCache(client, namespace_of(next(numbers)), block_tokens=BLOCK)
-    stored(cache, TEXT)
-    with matched(cache, TEXT) as match:
-        parts = match.layers[0]
-    del match
-    other = PrefixCache(daemon.client(), namespace_of(next(numbers)), block_tokens=BLOCK)
-    before = sum(daemon.store("evictions").values())
-    big = np.zeros((1, 1, 2 * BLOCK, 4096))
-    for number in range(1, 60):
-        tokens = np.full(2 * BLOCK, number, np.uint32)
-        other.put(tokens, [NormalLayer(big)]).wait(PATIENCE_S)
-    assert sum(daemon.store("evictions").values()) > before
-    client.clear(cache.namespace)
-    np.testing.assert_array_equal(np.concatenate([part["k"] for part in parts], 2), kv(TEXT[:99])["k"])
-    assert cache.match(TEXT) is None
 
 
 def test_a_match_that_was_released_says_so(cache: PrefixCache) -> None:
@@ -281,24 +262,6 @@ def test_blocks_that_find_no_room_leave_a_valid_shorter_sequence() -> None:
         assert found % BLOCK == 0 and found // BLOCK <= put.blocks_stored < put.blocks
         if match is not None:
             np.testing.assert_array_equal(match.joined(0)["k"], kv(tokens[:found], wide)["k"])
-
-
-def test_each_new_block_gets_its_share_of_the_cost_and_the_agent_and_ttl(
-    client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored(cache, TEXT[:32])
-    said: list[Any] = []
-    real = client.link.puts.put
-
-    def heard(put: tensord.Put, payload: Any, options: Any, deadline: float) -> None:
-        said.append(options)
-        real(put, payload, options, deadline)
-
-    monkeypatch.setattr(client.link.puts, "put", heard)
-    stored(cache, TEXT, agent="planner", cost_ms=68.0, ttl_s=60)
-    assert [options.tokens for options in said] == [16, 16, 16, 16, 4]
-    assert [options.cost_ms for options in said] == [16, 16, 16, 16, 4]
-    assert {(options.agent, options.ttl_s) for options in said} == {("planner", 60)}
 
 
 def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:

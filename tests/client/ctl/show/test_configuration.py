@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 
 import pytest
 
@@ -20,13 +19,6 @@ def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.Mon
     monkeypatch.setattr(configuration, "_DAEMON", ("sleep", "60"))
     with pytest.raises(BadConfiguration, match="did not end"):
         configuration.checked(timeout_s=0.05)
-
-
-def test_nothing_of_the_daemon_is_imported_for_it() -> None:
-    code = (
-        "import sys, tensord.client.ctl.app; sys.exit(any(name.startswith('tensord.daemon') for name in sys.modules))"
-    )
-    assert subprocess.run([configuration._DAEMON[0], "-c", code], check=False).returncode == 0
 
 
 def _settings(ctl: Ctl, *name: str) -> dict[str, tuple[str, str]]:

@@ -160,21 +160,6 @@ def test_each_kind_of_request_is_counted_once_for_each_answer(daemon: Daemon, ct
     assert "Doorbell" not in found and "Hello" not in found
 
 
-def test_latency_shows_percentiles_that_rise_and_the_lag_of_the_event_loop(daemon: Daemon, ctl: Ctl) -> None:
-    client = daemon.client()
-    for number in range(50):
-        client.touch(bytes([number] * 32))
-
-    def row(name: str) -> list[str]:
-        lines = ctl("latency").out.splitlines()
-        assert max(map(len, lines)) <= WIDTH
-        return next((line.removeprefix(name).split() for line in lines if line.startswith(f"{name} ")), [])
-
-    until(lambda: row("event loop lag"), "the first measurement")
-    times, *percentiles = map(float, row("Touch"))
-    assert times == 50 and 0 < percentiles[1] <= percentiles[2] <= percentiles[3] <= percentiles[4]
-
-
 def test_latency_names_the_slow_request_its_client_and_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     with Daemon() as daemon:
         file = daemon.folder / "tensord.toml"
@@ -208,21 +193,6 @@ def test_the_hit_ratio_of_each_size_is_told() -> None:
     assert "found here 45.2 %, under policy hazard" in text
     assert "1.00 1000 MiB 43.0 % ± 0.4 now\n" in text and "2.00 1.95 GiB 61.0 % ± 0.4\n" in text
     assert "reuse" not in text
-
-
-def test_a_loop_over_more_than_the_ring_is_seen_to_fit_twice_the_ring(daemon: Daemon, ctl: Ctl) -> None:
-    """The ring has 16 MiB."""
-    client = daemon.client()
-    keys = [SPACES[0].key("e", "image", b"%d" % number) for number in range(24)]
-    for _ in range(4):
-        for key in keys:
-            if client.get(key) is None:
-                client.put(key, np.zeros(MIB - 4096, np.uint8), wait=True)
-    daemon.until(lambda now: now["store"]["hit_ratios"]["since_start"]["requests"] >= 4 * 24, "all requests are known")
-    told = json.loads(ctl("advise", "--json").out)
-    ratios = {round(at / told["capacity_bytes"], 2): ratio for at, ratio, _ in told["points"]}
-    assert ratios[1.0] < 0.1
-    assert ratios[2.0] == pytest.approx(0.75, abs=0.05)
 
 
 def test_the_log_has_each_event_at_debug_and_none_at_info() -> None:
