@@ -8,7 +8,7 @@ lie and whatever file they came from.
 
 The check detects every operation on a parameter (by its version counter), every new storage, and changes of a sample of
 each tensor's bytes. The sample is for writes that bypass the counter (`parameter.data.copy_`, numpy). A write that
-bypasses the counter and leaves all samples as they were is not detected; call `Fingerprint.forget` after it. Tensors
+bypasses the counter and leaves all samples as they were is not detected; make a new `Fingerprint` after it. Tensors
 made under `torch.inference_mode()` have no counter: each check compares all of their bytes, and modules with more than
 64 KiB of such tensors have no fingerprint.
 """
@@ -67,11 +67,6 @@ class Fingerprint:
                 self._digest = _hashed(parts)
                 self._seen = seen
             return self._digest
-
-    def forget(self) -> None:
-        """Discards the fingerprint. The next call of `current` computes it again."""
-        with self._lock:
-            self._seen = None
 
     def _check_counted(self, parts: Mapping[str, Any]) -> None:
         tensors = [tensor for part in parts.values() for tensor in tensors_of(part)]

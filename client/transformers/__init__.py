@@ -32,7 +32,6 @@ __all__ = [
     "PrefixTally",
     "cached",
     "prefix_cached",
-    "refresh",
     "tally",
     "uncached",
 ]
@@ -83,14 +82,6 @@ def uncached(model: Model) -> Model:
     for module in _wrapped_modules(model):
         module.__class__ = plain_class(module)
         del module._tensord
-    return model
-
-
-def refresh(model: Model) -> Model:
-    """Computes the weights' fingerprint again at the next call. Needed only after writes that `identity.modules` cannot
-    detect. Returns the model."""
-    for module in _wrapped_modules(model):
-        module._tensord.refresh()
     return model
 
 

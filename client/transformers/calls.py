@@ -105,10 +105,6 @@ class Encoder:
         """The class's present method, since other code may patch it without knowing this wrapper."""
         return getattr(self._plain, self._point.method)
 
-    def refresh(self) -> None:
-        """Computes the weights' fingerprint again at the next call."""
-        self._fingerprint.forget()
-
     def check(self, module: Any) -> None:
         """Checks that the installed transformers has what sharing needs for this module.
 

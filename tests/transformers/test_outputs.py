@@ -13,12 +13,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tensord
-from tensord.client.transformers import EncoderTally, cached, refresh, tally
+from tensord.client.transformers import EncoderTally, cached, tally
 from tensord.client.transformers.outputs import CallItems, NotSplittable
 from tensord.client.transformers.patch_points import PATCH_POINTS
 
 from .vision_models import (
-    FAMILIES,
     Family,
     Watch,
     chosen,
@@ -65,16 +64,6 @@ def test_a_batch_with_some_hits_encodes_only_the_misses(client: tensord.Client, 
     whole = family.call(plain, family.inputs(3, 1, 4, 2))
     assert type(mixed) is type(whole) and list(mixed) == list(whole)
     torch.testing.assert_close(dict(mixed), dict(whole))
-
-
-def test_an_item_that_a_batch_has_twice_among_hits_is_encoded_once(client: tensord.Client, rows: Watch) -> None:
-    family = FAMILIES["clip tower"]
-    model = cached(family.make(), client)
-    calls = rows(family, model)
-    encoded(client, model, family.call, model, family.inputs(1))
-    output = family.call(model, family.inputs(2, 1, 2))
-    assert calls == [1, 1]
-    assert same(output.last_hidden_state[0], output.last_hidden_state[2])
 
 
 def test_dtypes_stay_what_they_are_and_have_keys_of_their_own(client: tensord.Client) -> None:
@@ -286,14 +275,6 @@ def test_changed_weights_have_another_fingerprint(client: tensord.Client, family
     # Around the version counter.
     changed_by(lambda weight: weight.data.mul_(0.75))
     changed_by(lambda weight: setattr(weight, "data", weight.data * 2))
-
-
-def test_refresh_sees_writes_that_nothing_else_can_see(client: tensord.Client) -> None:
-    model = cached(clip(), client)
-    first = encoded(client, model, model, **pixels(1))
-    model.encoder.layers[0].mlp.fc1.weight.data[0, 0] += 1
-    assert same(model(**pixels(1)), first)
-    assert not same(refresh(model)(**pixels(1)), first)
 
 
 def weight(model: Any) -> Any:
