@@ -78,15 +78,6 @@ def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(
     assert [second.page(room, number) for number in (1, 2)] == before[1:]
 
 
-def test_a_stored_page_is_not_sent_again(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
-    first, second = ranks
-    hashes, indices = first.filled(text)
-    assert all(first.storage.batch_set_v1(hashes, indices))
-    stored = daemon.status()["store"]["puts"]
-    assert second.storage.batch_set_v1(hashes, indices) == [True] * 3
-    assert daemon.status()["store"]["puts"] == stored
-
-
 def test_clear_removes_the_pages_of_the_rank_and_nothing_else(
     ranks: tuple[Rank, Rank], text: str, daemon: Daemon
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +18,6 @@ from tensord.client.vllm.connector import TensordECConnector
 from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
 from tests.daemon_process import Daemon, until
 
-from .conftest import Stand
 from .step_bench import Steps, request, right, vllm_config
 
 _numbers = count(50_000)
@@ -94,11 +92,6 @@ def test_an_engine_does_not_start_later_for_a_daemon_that_hangs_and_says_so_once
             assert "Until it answers, nothing is stored" in said(log, engine, lines=2)
         finally:
             daemon.resume()
-
-
-def test_lines_appear_in_vllms_log_in_its_form(stand: Stand) -> None:
-    form = r"(?m)^.*WARNING \d\d-\d\d [\d:]+ \[absence\.py:\d+\] tensord: no daemon at .*$"
-    assert len(re.findall(form, stand.first.log)) == 1, "the engine was started before the daemon"
 
 
 def test_the_gauge_follows_the_daemon() -> None:

@@ -34,14 +34,6 @@ def a_frontend(stage: Stage, socket: Path) -> None:
         stage.tell((there, [item if isinstance(item, Reference) else "whole" for item in sent]))
 
 
-def a_lending_frontend(stage: Stage, socket: Path, namespace: tensord.Namespace, hash: str) -> None:
-    """Tells what it sends of picture 1 under `hash`, as bytes, and lends it until its end."""
-    cache = ProcessorCache(tensord.Client(socket), namespace, put_wait_s=PATIENCE_S)
-    (sent,) = cache.get_and_update([made_of(1)], [hash])
-    stage.tell(tuple(sent))
-    stage.hear()
-
-
 def an_engine(stage: Stage, socket: Path) -> None:
     """Hears of (hash, what was sent, number) each; tells which are right, or the hashes that are lost."""
     cache = ProcessorCache(tensord.Client(socket), NAMESPACE)

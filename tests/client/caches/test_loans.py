@@ -18,11 +18,8 @@ from tensord.client.caches.processor.cache import Feature, ProcessorCache
 from tensord.client.caches.processor.loans import LOAN_BYTES, Borrower, Lender
 from tensord.client.caches.processor.references import Reference
 from tensord.client.reading.lease import Lease
-from tensord.errors import ReferenceLost
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
-from ...processes import Child
-from .processor_parties import a_lending_frontend
 
 NAMESPACE: Final = tensord.Namespace(model="m", revision="r", dtype="float32", processor="loans")
 NO_LIMIT: Final = 1 << 60
@@ -199,17 +196,3 @@ def test_an_entry_stored_again_is_not_the_one_that_was_sent(daemon: Daemon) -> N
     np.testing.assert_equal(read(engine, "x", sent), picture(1))
     frontend.close()
     other.close()
-
-
-def test_a_killed_frontends_items_are_named_lost_where_the_ring_is_replaced(daemon: Daemon) -> None:
-    client = daemon.client()
-    engine = ProcessorCache(client, NAMESPACE)
-    with Child(a_lending_frontend, daemon.socket, NAMESPACE, "x") as frontend:
-        sent = Reference(*frontend.hear())
-        ring = client.ring()
-        replaced(daemon, sender(client))
-        until(lambda: client.ring() is not ring and client.connected, "the engine to see the new ring")
-        frontend.kill()
-    with pytest.raises(ReferenceLost) as raised:
-        read(engine, "x", sent)
-    assert raised.value.hashes == ["x"]

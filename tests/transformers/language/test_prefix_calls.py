@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -187,16 +186,6 @@ def test_the_models_own_generation_settings_count(client: tensord.Client) -> Non
     shared = prefix_cached(model, client)
     assert torch.equal(shared.generate(prompt(PROMPT)), model.generate(prompt(PROMPT)))
     assert "beam_search" in next(iter(shared.tally.reasons))
-
-
-def test_each_reason_is_logged_once(client: tensord.Client, llama: Any, caplog: pytest.LogCaptureFixture) -> None:
-    shared = prefix_cached(llama, client)
-    with caplog.at_level(logging.WARNING, "tensord"):
-        for _ in range(3):
-            shared.generate(prompt(PROMPT), num_beams=2, max_new_tokens=2)
-    said = [record.getMessage() for record in caplog.records if record.name == "tensord"]
-    assert len(said) == 1 and "generated without the prefix cache: the generation mode is beam_search" in said[0]
-    assert shared.tally.reasons.total() == 3
 
 
 def test_a_cache_of_another_class_is_not_stored(client: tensord.Client, llama: Any) -> None:

@@ -162,23 +162,6 @@ def test_a_call_during_which_its_namespace_is_invalidated_is_right_and_stores_no
     assert shared.namespace.generation == namespace.generation + 1
 
 
-@pytest.mark.parametrize("model", FAMILIES, indirect=True)
-def test_a_ring_that_is_emptied_between_match_and_use_costs_nothing(
-    model: Any, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = stored(model, client)
-
-    def late(*args: Any) -> None:
-        client.clear()
-        for number in range(80):  # 80 MiB, more than the ring has
-            client.put(key_of(MIB, number), np.full(MIB, number, np.uint8), wait=True)
-        fill(*args)
-
-    monkeypatch.setattr(prefix, "fill", late)
-    assert is_right(shared, model)
-    assert shared.tally.found_tokens >= 48
-
-
 def test_blocks_that_another_program_stored_under_the_name_are_not_used(client: tensord.Client) -> None:
     model = language_model("llama")
     shared = sharing(model, client)

@@ -108,18 +108,6 @@ def _rings_mapped(daemon: Daemon) -> int:
     return len({fields[4] for fields in rings})
 
 
-def test_an_engine_starts_without_a_daemon_and_uses_it_once_it_is_there() -> None:
-    with Daemon() as daemon, Steps(daemon.socket) as one:
-        picture, new = fresh(), fresh()
-        asked = request(picture)
-        assert right([asked], one.run(asked))
-        nothing_left(one)
-        daemon.start()
-        until(lambda: connected(one), "it to be attached")
-        encode(one, new)
-        assert daemon.store("entries") == 1
-
-
 def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensord.client.vllm.engine.background.LATE_S", 0.25)
     monkeypatch.setattr("tensord.client.vllm.encoder.claims.ANSWER_S", 0.02)

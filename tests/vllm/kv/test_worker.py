@@ -71,22 +71,6 @@ def test_blocks_come_back_as_they_were_stored(stand: WorkerStand) -> None:
     assert np.array_equal(stand.blocks(1, [15, 16]), expected[1])
 
 
-def test_many_chunks_in_many_jobs_come_back_each_in_its_place(stand: WorkerStand) -> None:
-    for number in range(40):
-        stand.write(number)
-        stand.finished(stand.store([number], [[2 + number % 5, 9], []]))
-    stand.stored(*range(40))
-    for number in range(40):
-        job = stand.load([number], [[20, 21], []])
-        stand.finished(job)
-        stand.reported()
-        loaded = stand.blocks(0, [20, 21]).copy()
-        stand.write(number)
-        stand.worker.wait({stand.store([number], [[2 + number % 5, 9], []])})
-        assert np.array_equal(loaded, stand.blocks(0, [2 + number % 5, 9])), number
-    assert not stand.worker.take_failed()
-
-
 def test_only_the_blocks_that_were_asked_for_are_written(stand: WorkerStand) -> None:
     stand.write(1)
     stand.finished(stand.store([1, 2, 3], [[1, 2, 3, 4], [5, 6]]))
