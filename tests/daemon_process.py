@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -160,6 +160,15 @@ class Daemon:
     def resume(self) -> None:
         """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT at the end."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     def __enter__(self) -> Self:
         return self

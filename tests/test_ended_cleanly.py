@@ -14,11 +14,9 @@ import pytest
 from .daemon_process import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[1]
-SOAK = (str(ROOT / "benchmarks" / "soak.py"),)
-CROSSINGS = ("-m", "tests.crossings")
 LONG = {
-    "soak": (*SOAK, "--minutes", "5"),
-    "crossings": (*CROSSINGS, "--rounds", "9"),
+    "soak": (str(ROOT / "benchmarks" / "soak.py"), "--minutes", "5"),
+    "crossings": ("-m", "tests.crossings", "--rounds", "9"),
 }
 
 
@@ -34,9 +32,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [*((name, signal.SIGTERM) for name in LONG), ("crossings", signal.SIGINT)], ids=str
-)
+@pytest.mark.parametrize(("name", "number"), [("soak", signal.SIGTERM), ("crossings", signal.SIGINT)], ids=str)
 def test_a_signal_leaves_no_process_memory_or_folder_of_a_run(tmp_path: Path, name: str, number: int) -> None:
     mark = f"TEST_OF_SIGNALS={os.getpid()}-{name}-{number}"
     before = set(Path("/dev/shm").iterdir())

@@ -120,12 +120,8 @@ def test_required_raises_and_says_what_to_do(tmp_path: Path) -> None:
 def test_puts_that_a_daemon_has_not_answered_in_time_are_stored_after_all(daemon: Daemon) -> None:
     client = daemon.client(timeout_s=0.5)
     with_place(client, 1, payload(2).nbytes + 1024)
-    daemon.pause()
-    try:
-        with pytest.raises(TimedOut, match="not acknowledged"):
-            client.put(key(2), payload(2), wait=True)
-    finally:
-        daemon.resume()
+    with daemon.stopped(), pytest.raises(TimedOut, match="not acknowledged"):
+        client.put(key(2), payload(2), wait=True)
     until(lambda: client.contains(key(2)), "what was put to be stored after all")
 
 

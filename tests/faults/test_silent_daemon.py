@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,6 @@ FOR_EVER_S = 1e6
 NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
 TOKENS = np.arange(64, dtype=np.uint32)
 AWAY, BACK = "has not answered", "answers again"
-
-
-@contextmanager
-def stopped(daemon: Daemon) -> Iterator[None]:
-    daemon.pause()
-    try:
-        yield
-    finally:
-        daemon.resume()
 
 
 def left_without_an_answer(client: tensord.Client, number: int) -> None:
@@ -54,7 +44,7 @@ def test_misses_are_computed_hits_go_on_and_each_change_is_logged_once(
     client, other = (daemon.client(timeout_s=FOR_EVER_S) for _ in range(2))
     assert client.put(key(1), payload(1), wait=True).state == "stored"
     for _ in range(2):
-        with stopped(daemon):
+        with daemon.stopped():
             for number in range(10, 20):
                 assert client.get_or_compute(key(number), lambda number=number: number) == number  # type: ignore[misc]
             left_without_an_answer(client, 20)
@@ -89,7 +79,7 @@ def test_calls_beside_a_silent_daemon_do_as_without_one(daemon: Daemon) -> None:
     prefixes = tensord.PrefixCache(client, NAMESPACE, block_tokens=16)
     layers = [tensord.NormalLayer(np.zeros((1, 1, len(TOKENS), 1)))]
     assert prefixes.put(TOKENS, layers, wait=True).state == "stored"
-    with stopped(daemon):
+    with daemon.stopped():
         assert prefixes.match(TOKENS) is None, "nor does a match wait that is the first to ask"
         left_without_an_answer(client, 1)
         for name, call in ways(client).items():
@@ -124,7 +114,7 @@ def test_who_waits_for_another_ones_value_computes_it(daemon: Daemon) -> None:
     waited: Future[Any] = Future()
     threading.Thread(target=lambda: waited.set_result(second.get_or_compute(key(1), lambda: "second"))).start()
     daemon.until(lambda s: s["store"]["claims_waiting"], "the other to wait")
-    with stopped(daemon):
+    with daemon.stopped():
         assert waited.result(PATIENCE_S) == "second"
         go_on.set()
         assert computed.result(PATIENCE_S) == "first"
@@ -134,7 +124,7 @@ def test_who_waits_for_another_ones_value_computes_it(daemon: Daemon) -> None:
 def test_only_the_first_client_of_a_process_waits_to_be_taken_in(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with stopped(daemon):
+    with daemon.stopped():
         first = tensord.Client(daemon.socket, timeout_s=2 * WORD_S)
         until(lambda: isinstance(first.link.error, TimedOut), "the attempt to end")
         clients = [tensord.Client(daemon.socket, timeout_s=FOR_EVER_S) for _ in range(2)]

@@ -127,8 +127,8 @@ FAULTS = [
         ("a pinned victim comes back", "if victims and pinned.isdisjoint(ids[list(victims)].tolist()):", "if victims:"),
         (
             "an entry in use does not go",
-            "kept.update(table.row_of(number) for number in spans.last_pinned)",
-            "kept.update(())",
+            "kept = [row for row in rows if table.firsts[row] or table.span_ids[row] in pinned]",
+            "kept = [row for row in rows if table.firsts[row]]",
         ),
         ("a parent goes after its children", "may &= children[rows] == 0", "may &= children[rows] >= 0"),
         (

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,6 @@ def cache(daemon: Daemon) -> Iterator[tensord.Client]:
         made.clear()
         with_place(made, 1_000_000, 512 * KB)
         yield made
-
-
-@contextmanager
-def stopped(daemon: Daemon) -> Iterator[None]:
-    daemon.pause()
-    try:
-        yield
-    finally:
-        daemon.resume()
 
 
 def cut(cache: tensord.Client) -> None:
@@ -104,7 +94,7 @@ def test_a_client_reads_what_it_has_put_though_the_daemon_takes_a_moment(
     daemon: Daemon, cache: tensord.Client, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "OWN_WAIT_S", PATIENCE_S)
-    with stopped(daemon):
+    with daemon.stopped():
         cache.put(key(1), np.arange(3.0))
         assert not WAYS[way](cache, key(2)), "nobody has put it"
         timer = threading.Timer(0.005, daemon.resume)
@@ -114,7 +104,7 @@ def test_a_client_reads_what_it_has_put_though_the_daemon_takes_a_moment(
 
 
 def test_a_daemon_that_is_late_is_waited_for_once_and_not_by_each_lookup(daemon: Daemon, cache: tensord.Client) -> None:
-    with stopped(daemon):
+    with daemon.stopped():
         for number in range(1, 200):
             cache.put(key(number), number)
         began_s = time.monotonic()
@@ -137,7 +127,7 @@ def test_an_asyncio_loop_goes_on_while_a_client_waits_for_its_own_put(daemon: Da
                     turns += 1
                     await asyncio.sleep(0.001)
 
-            with stopped(daemon):
+            with daemon.stopped():
                 await shared.put(key(1), 1)
                 task = asyncio.create_task(turn())
                 await asyncio.sleep(0)
@@ -154,7 +144,7 @@ def test_what_is_settled_is_stored_and_the_rest_is_lost_with_its_connection(
     stored = cache.put(key(1), 1)
     assert stored.wait(PATIENCE_S).state == "stored"
     with_place(cache, 1_000_001)
-    with stopped(daemon):
+    with daemon.stopped():
         lost = cache.put(key(2), 2)
         assert lost.state == "sent"
         cut(cache)
@@ -221,7 +211,7 @@ def test_mistakes_are_named_before_anything_is_put(daemon: Daemon, cache: tensor
 def test_a_full_queue_waits_for_the_daemon_and_no_longer_than_the_time_limit(
     daemon: Daemon, cache: tensord.Client
 ) -> None:
-    with stopped(daemon):
+    with daemon.stopped():
         puts = [cache.put(key(number), number) for number in range(1, QUEUE_RECORDS + 1)]
         late = cache.put(key(len(puts) + 1), 0, timeout_s=0.01)
         assert late.state == "lost" and "did not take the record" in str(late.error)
