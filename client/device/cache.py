@@ -17,7 +17,7 @@ from ...errors import DaemonUnavailable, TensordError, UnderPressure, UsageError
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import Mode
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, NUMBER_MAX
-from ..arguments.checks import check_count, check_key, check_name, check_seconds, check_timeout
+from ..arguments.checks import check_count, check_key, check_name, check_timeout
 from ..arguments.put_options import check_cost
 from ..core.client import Client, check_client
 from ..gpu.interface import Device
@@ -28,7 +28,6 @@ from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally
 from .registration import Registration
 from .upkeep import Upkeep
 
-USES_EVERY_S: Final = 0.25
 _PROMOTION_S: Final = 10.0
 _PROMOTION_ASK_S: Final = 0.5
 
@@ -39,11 +38,10 @@ class DeviceCache:
     Args:
         client: the client whose daemon decides, and whose host tier takes offloaded entries.
         device: the device with the tensors, a `TorchDevice` or a `FakeVram`.
-        uses_every_s: seconds between reports to the daemon on which entries were used.
 
     Raises:
         UsageError: `client` is no Client, `device` is no device, the client has an open cache of this device already,
-            or a value is out of its range.
+            or the device has no valid name.
         ProcessLimit: this process can start no thread for the moves.
 
     Example:
@@ -58,16 +56,15 @@ class DeviceCache:
         device
     """
 
-    def __init__(self, client: Client, device: Device, *, uses_every_s: float = USES_EVERY_S) -> None:
+    def __init__(self, client: Client, device: Device) -> None:
         check_client(client)
         if not isinstance(device, Device):
             raise UsageError(f"device is {shown(device)}; it must be a device, such as a TorchDevice or a FakeVram")
         check_name("device.name", device.name)
-        check_seconds("uses_every_s", uses_every_s, above_0=True)
         self._client = client
         self._device = device
         self._entries = DeviceEntries()
-        self._upkeep = Upkeep(client, device, self._entries, uses_every_s)
+        self._upkeep = Upkeep(client, device, self._entries)
         self._closed = weakref.finalize(self, self._upkeep.stop)
         self._upkeep.owner = weakref.ref(self)
         self._upkeep.start()

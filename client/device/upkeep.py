@@ -38,6 +38,8 @@ from .orders import Leaving, OrderRunner
 if TYPE_CHECKING:
     from ..core.client import Client
 
+USES_EVERY_S: Final = 0.25
+"""How often the daemon is told which entries were used."""
 _PAUSE_S: Final = 0.1
 _AGAIN_S: Final = 0.01
 """Seconds until a paused device is looked at again: engines capture many graphs, one soon after the other."""
@@ -54,7 +56,9 @@ class Upkeep:
     signal handler.
     """
 
-    def __init__(self, client: Client, device: Device, entries: DeviceEntries, uses_every_s: float) -> None:
+    def __init__(
+        self, client: Client, device: Device, entries: DeviceEntries, uses_every_s: float = USES_EVERY_S
+    ) -> None:
         self.device = device
         self.owner: Callable[[], object | None] = lambda: True
         self.state: messages.TierState | None = None

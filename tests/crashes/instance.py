@@ -127,7 +127,7 @@ class Instance:
             return
         self._make_way(size_bytes)
         try:
-            reserved = reserved_by(self.client, name, tree, timeout_s=PATIENCE_S)
+            reserved = reserved_by(self.client, name, tree)
         except Unavailable:
             self._expect_daemon()
             return

@@ -76,11 +76,11 @@ def array_of(name: Name, tree: Any) -> Words:
     return array
 
 
-def reserved_by(client: tensord.Client, name: Name, tree: Any, **options: Any) -> tensord.Reservation:
+def reserved_by(client: tensord.Client, name: Name, tree: Any) -> tensord.Reservation:
     """A reservation that is filled with a payload."""
     words = array_of(name, tree)
     spec = tensord.Spec(words.shape, "uint64")
-    reserved = client.reserve(spec if name.number % 2 else {"number": name.number, "words": spec}, **options)
+    reserved = client.reserve(spec if name.number % 2 else {"number": name.number, "words": spec})
     np.copyto(array_of(name, reserved.tree), words)
     return reserved
 
