@@ -49,8 +49,9 @@ client.close()
 
 
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
-@pytest.mark.parametrize("patched", ["all but threads", "all", "nothing"])
-@pytest.mark.parametrize("imported", ["after", "before"])
+@pytest.mark.parametrize(
+    ("imported", "patched"), [("after", "all"), ("after", "all but threads"), ("after", "nothing"), ("before", "all")]
+)
 def test_greenlets_of_one_thread_compute_once(daemon: Daemon, imported: str, patched: str) -> None:
     command = [sys.executable, "-c", PROGRAM, str(daemon.socket), key(1).hex(), imported, patched]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
