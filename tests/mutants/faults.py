@@ -130,7 +130,11 @@ FAULTS = [
             "kept = [row for row in rows if table.firsts[row] or table.span_ids[row] in pinned]",
             "kept = [row for row in rows if table.firsts[row]]",
         ),
-        ("a parent goes after its children", "may &= children[rows] == 0", "may &= children[rows] >= 0"),
+        (
+            "a parent goes after its children",
+            "== KNOWN) & (self._facts.children[rows] == 0)",
+            "== KNOWN) & (self._facts.children[rows] >= 0)",
+        ),
         (
             "what was just put stays",
             "return bool(self.window.put_at[row] > self.window.begins(self._bytes))",
