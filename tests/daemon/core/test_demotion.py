@@ -25,7 +25,6 @@ from .stand import Make, Stand, key
 RING = 16 * PAGE_BYTES
 PAYLOAD = PAGE_BYTES - SPAN_HEADER_BYTES
 QUEUE: dict[str, Any] = {"remote_s": 2.0, "remote_writes": True}
-REASON = "the host is at 97 %, and 96 % is the limit"
 STORED = set(range(15))
 
 

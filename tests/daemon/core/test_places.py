@@ -89,6 +89,17 @@ def test_a_place_that_an_empty_store_has_no_room_for_is_refused(size: int, text:
     assert error.code == "ObjectTooLarge" and text in error.text
 
 
+def test_a_limit_that_pinned_entries_fill_is_named_and_nothing_is_lent_beyond_it() -> None:
+    stand = stand_of(max_bytes=20 * SIZE)
+    number = 0
+    while stand.put(number, 1000) == "stored":
+        stand.pin(number)
+        number += 1
+    error = refusal(stand, 1, stand.requests)
+    assert error.code == "StoreFull" and "max_bytes" in error.text
+    assert number > 15 and stand.used_bytes <= 20 * SIZE
+
+
 def test_under_pressure_every_request_is_refused_also_those_that_wait() -> None:
     stand = full()
     waits = stand.ask(1, 30_000)
