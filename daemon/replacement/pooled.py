@@ -249,9 +249,13 @@ class Pooled(Replacement):
         worths, orders = self._ranks(rows)
         if most < len(rows):
             # Not np.partition: with many equal worths it takes four times as long as to sort them.
-            near = np.flatnonzero(worths <= np.sort(worths)[most - 1])
+            limit = np.sort(worths)[most - 1]
+            below, equal = np.flatnonzero(worths < limit), np.flatnonzero(worths == limit)
+            if (left := most - len(below)) < len(equal):
+                equal = equal[np.argpartition(orders[equal], left - 1)[:left]]
+            near = np.concatenate([below, equal])
             worths, orders, rows = worths[near], orders[near], rows[near]
-        first = np.lexsort((orders, worths))[:most]
+        first = np.lexsort((orders, worths))
         return worths[first], orders[first], rows[first]
 
     def _sample(self, count: int, owners: Array | None) -> tuple[Array, float]:
