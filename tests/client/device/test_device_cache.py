@@ -353,8 +353,7 @@ def test_many_threads_put_get_and_delete_while_the_card_fills_and_empties(
         if share > 0.9:
             filled_until(card, share, partial(some_left, cache, cache.tally.offloaded), "entries to go")
         else:
-            filled(card, share)
-            until(lambda: cache.mode in (Mode.RELAXED, Mode.NORMAL), "the card to empty")
+            filled_until(card, share, lambda: cache.mode in (Mode.RELAXED, Mode.NORMAL), "the card to empty")
     stop.set()
     for thread in threads:
         thread.join()
