@@ -90,10 +90,13 @@ class Inbox(WritableMemory):
         return place
 
     def tidy(self) -> None:
-        written, settled = self._progress()
         with suppress(IndexError):
             while True:
-                self._waiting.append((written, self._over.popleft()))
+                ended = self._over.popleft()
+                # After the place was over: its record is written by then. A number from before may be settled already,
+                # and the daemon would read pages that are gone.
+                self._waiting.append((self._progress()[0], ended))
+        settled = self._progress()[1]
         while self._waiting and self._waiting[0][0] <= settled:
             ended = self._waiting.popleft()[1]
             self._held.discard(ended)
