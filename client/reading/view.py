@@ -244,7 +244,8 @@ class View:
 
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata. Counts no use. An entry with a damaged header is a miss."""
-        return read_entry(self._index, self._ring, key)
+        entry = read_entry(self._index, self._ring, key)
+        return read_entry(self._index, self._ring, key) if entry is None and self.wait_for_own(key) else entry
 
     def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
         """A lease on one span of a batch. `root` covers the whole ring and holds the pins of all of the batch's

@@ -84,6 +84,7 @@ WAYS: dict[str, Callable[[tensord.Client, bytes], bool]] = {
     "hold": lambda cache, at: cache.hold(at) is not None,
     "get_many": lambda cache, at: bool(cache.get_many([key(77), at]).found[1]),
     "contains": lambda cache, at: cache.contains(at),
+    "peek": lambda cache, at: cache.peek(at) is not None,
     "get_into": lambda cache, at: cache.get_into(at, np.zeros(3)),
     "bytearray": lambda cache, at: cache.get(bytearray(at)) is not None,  # type: ignore[arg-type]
 }
