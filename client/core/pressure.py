@@ -69,6 +69,7 @@ class PressureCalls(ClientBase):
 
     def request_arrived(self, device: str, count: int = 1) -> None:
         """Reports `count` new inference requests, for the queueing floor of `device`. Without a daemon, does nothing.
+        Those of a device that has neither a gauge nor entries are not counted.
 
         Raises:
             UsageError: a value is out of its range; the message names it.

@@ -120,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else NAME
-        return _told(f"{error.format_message().rstrip('.')}; see `{path} --help`", error.exit_code)
+        text = error.format_message().rstrip(".")
+        return _told(f"{text}{' See' if text.endswith('?') else '; see'} `{path} --help`", error.exit_code)
     except click.ClickException as error:
         return _told(error.format_message(), error.exit_code)
     except (TensordError, OSError) as error:
