@@ -56,15 +56,18 @@ ROUND_USES: Final = 16
 LEARNS_SHARE: Final = 32
 LEARNS_MAX: Final = 1024
 """After one use for every LEARNS_SHARE rows, from ROUND_USES to LEARNS_MAX uses, the ages are swept, and the index of
-the class that has changed most is refreshed if enough was counted: 0.2 ms together."""
+the class that has changed most is refreshed if enough was counted: 0.3 ms together."""
 ROUND_ROWS: Final = 4096
 """A round lasts ROUND_USES uses, or one use for every ROUND_ROWS rows if that is more. In a store of fewer than
 16 * ROUND_USES rows it lasts only one use for every 16 rows, and one more."""
 ROUND_SHARE: Final = 1 / 128
 """After puts of this share of the stored bytes, a new round begins."""
 POOL: Final = 32
-RANKED_EACH: Final = 64
+RANKED_EACH: Final = 16
 """Rows that are ranked for each victim of a batch, up to RANKED_MAX, in a large store."""
+KEPT_EACH: Final = 2
+"""Of the coldest rows of a sample that were not evicted, so many for each victim are ranked again with the next one, as
+in Redis' pool of candidates: a sample need not be large then."""
 RANKED_MAX: Final = 16_384
 COMPETES_SHARE: Final = 16
 """A sequence with more than 1/COMPETES_SHARE of the stored bytes must be worth as much as its blocks' victims."""
@@ -103,6 +106,8 @@ class Hazard(Pooled, name="hazard"):
         self._counted, self._learns_at = 0, ROUND_USES
         # The start of the current round, and the uses and put bytes at which it ends.
         self._as_of, self._due, self._due_bytes = 0.0, 0, 0
+        self._near = np.zeros(0, np.int64)
+        """The coldest rows of the last sample of all owners' rows."""
 
     # ---- what the store says
 
@@ -295,9 +300,21 @@ class Hazard(Pooled, name="hazard"):
         sample, share = self._sample(min(max(RANKED_EACH * most, SAMPLE), RANKED_MAX), owners)
         if share < 1 and len(sample) < most:
             sample, share = self._sample(self._top, owners)
-        coldest = self._coldest(sample, min(max(POOL, most), len(sample)))
+        if share < 1 and owners is None:
+            sample = self._with_near(sample)
+        coldest = self._coldest(sample, min(max(POOL, (1 + KEPT_EACH) * most), len(sample)))
+        if owners is None:
+            self._near = coldest[2]
         limit = (float(coldest[0][-1]), float(coldest[1][-1])) if len(coldest[2]) else FIRST
         return Pool(*coldest, limit)
+
+    def _with_near(self, sample: Array) -> Array:
+        """A sample, and those of the last one's coldest rows that may still go."""
+        near = self._near[self._flags[self._near] == KNOWN]
+        near = self._outside(near, None)
+        is_near = np.zeros(self._top, np.bool_)
+        is_near[near] = True
+        return np.concatenate([near, sample[~is_near[sample]]])
 
     # ---- restarts
 

@@ -27,7 +27,7 @@ from .removal_history import MADE_ROOM
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
 """Parts of a stretch; sums drop one part at a time."""
-SAMPLED_PER_S_MAX: Final = 2_000
+SAMPLED_PER_S_MAX: Final = 1_000
 """Sampled requests in a second, of some 10 µs each. With more, the sample is halved."""
 
 Array = np.ndarray[Any, Any]

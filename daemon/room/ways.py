@@ -40,6 +40,7 @@ from .survey import Survey
 
 ROUND_ROWS_MAX: Final = 256
 """Victims of one round."""
+SURPLUS_SHARE: Final = 16
 BATCH_SHARE: Final = 64
 BATCH_BYTES_MAX: Final = 64 << 20
 """A round for a request frees up to 1/BATCH_SHARE of the ring for later ones too."""
@@ -128,6 +129,8 @@ class Ways:
                 -(-over_bytes * total // max(self._places.used_bytes, 1)),
                 -(-over_tokens * total // max(tenants.total_tokens, 1)),
             )
+            # Some more, since they may be smaller than others. What is left over may go another time.
+            count += count // SURPLUS_SHARE
             rows = policy.victims(min(max(count, 1), ROUND_ROWS_MAX - len(found)), owners)
             if ahead and rows and policy.in_window(rows[-1]):
                 # The window comes last: there is nothing else.
