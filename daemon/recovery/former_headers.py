@@ -28,8 +28,6 @@ _FIELDS: Final = [
     ("tokens", "<u8"),
     ("ttl", "<f8"),
     ("created", "<f8"),
-    ("checksum", "<u8"),
-    ("expires", "<u8"),
     ("uid", "<u4"),
     ("prefix", "<u4"),
     ("cost", "<f8"),
@@ -37,10 +35,12 @@ _FIELDS: Final = [
     ("parent", "V32"),
     ("has_parent", "<u4"),
     ("check", "<u4"),
+    ("checksum", "<u8"),
+    ("expires", "<u8"),
 ]
 HEADER: Final = np.dtype([*_FIELDS, ("rest", "u1", SPAN_HEADER_BYTES - np.dtype(_FIELDS).itemsize)])
 _KEY_AT: Final = 16
-_PARENT_AT: Final = 120
+_PARENT_AT: Final = 104
 _NEVER: Final = expiry_word(0.0)
 _CRC16: Final = np.array([crc_hqx(bytes([each]), 0) for each in range(256)], np.uint16)
 

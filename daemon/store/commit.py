@@ -21,15 +21,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import BadMessage
-from ...shm.index.index import KEY_HASHES
+from ...shm.index.index import KEY_HASHES, SPAN
 from ...shm.lanes.records import NO_KEY, RECORD, first_number
 from ...shm.ring.layout import (
-    HEADER_CHECK,
-    SPAN_CHECKSUM_AT,
-    SPAN_EXPIRES_AT,
+    BUCKET_SLOTS,
     SPAN_HEADER,
     SPAN_HEADER_BYTES,
     SPAN_MAGIC,
+    SPAN_TAIL,
     TREE_BYTES_MAX,
     expiry_word,
 )
@@ -59,8 +58,7 @@ UNSUMMED_MAX: Final = 1 << 16
 TAILS_MAX: Final = 64
 
 _NEVER: Final = expiry_word(0.0)
-_CHECK_AT: Final = SPAN_HEADER.size
-_AFTER_EXPIRY: Final = SPAN_EXPIRES_AT + 8
+_TAIL_AT: Final = SPAN_HEADER.size
 
 
 @dataclass(slots=True)
@@ -172,9 +170,10 @@ class Commits:
         )
         limits, append = self.limits, self._policy.window.append
         pack_header, pack_body = SPAN_HEADER.pack_into, BODY.pack_into
-        crc, pack_check, hashes = zlib.crc32, HEADER_CHECK.pack_into, KEY_HASHES.unpack
+        crc, pack_tail, hashes = zlib.crc32, SPAN_TAIL.pack_into, KEY_HASHES.unpack
         tokens_max = limits.max_tokens
-        expected, stored, stored_bytes, stored_tokens = submitter.expected or first_number(records), 0, 0, 0
+        expected = submitter.expected or first_number(records)
+        stored = stored_bytes = stored_tokens = used = used_bytes = 0
         try:
             for (
                 number,
@@ -207,10 +206,13 @@ class Commits:
                 if len(lent.pieces) == 1 and offsets[row] == offset and sizes[row] == size:
                     # The grant is used up: its row becomes the entry's.
                     renew(row)
-                    lend.lent_bytes -= size
-                    lend.lent -= 1
-                    slots.release(lent.slot)
+                    used_bytes += size
+                    used += 1
                     del grants[grant]
+                    # Slots.release, inline. Nobody reads a grant, so its slot has no uses.
+                    slot = lent.slot
+                    words[first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS + SPAN] = 0
+                    free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
                 else:
                     row = lend.carve(lent, offset, size)
                     if not row:
@@ -258,7 +260,6 @@ class Commits:
                 # The header, from which the next daemon knows the entry.
                 span_id = span_ids[row]
                 ttl = ttl or limits.default_ttl_s
-                expires = expiry_word(now + ttl) if ttl else _NEVER
                 pack_header(
                     ring,
                     offset,
@@ -270,8 +271,6 @@ class Commits:
                     tokens,
                     ttl,
                     now,
-                    checksum,
-                    expires,
                     uid,
                     prefix,
                     cost,
@@ -279,12 +278,8 @@ class Commits:
                     parent,
                     parent != NO_KEY,
                 )
-                check = crc(ring[offset : offset + SPAN_CHECKSUM_AT])
-                pack_check(
-                    ring,
-                    offset + _CHECK_AT,
-                    crc(ring[offset + _AFTER_EXPIRY : offset + _CHECK_AT], check),
-                )
+                end = offset + _TAIL_AT
+                pack_tail(ring, end, crc(ring[offset:end]), checksum, expiry_word(now + ttl) if ttl else _NEVER)
 
                 # The slot, by which readers find it. Slots.take and Slots.publish, inline.
                 cell = LOWEST[bits]
@@ -324,6 +319,8 @@ class Commits:
                     self.awaited.append(key)
         finally:
             submitter.expected = expected
+            lend.lent -= used
+            lend.lent_bytes -= used_bytes
             self.stored += stored
             self.stored_bytes += stored_bytes
             self._policy.window.batch_ended(now)

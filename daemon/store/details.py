@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 _TTL_AT: Final = 64 >> 3
 _CREATED_AT: Final = 72 >> 3
-_COST_AT: Final = 104 >> 3
+_COST_AT: Final = 88 >> 3
 _EXPIRES_AT: Final = SPAN_EXPIRES_AT >> 3
 _EXPIRY_CHECK: Final = (1 << 16) - 1
 _USES: Final = np.uint64(REUSE_USES_MAX)

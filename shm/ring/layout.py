@@ -43,7 +43,7 @@ from msgspec.structs import replace
 
 from ...errors import Corrupt, LayoutMismatch
 
-LAYOUT_VERSION: Final = 6
+LAYOUT_VERSION: Final = 7
 PAGE_BYTES: Final = 4096
 ALIGN_BYTES: Final = 64
 
@@ -59,8 +59,8 @@ SLOT_WORDS: Final = SLOT_BYTES // 8
 BUCKET_BYTES: Final = SLOT_BYTES * (1 + BUCKET_SLOTS)
 
 SPAN_HEADER_BYTES: Final = 192
-SPAN_CHECKSUM_AT: Final = 80
-SPAN_EXPIRES_AT: Final = 88
+SPAN_CHECKSUM_AT: Final = 144
+SPAN_EXPIRES_AT: Final = 152
 TREE_BYTES_MAX: Final = 65_472
 RING_BYTES_MAX: Final = 1 << 48
 SPAN_COUNTER_BITS: Final = 48
@@ -92,8 +92,9 @@ _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@13Q")
-SPAN_HEADER: Final = struct.Struct("@IIQ32sQQddQQIIdQ32sI")
-HEADER_CHECK: Final = struct.Struct("@I")
+SPAN_HEADER: Final = struct.Struct("@IIQ32sQQddIIdQ32sI")
+SPAN_TAIL: Final = struct.Struct("=IQQ")
+"""After a header's fields: their CRC-32, the checksum of the payload, and the time of expiry."""
 _NO_KEY: Final = bytes(KEY_BYTES)
 _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
@@ -265,7 +266,7 @@ class SpanHeader(Struct, frozen=True):
     record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not a block of a sequence. `cost_ms`: the
     time that computing the payload took, as its client reported it; 0 if unknown. `number`: the id of the entry's first
     span; 0 if this span is the first. `parent`: the key of the entry's parent; None if it has none.
-    A CRC-32 of all other fields follows the fields.
+    These two follow the other fields and a CRC-32 of them.
     """
 
     key: bytes
@@ -298,8 +299,6 @@ class SpanHeader(Struct, frozen=True):
             self.tokens,
             self.ttl_s,
             self.created_s,
-            self.checksum if checksum is None else checksum,
-            expiry_word(self.expires_s),
             self.owner_uid,
             self.prefix_bytes,
             self.cost_ms,
@@ -307,7 +306,8 @@ class SpanHeader(Struct, frozen=True):
             self.parent or _NO_KEY,
             self.parent is not None,
         )
-        return (fields + HEADER_CHECK.pack(_header_check(fields))).ljust(SPAN_HEADER_BYTES, b"\0")
+        tail = (self.checksum if checksum is None else checksum, expiry_word(self.expires_s))
+        return (fields + SPAN_TAIL.pack(zlib.crc32(fields), *tail)).ljust(SPAN_HEADER_BYTES, b"\0")
 
     @classmethod
     def unpack(cls, span: bytes | memoryview) -> SpanHeader:
@@ -316,14 +316,12 @@ class SpanHeader(Struct, frozen=True):
         Raises:
             Corrupt: the bytes are not a span header, or a damaged one.
         """
-        magic, tree, span_id, key, payload, tokens, ttl, created, checksum, expiry, uid, *rest = (
-            SPAN_HEADER.unpack_from(span)
-        )
+        magic, tree, span_id, key, payload, tokens, ttl, created, uid, *rest = SPAN_HEADER.unpack_from(span)
         prefix, cost, number, parent, has_parent = rest
         if magic != SPAN_MAGIC:
             raise Corrupt(f"a span header begins with {magic:#x}, not with {SPAN_MAGIC:#x}")
-        [check] = HEADER_CHECK.unpack_from(span, SPAN_HEADER.size)
-        if check != _header_check(span[: SPAN_HEADER.size]):
+        check, checksum, expiry = SPAN_TAIL.unpack_from(span, SPAN_HEADER.size)
+        if check != zlib.crc32(span[: SPAN_HEADER.size]):
             raise Corrupt(f"the header of span {span_id:#x} is damaged: its fields do not have the check {check:#x}")
         expires_s = _expires_s(expiry)
         before = (key, span_id, payload, tree, checksum, tokens, created, expires_s, uid, prefix, cost, ttl, number)
@@ -352,11 +350,6 @@ def _expires_s(word: int) -> float:
 def _expiry_check(high: int) -> int:
     # The initial value is not 0: with 0 the check of a word of zeros would be 0, and the word would pass.
     return crc_hqx(high.to_bytes(6, "little"), 0xFFFF)
-
-
-def _header_check(fields: bytes | memoryview) -> int:
-    """CRC-32 of all header fields except the checksum and the time of expiry, which are stored on their own."""
-    return zlib.crc32(fields[SPAN_EXPIRES_AT + 8 :], zlib.crc32(fields[:SPAN_CHECKSUM_AT]))
 
 
 def pack_lane_header(lane_id: int) -> bytes:

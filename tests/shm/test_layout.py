@@ -47,7 +47,7 @@ WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8), 1 << 20, 42).pack()
     [
         (b"", "0 bytes"),
         (bytes(4096), "does not begin with"),
-        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord reads 6"),
+        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord reads 7"),
         (WHOLE[:40] + struct.pack("@Q", 3) + WHOLE[48:], "3 buckets"),
         (WHOLE[:40] + struct.pack("@Q", 0) + WHOLE[48:], "0 buckets"),
         (WHOLE[:48] + struct.pack("@Q", 64) + WHOLE[56:], "offsets"),
@@ -125,5 +125,5 @@ def test_an_invalid_lane_header_is_refused() -> None:
         layout.unpack_lane_header(bytes(4096))
     other = bytearray(layout.pack_lane_header(7))
     other[8] += 1
-    with pytest.raises(LayoutMismatch, match=r"layout version 7, this tensord reads 6.*same release"):
+    with pytest.raises(LayoutMismatch, match=r"layout version 8, this tensord reads 7.*same release"):
         layout.unpack_lane_header(bytes(other))
