@@ -282,13 +282,11 @@ class Lending:
             request.then(lent[0].pieces[0])
             return
         offsets, sizes = self._table.offsets, self._table.sizes
-        words = np.array([(grant.span_id, grant.seq) for grant in lent], "<u8")
-        if submitter.client in self._has_inbox:
-            words[:, 0] = 0
-        packed = words.tobytes()
+        in_place = submitter.client not in self._has_inbox
+        words = np.array([(grant.span_id if in_place else 0, grant.seq) for grant in lent], "<u8").tobytes()
         places = [
-            (grant.number, offsets[row], sizes[row], packed[at : at + 8], grant.slot, packed[at + 8 : at + 16])
-            for grant, row, at in zip(lent, rows, range(0, len(packed), 16), strict=False)
+            (grant.number, offsets[row], sizes[row], words[at : at + 8], grant.slot, words[at + 8 : at + 16])
+            for grant, row, at in zip(lent, rows, range(0, len(words), 16), strict=False)
         ]
         self._send(submitter.client, messages.GrantsLent(request.number, places))
 

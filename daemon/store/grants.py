@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from typing import Final
+
+import numpy as np
+from msgspec import Struct
 
 from ...shm.index.index import KEY_HASHES, SPAN
 from ...shm.ring.layout import KEY_BYTES
@@ -32,8 +34,7 @@ PIECES_MAX: Final = 64
 """Pieces of one grant. A client that writes its puts in turn has one."""
 
 
-@dataclass(slots=True, eq=False)
-class LentGrant:
+class LentGrant(Struct, eq=False, gc=False):
     """One grant. `span_id`: what its client pins. `seq`: of its slot, while the grant is the client's. `also`: span ids
     and slots of a former daemon's grants of some of the same bytes: which one has them is not known any more."""
 
@@ -43,7 +44,7 @@ class LentGrant:
     slot: int
     seq: int
     pieces: list[int]
-    also: list[tuple[int, int]] = field(default_factory=list)
+    also: list[tuple[int, int]] = []
 
 
 class Grants:
@@ -74,13 +75,14 @@ class Grants:
 
     def lend_all(self, rows: Sequence[int], owner: int) -> list[LentGrant]:
         """Makes grants of rows without slots: of all, or up to the first one whose key finds no free slot."""
-        table, slots, tenants = self._table, self._slots, self._tenants
-        states, owners, sizes, offsets = table.states, table.owners, table.sizes, table.offsets
+        table, slots = self._table, self._slots
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
-        pack, renew = BODY.pack_into, table.renew
+        pack, at_rows = BODY.pack_into, np.array(rows, np.int64)
+        offsets, sizes = table.column("offsets")[at_rows].tolist(), table.column("sizes")[at_rows].tolist()
         keys = self._random_bytes(KEY_BYTES * len(rows))
-        number, lent, lent_bytes, key_at = self._last_number, [], 0, 0
-        for row, (first, second, _) in zip(rows, KEY_HASHES.iter_unpack(keys), strict=True):
+        number, lent, key_at = self._last_number, [], 0
+        columns = (rows, offsets, sizes, table.renew_all(at_rows), KEY_HASHES.iter_unpack(keys))
+        for row, offset, size, span_id, (first, second, _) in zip(*columns, strict=True):
             # Slots.take, inline: a client that puts needs a grant for each put.
             key = keys[key_at : key_at + KEY_BYTES]
             key_at += KEY_BYTES
@@ -95,20 +97,20 @@ class Grants:
             cell = LOWEST[bits]
             free[bucket] = bits & (bits - 1)
             at: int = first_word + bucket * BUCKET_WORDS + (cell + 1) * CELL_WORDS
-            size, span_id = sizes[row], renew(row)
             # A place without a tree is a grant: its length is that of all its bytes.
-            pack(memory, (at + 1) * 8, key, offsets[row], size)
+            pack(memory, (at + 1) * 8, key, offset, size)
             # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds the
             # slot either free or complete.
             words[at + SPAN] = span_id
-            states[row], owners[row] = LENT, owner
             number = number % 0xFFFF_FFFF + 1
-            lent_bytes += size
             lent.append(LentGrant(number, owner, span_id, bucket * 8 + cell, words[at], [row]))
+        at_rows, lent_bytes = at_rows[: len(lent)], sum(sizes[: len(lent)])
+        np.frombuffer(table.states, np.uint8)[at_rows] = LENT
+        table.column("owners")[at_rows] = owner
         self._last_number = number
         self.lent_bytes += lent_bytes
         self.lent += len(lent)
-        tenants.lent(owner, lent_bytes)
+        self._tenants.lent(owner, lent_bytes)
         return lent
 
     def give_back(self, grant: LentGrant) -> list[int]:

@@ -164,6 +164,16 @@ class RowTable:
         self.span_ids[row] = used
         return used
 
+    def renew_all(self, rows: Array) -> list[int]:
+        """`renew` of many."""
+        ids = self.column("span_ids")
+        used = ids[rows] + np.uint64(self.row_mask + 1)
+        if self.strangers or (used <= self._epoch).any():
+            return [self.renew(row) for row in rows.tolist()]
+        ids[rows] = used
+        found: list[int] = used.tolist()
+        return found
+
     def next_id(self, row: int) -> int:
         """The span id that `renew` gives the row next."""
         last: int = self._own.get(row) or self.span_ids[row]
