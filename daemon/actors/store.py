@@ -259,6 +259,8 @@ class StoreActor:
             case Fenced():
                 self._lanes.fenced(message)
             case Queried():
+                if self._store.unsettled:
+                    self._handle(events.Tick())
                 message.settle(self._report.answer)
             case Reconfigured(limits, config):
                 self._config = self._report.config = config

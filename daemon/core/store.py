@@ -19,7 +19,7 @@ then asks for a Tick at once, and the caller may handle other events before it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from ...errors import CANNOT_BE_STORED, BadMessage, TensordError
 from ...ipc.messages import control as messages
@@ -35,6 +35,9 @@ from .effects import Effect
 from .events import Event
 from .limits import StoreLimits
 from .parts import Parts, StoreMemory
+
+TOGETHER: Final = 64
+"""What follows from puts is done for so many at once, and at the next Tick or event, if that is earlier."""
 
 
 class Store:
@@ -71,6 +74,8 @@ class Store:
         self.claims = parts.claims
         self.hits = parts.hits
         self.is_lent = parts.lending.is_lent
+        self._putter = NOBODY
+        """The client whose puts nothing has followed from yet (`Commits.fresh`)."""
 
     @property
     def limits(self) -> StoreLimits:
@@ -86,7 +91,8 @@ class Store:
             errors: by the number of a record, why its payload could not be copied out of the client's inbox.
 
         Returns:
-            The number of the last record, and the effects.
+            The number of the last record, and the effects. More may follow from the records with the next event, or
+            with the next call for the client; `next_timer` sees to it.
 
         Raises:
             BadMessage: a record is none of the client's. Those before it are carried out; their effects come with the
@@ -94,15 +100,20 @@ class Store:
         """
         parts = self.parts
         self._outbox.now = now
+        if client != self._putter:
+            self._stored(now)
+            self._putter = client
         damage: BadMessage | None = None
         try:
             last = parts.commits.take(parts.lending.submitters[client], records, now)
         except BadMessage as error:
             damage = error
-        self._committed(client, now, errors)
+        self._committed(now, errors)
         if damage is not None:
             raise damage
-        self._follow(now)
+        if len(parts.commits.fresh) >= TOGETHER or parts.lending.waiting or self._outbox.is_watched():
+            self._stored(now)
+            self._follow(now)
         return last, self._outbox.take()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -113,12 +124,13 @@ class Store:
             The effects to carry out, in this order.
         """
         self._outbox.now = now
+        self._stored(now)
         self._dispatch.carry_out(event, now)
         self._follow(now)
         return self._outbox.take()
 
     def _follow(self, now: float) -> None:
-        """What follows from every event, in this order."""
+        """What follows from every event, and from puts, in this order."""
         parts = self.parts
         # 1. A slice of the descendants of ended entries ends; a sweep that has ended is answered.
         parts.lifetimes.step()
@@ -135,18 +147,23 @@ class Store:
         # 5. The governor is told of the ring's resident bytes.
         parts.host_memory.report(parts.ring_bytes)
 
-    def _committed(self, client: int, now: float, errors: dict[int, TensordError]) -> None:
-        """What follows from a batch of records, besides the entries: answers, uses, and those who wait for keys."""
+    def _stored(self, now: float) -> None:
+        """What follows from new entries: before anything else can end them."""
+        parts, fresh = self.parts, self.parts.commits.fresh
+        if not fresh:
+            return
+        rows, keys = fresh[:], parts.unstorable
+        fresh.clear()
+        parts.lifetimes.stored(rows, now, self._putter)
+        if self._putter != NOBODY:
+            parts.remote.writes.published(rows, now)
+        if len(keys):
+            for row in rows:
+                keys.stored(parts.slots.key(parts.table.slots[row]))
+
+    def _committed(self, now: float, errors: dict[int, TensordError]) -> None:
+        """What clients wait for after a batch of records: answers, refusals, and the keys that they have claimed."""
         parts, commits = self.parts, self.parts.commits
-        if commits.fresh:
-            rows, keys = commits.fresh[:], self.parts.unstorable
-            commits.fresh.clear()
-            parts.lifetimes.stored(rows, now, client)
-            if client != NOBODY:
-                parts.remote.writes.published(rows, now)
-            if len(keys):
-                for row in rows:
-                    keys.stored(parts.slots.key(parts.table.slots[row]))
         if commits.existed:
             self._existed(commits.existed[:], now)
             commits.existed.clear()
@@ -195,8 +212,11 @@ class Store:
 
     def _commit_own(self, record: memoryview, now: float) -> None:
         """Stores an entry that was fetched from the remote store."""
+        self._stored(now)
+        self._putter = NOBODY
         self.parts.commits.take(self.parts.own, record, now)
-        self._committed(NOBODY, now, {})
+        self._stored(now)
+        self._committed(now, {})
 
     @property
     def postponed(self) -> bool:
@@ -206,9 +226,14 @@ class Store:
             parts.lifetimes.postponed or parts.host_memory.postponed or parts.matching.due or parts.blocks.rebuilding
         )
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether something is still to follow from puts: counters do not have them yet."""
+        return bool(self.parts.commits.fresh)
+
     def next_timer(self) -> float | None:
         """When the next Tick is due. Not after the time of the last event if work was postponed."""
-        if self.postponed:
+        if self.postponed or self.unsettled:
             return self._outbox.now
         parts = self.parts
         timers = (
