@@ -214,8 +214,8 @@ class Arena:
             if grant.pin is not None:
                 lent.append((each.size_bytes, each.number, grant))
         with self._lock:
-            for place in lent:
-                insort(self._grants, place)
+            self._grants += lent
+            self._grants.sort()
             # Counted anew: an exception of a signal handler may have come between two steps of `take`.
             self._left_bytes = sum(left_bytes for left_bytes, _, _ in self._grants)
             self._low_bytes = self._left_bytes // 2

@@ -108,5 +108,5 @@ class Inbox(WritableMemory):
         free = first + np.flatnonzero(self._places[first:end] == 0)
         for run in np.split(free, np.flatnonzero(np.diff(free) > 1) + 1):
             if len(run):
-                self._is_mapped[run] = False
+                self._is_mapped[run[0] : run[-1] + 1] = bytes(len(run))
                 punch(self.fd, int(run[0]) * PAGE_BYTES, len(run) * PAGE_BYTES)

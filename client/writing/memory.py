@@ -17,8 +17,6 @@ from __future__ import annotations
 import os
 from typing import Final
 
-import numpy as np
-
 from ...shm.index.index import SPAN, IndexReader, slot_at
 from ...shm.lanes.lane import Lane
 from ...shm.ring.layout import LANE_WORDS, PAGE_BYTES
@@ -44,8 +42,8 @@ class WritableMemory:
         size_bytes = os.fstat(fd).st_size
         self._mapped = Unshared(fd, size_bytes)
         self.bytes = memoryview(self._mapped.memory).cast("B")
-        self._is_mapped = np.zeros(-(-size_bytes // PAGE_BYTES), np.bool_)
-        """For each page whether `prepare` has mapped it."""
+        self._is_mapped = bytearray(-(-size_bytes // PAGE_BYTES))
+        """For each page 1 if `prepare` has mapped it."""
 
     def hold(self, granted: Granted) -> object | None:
         """Takes a place that was lent. It is the client's until the returned object is collected.
@@ -67,10 +65,9 @@ class WritableMemory:
     def prepare(self, offset: int, size_bytes: int) -> None:
         """Maps the pages of a place for writing. The daemon has allocated them."""
         first, end = offset // PAGE_BYTES, -(-(offset + size_bytes) // PAGE_BYTES)
-        mapped = self._is_mapped[first:end]
-        if not mapped.all():
+        if self._is_mapped.find(0, first, end) >= 0:
             prefault(self._mapped.address + first * PAGE_BYTES, (end - first) * PAGE_BYTES, write=True)
-            mapped[:] = True
+            self._is_mapped[first:end] = b"\1" * (end - first)
 
 
 class RingMemory(WritableMemory):
@@ -84,7 +81,7 @@ class RingMemory(WritableMemory):
     def hold(self, granted: Granted) -> object | None:
         if granted.offset + granted.size_bytes > len(self.bytes):
             return None
-        memory = self._index.memory
+        words = self._index.words
         try:
             pin = self._lane.lend(granted.span_id)
         except IndexError:
@@ -93,9 +90,8 @@ class RingMemory(WritableMemory):
                 return None
             raise
         # SYNC POINT: as in a get, the pin is stored before the slot is read. The daemon changes seq before its scan.
-        at = slot_at(self._index.buckets_at >> 3, granted.slot) * 8
-        span_id = granted.span_id.to_bytes(8, "little")
-        if memory[at : at + 8] != granted.seq or memory[at + SPAN * 8 : at + SPAN * 8 + 8] != span_id:
+        at = slot_at(self._index.buckets_at >> 3, granted.slot)
+        if words[at] != granted.seq or words[at + SPAN] != granted.span_id:
             return None
         self.prepare(granted.offset, granted.size_bytes)
         return pin

@@ -164,8 +164,9 @@ class Puts:
         _, writer, wire = opened
         match message:
             case messages.GrantsLent():
+                word = int.from_bytes
                 grants = [
-                    Granted(number, offset, size_bytes, int.from_bytes(span, sys.byteorder), slot, seq)
+                    Granted(number, offset, size_bytes, word(span, sys.byteorder), slot, word(seq, sys.byteorder))
                     for number, offset, size_bytes, span, slot, seq in message.grants
                 ]
                 writer.arena.granted(message.id, grants, message.error.to_error() if message.error else None)

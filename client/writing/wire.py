@@ -15,7 +15,8 @@ the connection is lost or the daemon has others to read, or its sender is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ...errors import TensordError
 from ...ipc.messages import control as messages
@@ -23,7 +24,7 @@ from ...ipc.wire.blocking import BlockingChannel
 from ..threads.waiting import LockEvent
 
 
-class Granted(NamedTuple):
+class Granted(Struct, frozen=True, gc=False):
     """A place that the daemon lends to this client to write in: `size_bytes` bytes from `offset`, a multiple of 64.
 
     `number` names it to the daemon. `span_id`: of the span that the client pins meanwhile; 0 for a place in the
@@ -36,7 +37,7 @@ class Granted(NamedTuple):
     size_bytes: int
     span_id: int = 0
     slot: int = 0
-    seq: bytes = b""
+    seq: int = 0
 
 
 class Wire:

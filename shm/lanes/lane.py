@@ -22,7 +22,7 @@ from itertools import count, islice
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from types import CodeType
 from typing import Any, Final
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 import numpy as np
 
@@ -50,6 +50,12 @@ _WORDS: Final = frozenset(range(PINS_AT, LOG_AT))
 Array = np.ndarray[Any, Any]
 
 
+class GrantPin:
+    """Pins the span of a grant until it is collected."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Lane:
     """The client's side of its lane. Its attributes are public for the client's view of the ring.
 
@@ -67,7 +73,6 @@ class Lane:
         "_batches",
         "_home",
         "_kept",
-        "_lent",
         "_map",
         "_misses",
         "_spare",
@@ -102,15 +107,14 @@ class Lane:
         self.heads = count()
         self._misses = count(1)
         # By the first word of each batch: the reference to its array, all of its words, its finalizer.
-        self._batches: dict[int, tuple[ref[Array], list[int], Callable[[object], None]]] = {}
+        self._batches: dict[int, tuple[ref[Any], list[int], Callable[[object], None]]] = {}
         # Each entry is None again once its finalizer has run.
-        self.refs: list[ref[Array] | None] = [None] * LOG_AT
+        self.refs: list[ref[Any] | None] = [None] * LOG_AT
         # The finalizers hold this list, not the lane. A lane must be collected with its last view, not in a later run
         # of the cycle collector. The list keeps the references, and so the finalizers, until the last of them has run:
         # the lane may be collected before that.
         self._state: list[Any] = [self.words, self.free, self._batches, self.refs]
         self._spare_state: list[Any] = [self.words, self._spare, self._batches, self.refs]
-        self._lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
         # Made at need: all of them take longer than the rest of an attach, and a megabyte.
         self.releases: list[Callable[[object], None] | None] = [None] * LOG_AT
 
@@ -122,7 +126,8 @@ class Lane:
     @property
     def in_use_by_views(self) -> int:
         """As `in_use`, without the words of grants. A forked child has the views too; it does not write into grants."""
-        return self.in_use - len(self._lent)
+        in_use = self.in_use
+        return in_use - sum(each is not None and type(each()) is GrantPin for each in self.refs.copy())
 
     @property
     def queue(self) -> memoryview:
@@ -156,23 +161,21 @@ class Lane:
         """Ties the word's pin to `root`: the pin is released when `root` and all views of it are collected."""
         self.refs[word] = ref(root, self.releases[word] or self.new_release(word))
 
-    def lend(self, span_id: int) -> Array:
-        """Pins a grant's span until the returned array, which is empty, is collected.
+    def lend(self, span_id: int) -> GrantPin:
+        """Pins a grant's span until the returned object is collected.
 
         Raises:
             IndexError: every word is taken.
         """
-        held: Array = np.empty(0, np.uint8)
+        held = GrantPin()
         # Loaded first, as in `pin`.
         words = self.words
         try:
-            word = self.pin(span_id)
+            word = self.free.pop()
         except IndexError:
             word = self._spare.pop()
-            words[word] = span_id
-        self.tie(word, held)
-        # Last: its reference is called before that of the word, so that never more words count as lent than are.
-        self._lent[word] = held
+        words[word] = span_id
+        self.refs[word] = ref(held, self.releases[word] or self.new_release(word))
         return held
 
     def new_release(self, word: int) -> Callable[[object], None]:

@@ -157,7 +157,7 @@ def test_a_place_that_was_taken_back_is_neither_used_nor_pinned() -> None:
     with MemoryBench() as bench:
         slot = bench.write(key(1), np.zeros(100))
         assert slot is not None
-        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq.to_bytes(8, "little"))
+        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq)
         index = IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
         memory = RingMemory(bench.ring_fd, bench.lane(), index)
         bench.slots.revoke(slot.number)
@@ -172,7 +172,7 @@ def test_a_lane_that_a_fork_has_frozen_is_not_taken_for_a_full_one() -> None:
     with MemoryBench() as bench:
         slot = bench.write(key(1), np.zeros(100))
         assert slot is not None
-        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq.to_bytes(8, "little"))
+        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq)
         lane = bench.lane()
         memory = RingMemory(
             bench.ring_fd, lane, IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
