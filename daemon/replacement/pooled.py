@@ -26,7 +26,7 @@ from .replacement import HELD, KNOWN, OUT, Facts, Item, Rank, Replacement
 from .window import Array
 
 POOLS_MAX: Final = 16
-SAMPLE: Final = 1024
+SAMPLE: Final = 2048
 """Rows of a sample; a store of fewer rows is ranked as a whole."""
 RUN: Final = 16
 """A sample has runs of this many rows that follow one another: they are in the same lines of the processor's cache."""
