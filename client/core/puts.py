@@ -85,7 +85,8 @@ class PutCalls(ClientBase):
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         put = Put(check_key(key))
-        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0))
+        limit_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0)
+        deadline = time.monotonic() + limit_s
         options = PutOptions(tokens, ttl_s, None, cost_ms, agent, 0, parent).checked()
         link = self._link
         if link.view is None:
@@ -96,7 +97,7 @@ class PutCalls(ClientBase):
             put.settle("refused", error)
         else:
             link.puts.put(put, packed, options, deadline)
-        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+        return put.wait_until(deadline, limit_s) if wait else put
 
     @traced("tensord.put_many", result=count_of)
     def put_many(

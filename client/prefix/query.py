@@ -98,7 +98,8 @@ class Asker:
     def _asked(
         self, link: Link, record: PrefixRecord, folded: Tokens, agent: str, deadline: float
     ) -> messages.Matched | None:
-        channel, inbox = link.puts.query_inbox(deadline)
+        # The caller computes rather than wait for a daemon that does not answer.
+        channel, inbox = link.puts.query_inbox(min(deadline, time.monotonic() + link.silence.patience_s))
         at, size_bytes = inbox.query_at, record.record_bytes
         record.pack_into(np.frombuffer(inbox.bytes[at : at + size_bytes], np.uint8), folded)
         left_s = max(0.0, deadline - time.monotonic())

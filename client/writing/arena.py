@@ -164,8 +164,9 @@ class Arena:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimedOut(
-                        f"the daemon lent no place of {size_bytes} bytes in time: the ring has no room for it yet, or "
-                        "other clients come first; allow more time, or put less at once"
+                        f"the daemon lent no place of {size_bytes} bytes in time: the ring has no room for it yet, "
+                        "other clients come first, or the daemon does not answer (`tensorctl health`); allow more "
+                        "time, or put less at once"
                     )
                 self._wire.wait_for_bell(seen, left_s)
         finally:

@@ -87,10 +87,15 @@ class Put:
             TimedOut: the daemon did not answer within `timeout_s` seconds; the put goes on.
         """
         limit_s = check_timeout(timeout_s, DURATION_S_MAX)
+        return self.wait_until(time.monotonic() + limit_s, limit_s)
+
+    def wait_until(self, deadline: float, limit_s: float) -> Self:
+        """`wait` until `deadline`, in seconds of `time.monotonic()`. `limit_s`: what the caller was given, for the error.
+        For the library."""
         if self.state != "sent":
             return self
         outcomes = self.outcomes
-        if outcomes is None or not outcomes.wait_for(self.number, time.monotonic() + limit_s, self):
+        if outcomes is None or not outcomes.wait_for(self.number, deadline, self):
             name = self.key.hex()[:16]
             raise TimedOut(f"the put of {name}… was not acknowledged within {limit_s:.3g} s; it goes on")
         return self

@@ -75,10 +75,12 @@ def no_room(
             f"{ring_bytes} in memory now; {kept_bytes} bytes are pinned or lent. Compute without storing, or put again "
             "after the pressure has ended"
         )
+    limits = {"max_entries": budget.max_entries, "max_bytes": budget.max_bytes, "max_tokens": budget.max_tokens}
+    why = f"{obstacle} is {limits[obstacle]}" if obstacle in limits else obstacle or "the pins changed meanwhile"
     return StoreFull(
-        f"no room for {size} bytes ({obstacle or 'the pins changed meanwhile'}): largest_free_bytes is "
-        f"{largest_bytes} of {ring_bytes}, and {kept_bytes} bytes are pinned or lent. Release leases "
-        "(`tensorctl clients` shows who holds them) and put again, or raise ring_bytes"
+        f"no room for {size} bytes ({why}): largest_free_bytes is {largest_bytes} of {ring_bytes}, and {kept_bytes} "
+        "bytes are pinned or lent. Release leases (`tensorctl clients` shows who holds them) and put again, or raise "
+        f"{obstacle if obstacle in limits else 'ring_bytes'}"
     )
 
 
