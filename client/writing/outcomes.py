@@ -90,8 +90,8 @@ class Put:
         return self.wait_until(time.monotonic() + limit_s, limit_s)
 
     def wait_until(self, deadline: float, limit_s: float) -> Self:
-        """`wait` until `deadline`, in seconds of `time.monotonic()`. `limit_s`: what the caller was given, for the error.
-        For the library."""
+        """`wait` until `deadline`, in seconds of `time.monotonic()`. `limit_s`: the caller's limit, for the error. For
+        the library."""
         if self.state != "sent":
             return self
         outcomes = self.outcomes
