@@ -16,13 +16,13 @@ from typing import Any, assert_never
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
 from ..core.effects import Announce, Send
-from ..core.events import AgentsTurned
-from ..core.host_memory import HostHolds, Pressed
-from ..governor.forms import effects, events
+from ..core.events import AgentsTurned, ClientLeft, Tick
+from ..core.host_memory import Pressed
+from ..governor.forms import events
 from ..governor.governor import Governor
 from ..process.logs import logger
 from .mailbox import INBOX_MAX, Mailbox
-from .messages import Deliver, Governed, GovernorMessage, Joined, Left, Queried, WatchEvent
+from .messages import Deliver, GovernorMessage, Joined, Left, Queried, WatchEvent
 from .neighbours import NeighbourAsker
 from .pump import Pump
 
@@ -84,7 +84,7 @@ class GovernorActor:
             self._pump.turn()
             timer = self._governor.next_timer()
             if timer is not None and timer <= self._clock():
-                self._handle(events.GovernorTick())
+                self._handle(Tick())
             if self.sample_every_s < self._every_s:
                 self._hasten()
             self._every_s = self.sample_every_s
@@ -99,25 +99,21 @@ class GovernorActor:
 
     def _receive(self, message: GovernorMessage) -> None:
         match message:
-            case Governed(client, request):
-                if isinstance(request, messages.GaugeRequest):
-                    self._readings[type(request)](client, request)
-                elif client in self._clients:
-                    self._handle(events.GovernorReceived(client, request))
-            case events.Sampled() | HostHolds() | events.GovernorLimitsChanged():
-                self._handle(message)
-            case events.NeighbourAnswered() | events.FormerDaemonFound():
-                self._handle(message)
+            case events.Governed(client, messages.GaugeRequest() as reading):
+                self._readings[type(reading)](client, reading)
+            case events.Governed(client):
+                if client in self._clients:
+                    self._handle(message)
             case Joined():
                 self._clients[message.client] = message
                 self._handle(events.GovernorClientJoined(message.client, message.name, message.pid))
             case Left(client):
                 if self._clients.pop(client, None) is not None:
-                    self._handle(events.GovernorClientLeft(client))
+                    self._handle(ClientLeft(client))
             case Queried():
                 message.settle(self._answer)
             case _:
-                assert_never(message)
+                self._handle(message)
 
     def _handle(self, event: events.Event) -> None:
         for effect in self._governor.handle(event, self._clock()):
@@ -126,17 +122,17 @@ class GovernorActor:
                     self._clients[client].deliver(Deliver(message))
                 case Pressed() | AgentsTurned():
                     self._tell_store(effect)
-                case effects.AskNeighbour():
+                case events.AskNeighbour():
                     self._neighbours.ask(effect)
                 case Announce(body):
                     self._tell_watchers(WatchEvent(body))
-                case effects.GovernorLog(level, event_name, fields):
+                case events.GovernorLog(level, event_name, fields):
                     getattr(_log, level)(event_name, **fields)
                 case _:
                     assert_never(effect)
 
     def _read_device(self, client: int, reading: messages.ReadDevice) -> None:
-        if self._governor.devices.is_open(client, reading.device):
+        if self._governor.devices.owner(client, reading.device) is not None:
             self._reading(reading)
 
     def _answer(self, query: messages.StatusRequest) -> dict[str, Any]:

@@ -101,13 +101,6 @@ class Requested(Struct, frozen=True):
     """For the rest of a request that the core handled in part: the number of entries counted so far."""
 
 
-class Governed(Struct, frozen=True):
-    """To the governor: a request for its core, or a device reading for the gauges."""
-
-    client: int
-    message: messages.GovernorRequest | messages.GaugeRequest
-
-
 class Left(Struct, frozen=True):
     """To the store and the governor: the client's connection has ended. It is the last message about the client."""
 
@@ -183,7 +176,7 @@ StoreMessage = (
 GovernorMessage = (
     Joined
     | Left
-    | Governed
+    | governor.Governed
     | Queried
     | governor.Sampled
     | HostHolds

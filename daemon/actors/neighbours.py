@@ -17,8 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ..governor.forms.effects import AskNeighbour
-from ..governor.forms.events import NeighbourAnswered
+from ..governor.forms.events import AskNeighbour, NeighbourAnswered
 from ..neighbours.registry import ask
 
 GRACE_S: Final = 1.0

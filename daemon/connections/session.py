@@ -28,7 +28,6 @@ from ..actors.mailbox import Mailbox, Sender
 from ..actors.messages import (
     OUTBOX_MAX,
     Deliver,
-    Governed,
     GovernorMessage,
     HangUp,
     Joined,
@@ -39,6 +38,7 @@ from ..actors.messages import (
     StoreMessage,
 )
 from ..claims.rates import Rates
+from ..governor.forms.events import Governed
 from ..process.logs import logger
 from ..reports.request_times import RequestTimes
 from .pace import paced

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ...ipc.messages.modes import Tier
-from ..governor.forms.effects import GovernorLog
-from ..governor.forms.events import Sample, SourceState
+from ..governor.forms.events import GovernorLog, Sample, SourceState
 from .reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
 
 STALE_AFTER: Final = 3

@@ -16,6 +16,7 @@ error raises it by a block.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,48 +34,30 @@ _SERVICE_PER_S: Final = 1_000_000_000
 
 
 @dataclass(slots=True)
-class _Served:
-    arrivals: int = 0
-    completions: int = 0
-    service: int = 0
-    blocks: int = 0
-
-    def add(self, other: _Served) -> None:
-        self.arrivals += other.arrivals
-        self.completions += other.completions
-        self.service += other.service
-        self.blocks += other.blocks
-
-
-@dataclass(slots=True)
 class DeviceRequests:
-    """The requests of one device, the first of which was reported at `began`."""
+    """The requests of one device, the first of which was reported at `began`. `seconds`: arrivals, completions, service
+    time and blocks, by second."""
 
     began: float
     reported_at: float
-    seconds: dict[int, _Served] = field(default_factory=dict)
+    seconds: dict[int, Counter[str]] = field(default_factory=dict)
 
-    def add(self, counts: _Served, now: float) -> None:
+    def add(self, now: float, **counts: int) -> None:
         """Counts requests."""
         self.reported_at = now
         while self.seconds and (first := next(iter(self.seconds))) <= int(now) - WINDOW_S:
             del self.seconds[first]
-        self.seconds.setdefault(int(now), _Served()).add(counts)
-
-    def window(self, now: float) -> tuple[_Served, int]:
-        """The counts of the window that ends now, and the time that it covers, in units of the clock."""
-        first, sums = int(now) - WINDOW_S + 1, _Served()
-        for second, counts in self.seconds.items():
-            if second >= first:
-                sums.add(counts)
-        covered = round((now - max(self.began, first)) * _CLOCK_PER_S)
-        return sums, max(covered, COVERED_S_MIN * _CLOCK_PER_S)
+        self.seconds.setdefault(int(now), Counter()).update(counts)
 
     def floor(self, now: float) -> int:
-        """ceil(λ · E[S] · E[blocks] · 1.15). 0 if no request was completed in the window."""
-        sums, covered = self.window(now)
-        need = sums.arrivals * _CLOCK_PER_S * sums.service * sums.blocks * MARGIN_PERCENT
-        return -(-need // (covered * max(sums.completions, 1) ** 2 * _SERVICE_PER_S * 100))
+        """ceil(λ · E[S] · E[blocks] · 1.15). 0 if no request was completed in the window, which ends now."""
+        first, sums = int(now) - WINDOW_S + 1, Counter[str]()
+        for second, counts in self.seconds.items():
+            if second >= first:
+                sums.update(counts)
+        covered = max(round((now - max(self.began, first)) * _CLOCK_PER_S), COVERED_S_MIN * _CLOCK_PER_S)
+        need = sums["arrivals"] * _CLOCK_PER_S * sums["service"] * sums["blocks"] * MARGIN_PERCENT
+        return -(-need // (covered * max(sums["completions"], 1) ** 2 * _SERVICE_PER_S * 100))
 
 
 class Floors:
@@ -88,14 +71,14 @@ class Floors:
         """The devices with reported requests."""
         return set(self._devices)
 
-    def arrived(self, message: messages.RequestsArrived, now: float) -> None:
+    def arrived(self, client: int, message: messages.RequestsArrived, now: float) -> None:
         """Counts arrived requests. Raises NoGauge for a device that has neither a gauge nor entries."""
-        self._add(message.device, _Served(arrivals=message.count), now)
+        self._add(message.device, now, arrivals=message.count)
 
-    def completed(self, message: messages.RequestCompleted, now: float) -> None:
+    def completed(self, client: int, message: messages.RequestCompleted, now: float) -> None:
         """Counts a completed request. Raises NoGauge as `arrived`."""
         service = round(message.service_s * _SERVICE_PER_S)
-        self._add(message.device, _Served(completions=1, service=service, blocks=message.blocks), now)
+        self._add(message.device, now, completions=1, service=service, blocks=message.blocks)
 
     def forget(self, now: float) -> None:
         """Drops devices without a report in the window: they have no floor."""
@@ -115,9 +98,10 @@ class Floors:
         for requests in self._devices.values():
             assert len(requests.seconds) <= WINDOW_S and list(requests.seconds) == sorted(requests.seconds)
 
-    def _add(self, device: str, counts: _Served, now: float) -> None:
+    def _add(self, device: str, now: float, **counts: int) -> None:
         if device not in self._devices and not self._known(device):
             raise NoGauge(f"device {device!r} has neither a gauge nor entries, so its requests are not counted")
+        # Taken out first: the device whose report is the latest stands last.
         requests = self._devices.pop(device, None) or DeviceRequests(now, now)
-        requests.add(counts, now)
+        requests.add(now, **counts)
         self._devices[device] = requests

@@ -22,69 +22,57 @@ from msgspec.structs import replace
 from ..core.host_memory import HostHolds, Pressed
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
-from .modes.tiers import Gauge
+from .tiers import Gauge
 
 MIB: Final = 1 << 20
 
 
-def accepts_offload(gauge: Gauge | None) -> bool:
-    """Whether entries may be offloaded to the host tier: it is below pressure, or its fill level is unknown."""
-    return gauge is None or not gauge.pressed
-
-
 class Host:
-    """The demands on the store, from reading to reading."""
+    """The demands on the store, from reading to reading. `holds`: the store's last report."""
 
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
         self._outbox = outbox
-        self._holds: HostHolds | None = None
+        self.holds = HostHolds(0, 0, settled=False)
         self._settled_since: float | None = None
         self.press = Pressed()
 
-    @property
-    def resident_bytes(self) -> int:
-        """The resident bytes by the store's last report; 0 before the first."""
-        return 0 if self._holds is None else self._holds.resident_bytes
-
-    @property
-    def wanted_bytes(self) -> int:
-        """The bytes that would be resident without pressure."""
-        return 0 if self._holds is None else self._holds.wanted_bytes
-
-    def holds(self, event: HostHolds, now: float) -> None:
+    def reported(self, event: HostHolds, now: float) -> None:
         """Takes the store's report. A reading begun before it does not show it."""
-        last, self._holds = self._holds, event
-        moved = last is None or last.resident_bytes != event.resident_bytes
+        moved = self.holds.resident_bytes != event.resident_bytes
+        self.holds = event
         if not event.settled:
             self._settled_since = None
         elif moved or self._settled_since is None:
             self._settled_since = now
 
-    def mode_changed(self, gauge: Gauge, now: float) -> None:
-        """Emergency begins or ends: neither waits for the store."""
-        self._ask(self._with_emergency(self.press, gauge))
-
-    def sampled(self, gauge: Gauge, now: float) -> None:
-        """Processes a new reading: makes the next step if the store has settled and the reading shows it."""
-        press = self._with_emergency(self.press, gauge)
-        if self._settled_since is not None and gauge.sample.began_at > self._settled_since:
+    def sampled(self, gauge: Gauge, *, fresh: bool) -> None:
+        """Emergency begins or ends, which does not wait for the store; or a `fresh` reading shows that the store has
+        settled, and the next step is made."""
+        press = self.press
+        if not gauge.refuses:
+            press = replace(press, refuse=False, reason="")
+        elif not press.refuse:
+            reason = (
+                f"host memory is {gauge.share:.1%} full, and emergency begins at "
+                f"{self._limits.thresholds.emergency:.1%}: puts are accepted again when emergency ends"
+            )
+            press = replace(press, refuse=True, reason=reason)
+        if fresh and self._settled_since is not None and gauge.sample.began_at > self._settled_since:
             press = replace(press, resident_bytes_max=self._resident_bytes_max(gauge))
         self._ask(press)
 
-    def gauge_gone(self, now: float) -> None:
+    def gauge_gone(self) -> None:
         """The host's fill level is unknown from now on: no pressure is assumed."""
         self._ask(Pressed())
 
     def check_invariants(self) -> None:
         """Asserts the invariants that need no gauge."""
         assert self.press.refuse == bool(self.press.reason)
-        assert self._holds is not None or self.press.resident_bytes_max is None
-        assert self._settled_since is None or (self._holds is not None and self._holds.settled)
+        assert self._settled_since is None or self.holds.settled
 
     def _resident_bytes_max(self, gauge: Gauge) -> int | None:
-        assert self._holds is not None
-        resident_bytes, limit_bytes = self._holds.resident_bytes, self.press.resident_bytes_max
+        resident_bytes, limit_bytes = self.holds.resident_bytes, self.press.resident_bytes_max
         thresholds, sample = self._limits.thresholds, gauge.sample
         if gauge.pressed:
             over_bytes = sample.used_bytes - int(thresholds.pressure * sample.total_bytes)
@@ -93,27 +81,13 @@ class Host:
         if limit_bytes is None:
             return None
         room_bytes = int((thresholds.pressure - thresholds.hysteresis) * sample.total_bytes) - sample.used_bytes - 1
-        if resident_bytes + room_bytes >= self._holds.wanted_bytes:
+        if resident_bytes + room_bytes >= self.holds.wanted_bytes:
             return None
         return max(limit_bytes, resident_bytes + room_bytes // MIB * MIB)
 
-    def _with_emergency(self, press: Pressed, gauge: Gauge) -> Pressed:
-        if not gauge.refuses:
-            return replace(press, refuse=False, reason="")
-        if press.refuse:
-            return press
-        threshold = self._limits.thresholds.emergency
-        reason = (
-            f"host memory is {gauge.share:.1%} full, and emergency begins at {threshold:.1%}: "
-            "puts are accepted again when emergency ends"
-        )
-        return replace(press, refuse=True, reason=reason)
-
     def _ask(self, press: Pressed) -> None:
-        if press == self.press:
-            return
-        self.press = press
-        if self._holds is not None:
-            self._holds = replace(self._holds, settled=False)
-        self._settled_since = None
-        self._outbox.add(press)
+        if press != self.press:
+            self.press = press
+            self.holds = replace(self.holds, settled=False)
+            self._settled_since = None
+            self._outbox.add(press)

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.messages.modes import Tier
-from .forms.events import SourceState
-from .modes.configured_cards import missing_cards
-from .modes.tiers import Gauge
+from .devices.record import DeviceRecord
+from .forms.events import OWNERS_SOURCE, SourceState
+from .tiers import Gauge
 
 if TYPE_CHECKING:
     from .governor import Governor
@@ -17,24 +17,37 @@ if TYPE_CHECKING:
 
 def status(governor: Governor, now: float) -> dict[str, Any]:
     """Sizes in bytes, counts, times in seconds; counters since the daemon started."""
-    host, tiers = governor.host, governor.tiers
+    host = governor.host
     return {
-        "gauges": [_gauge(governor, gauge, now) for gauge in sorted(tiers, key=_place)],
-        "sources": [_source(each, now) for each in governor.sources or ()],
-        "missing_cards": missing_cards(governor.limits, tiers),
+        "gauges": [_gauge(gauge, now) for gauge in sorted(governor.tiers, key=_place)],
+        "sources": [_source(each, now) for each in governor.sources],
+        "missing_cards": _missing_cards(governor),
         "thresholds": asdict(governor.limits.thresholds),
         "devices": _devices(governor, now),
         "owners": governor.devices.owners(),
         "workflows": governor.workflows.status(),
         "host": {
-            "resident_bytes": host.resident_bytes,
-            "wanted_bytes": host.wanted_bytes,
+            "resident_bytes": host.holds.resident_bytes,
+            "wanted_bytes": host.holds.wanted_bytes,
             "resident_bytes_max": host.press.resident_bytes_max,
         },
         "remembered": governor.devices.remembered,
-        "reservations": len(governor.reservations),
+        "reservations": governor.reservations.granted,
         "counters": governor.counters.as_dict(),
     }
+
+
+def _missing_cards(governor: Governor) -> list[dict[str, str]]:
+    """The setting and the name of each card that the configuration names and no gauge has, by the last readings: most
+    likely a name is mistyped. Nothing is missing while only the owners of tensors report devices: such a device has a
+    gauge once an owner has opened it."""
+    devices = [gauge.sample for gauge in governor.tiers if gauge.sample.tier is Tier.DEVICE]
+    if all(sample.source == OWNERS_SOURCE for sample in devices):
+        return []
+    named = [("device.baseline", name) for name, _ in governor.limits.baselines if name]
+    named += [("neighbours.servers", place.card) for place in governor.limits.neighbours if place.card]
+    known = {sample.gauge for sample in devices}
+    return [{"setting": setting, "card": name} for setting, name in dict.fromkeys(named) if name not in known]
 
 
 def _place(gauge: Gauge) -> tuple[bool, str]:
@@ -42,7 +55,7 @@ def _place(gauge: Gauge) -> tuple[bool, str]:
     return gauge.sample.tier is Tier.DEVICE, gauge.sample.gauge
 
 
-def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
+def _gauge(gauge: Gauge, now: float) -> dict[str, Any]:
     sample = gauge.sample
     return {
         **sample.shown,
@@ -63,45 +76,24 @@ def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
 
 
 def _source(source: SourceState, now: float) -> dict[str, Any]:
-    return {
-        "source": source.source,
-        "tier": source.tier.value,
-        "state": source.state,
-        "since_s": max(0.0, now - source.since),
-        "why": source.why,
-        "problem": source.problem,
-    }
-
-
-_EMPTY: dict[str, Any] = {
-    "entries": 0,
-    "bytes": 0,
-    "tokens": 0,
-    "ordered_entries": 0,
-    "ordered_bytes": 0,
-    "owners": 0,
-    "stuck": "",
-}
+    row = asdict(source)
+    since_s = max(0.0, now - row.pop("since"))
+    return row | {"tier": source.tier.value, "since_s": since_s}
 
 
 def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
     """The devices with entries, with reservations, or with counted requests."""
-    floors, reservations, queue = governor.floors, governor.reservations, governor.queue
+    floors, reservations = governor.floors, governor.reservations
     rows = {row["device"]: row for row in governor.devices.status()}
-    for device in sorted((floors.devices() | reservations.devices() | {*queue.devices()}) - rows.keys()):
-        rows[device] = {"device": device, **_EMPTY}
-    found = []
+    for device in sorted(floors.devices().union(reservations.devices()) - rows.keys()):
+        rows[device] = DeviceRecord(device).status()
     for device, row in rows.items():
         gauge = governor.tiers.find(device)
-        capacity_blocks = governor.limits.capacity_blocks(None if gauge is None else gauge.sample.total_bytes)
-        found.append(
-            row
-            | {
-                "reserved_bytes": reservations.bytes_of(device),
-                "waiting_reservations": queue.count(device),
-                "waiting_bytes": queue.waiting_bytes(device),
-                "floor_blocks": floors.blocks(device, now),
-                "capacity_blocks": capacity_blocks,
-            }
-        )
-    return found
+        row |= {
+            "reserved_bytes": reservations.bytes_of(device),
+            "waiting_reservations": len(reservations.waiting(device)),
+            "waiting_bytes": reservations.waiting_bytes(device),
+            "floor_blocks": floors.blocks(device, now),
+            "capacity_blocks": governor.limits.capacity_blocks(None if gauge is None else gauge.sample.total_bytes),
+        }
+    return list(rows.values())

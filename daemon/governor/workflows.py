@@ -1,7 +1,8 @@
 """Workflows: the steps of agents, the present step of each workflow, and so how soon an agent's entries are needed.
 
-Owns workflows by name, each one client's, and the agents of ended workflows. Does not own what follows from a distance
-(ranking), nor a step graph's properties (`ipc.messages.steps`).
+Owns workflows by name, each one client's, the agents of ended workflows, and what the store's replacement policy is
+told of agents. Does not own what follows from a distance (ranking), nor a step graph's properties
+(`ipc.messages.steps`).
 
 The distance of an agent in several workflows is its smallest one. An agent that a graph never runs again is FINISHED.
 So is an agent of an ended workflow, while other workflows exist and until it is registered again: its entries are
@@ -24,6 +25,8 @@ from ...errors import BadGraph, BadStep, LimitReached
 from ...ipc.messages import control as messages
 from ...ipc.messages.steps import AgentStepGraph
 from ..core.events import AGENTS_MAX, AgentsTurned
+from .forms.limits import GovernorLimits
+from .forms.outbox import GovernorOutbox
 
 FINISHED: Final = 2e9
 UNKNOWN: Final = 1e9
@@ -45,40 +48,38 @@ class WorkflowProgress:
 class Workflows:
     """All workflows by name. They are also the outlook by which entries are ranked."""
 
-    def __init__(self, workflows_max: int, workflow_steps_max: int) -> None:
-        self._workflows_max = workflows_max
-        self._workflow_steps_max = workflow_steps_max
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
+        self._limits = limits
+        self._outbox = outbox
         self._workflows: dict[str, WorkflowProgress] = {}
         self._ended: dict[str, None] = {}
         self._distances: dict[str, float] | None = {}  # of each agent in a graph; None after a change
         self._up_next: dict[int, tuple[str, ...]] = {}
-        self._turned: dict[str, None] = {}  # agents whose steps have changed since `take_turned`
+        self._turned: dict[str, None] = {}  # agents whose steps have changed since `report`
 
     def __len__(self) -> int:
         return len(self._workflows)
 
-    def register(self, client: int, name: str, steps: Sequence[messages.AgentStep]) -> int:
+    def register(self, client: int, message: messages.RegisterWorkflow, now: float) -> messages.Done:
         """Registers a workflow, or replaces the steps of this client's workflow, which stays at its present step.
-
-        Returns:
-            The present step.
 
         Raises:
             BadGraph: the steps are no graph that can be run, or another client has the name.
             LimitReached: there are as many workflows, or steps of all workflows, as allowed; the text names the limit.
         """
+        name, steps, limits = message.workflow, message.steps, self._limits
         known = self._workflows.get(name)
         if known is not None and known.client != client:
             raise BadGraph(f"client {known.client} has a workflow {name!r}: choose another name, or end that one first")
-        if known is None and len(self._workflows) >= self._workflows_max:
+        if known is None and len(self._workflows) >= limits.workflows_max:
             raise LimitReached(
-                f"{len(self._workflows)} workflows, and {self._workflows_max} may be (a fixed limit): end one first"
+                f"{len(self._workflows)} workflows, and {limits.workflows_max} may be (a fixed limit): end one first"
             )
         total = len(steps) + sum(len(each.graph) for each in self._workflows.values() if each is not known)
-        if total > self._workflow_steps_max:
+        if total > limits.workflow_steps_max:
             raise LimitReached(
                 f"{len(steps)} steps, and all workflows' would be {total}; "
-                f"{self._workflow_steps_max} may be (a fixed limit): end a workflow first"
+                f"{limits.workflow_steps_max} may be (a fixed limit): end a workflow first"
             )
         graph = AgentStepGraph.checked(steps)
         if known is not None:
@@ -88,39 +89,51 @@ class Workflows:
         for agent in graph.get_all_agents():
             self._ended.pop(agent, None)
             self._turned[agent] = None
-        self._changed()
-        return step
+        self._changed(client, name, "registered", step=step)
+        return messages.Done(message.id)
 
-    def advance(self, client: int, name: str, step: int) -> None:
+    def advance(self, client: int, message: messages.AdvanceWorkflow, now: float) -> messages.Done:
         """Sets the workflow's present step.
 
         Raises:
             BadStep: this client has no such workflow, or it is at a later step.
         """
+        name, step = message.workflow, message.step
         workflow = self._of_client(client, name)
         if step < workflow.step:
             raise BadStep(f"workflow {name!r} is at step {workflow.step}, and step {step} is earlier: steps must rise")
-        if step > workflow.step:
-            past = (each.agent_id for each in workflow.graph if workflow.step <= each.step_index < step)
-            self._turned.update(dict.fromkeys(past))
-            workflow.step = step
-            self._changed()
+        past = (each.agent_id for each in workflow.graph if workflow.step <= each.step_index < step)
+        self._turned.update(dict.fromkeys(past))
+        workflow.step = step
+        self._changed(client, name, "advanced", step=step)
+        return messages.Done(message.id)
 
-    def end(self, client: int, name: str) -> None:
+    def end(self, client: int, message: messages.EndWorkflow, now: float) -> messages.Done:
         """Ends the workflow.
 
         Raises:
             BadStep: this client has no such workflow.
         """
-        self._of_client(client, name)
-        self._end(name)
+        self._of_client(client, message.workflow)
+        self._end(message.workflow)
+        return messages.Done(message.id)
 
-    def client_left(self, client: int) -> list[str]:
-        """Ends all workflows of the client; their names."""
-        names = [name for name, workflow in self._workflows.items() if workflow.client == client]
-        for name in names:
+    def client_left(self, client: int) -> None:
+        """Ends all workflows of the client."""
+        for name in [name for name, workflow in self._workflows.items() if workflow.client == client]:
             self._end(name)
-        return names
+
+    def report(self) -> None:
+        """Tells the store's replacement policy of the agents whose steps have changed since the last call: which have
+        no step left in any workflow, and which have one. Agents that no workflow knows any more are left out."""
+        distances = {agent: self.distance(agent) for agent in self._turned}
+        self._turned.clear()
+        finished = [agent for agent, distance in distances.items() if distance == FINISHED]
+        awaited = [agent for agent, distance in distances.items() if distance < UNKNOWN]
+        for at in range(0, len(finished), AGENTS_MAX):
+            self._outbox.add(AgentsTurned(finished[at : at + AGENTS_MAX]))
+        for at in range(0, len(awaited), AGENTS_MAX):
+            self._outbox.add(AgentsTurned((), awaited[at : at + AGENTS_MAX]))
 
     def concerns(self, clients: Collection[int], agents: AbstractSet[str]) -> bool:
         """Whether one of these clients has registered a workflow, or a workflow contains one of these agents."""
@@ -146,19 +159,6 @@ class Workflows:
             }
             found = self._up_next[lookahead] = tuple(sorted(agents, key=self.distance))
         return found
-
-    def take_turned(self) -> list[AgentsTurned]:
-        """The agents whose steps have changed since the last call, by whether a step of them is left in any workflow.
-        Agents that no workflow knows any more are left out."""
-        finished: list[str] = []
-        awaited: list[str] = []
-        for agent in self._turned:
-            distance = self.distance(agent)
-            if distance != UNKNOWN:
-                (finished if distance == FINISHED else awaited).append(agent)
-        self._turned.clear()
-        parts = [AgentsTurned(finished[at : at + AGENTS_MAX]) for at in range(0, len(finished), AGENTS_MAX)]
-        return parts + [AgentsTurned((), awaited[at : at + AGENTS_MAX]) for at in range(0, len(awaited), AGENTS_MAX)]
 
     def status(self) -> list[dict[str, Any]]:
         """One row for each workflow; `agents` and `steps` are counts."""
@@ -205,10 +205,11 @@ class Workflows:
         return self._distances
 
     def _end(self, name: str) -> None:
-        self._leave(name, self._workflows.pop(name))
+        workflow = self._workflows.pop(name)
+        self._leave(name, workflow)
         if not self._workflows:
             self._ended.clear()
-        self._changed()
+        self._changed(workflow.client, name, "ended")
 
     def _leave(self, name: str, workflow: WorkflowProgress) -> None:
         """Agents of the workflow that are in no other graph have ended."""
@@ -220,6 +221,7 @@ class Workflows:
         while len(self._ended) > ENDED_AGENTS_MAX:
             del self._ended[next(iter(self._ended))]
 
-    def _changed(self) -> None:
+    def _changed(self, client: int, name: str, change: str, **more: int) -> None:
         self._distances = None
         self._up_next.clear()
+        self._outbox.announce("workflow", client=client, workflow=name, change=change, **more)

@@ -118,7 +118,7 @@ DAEMON: Final = {
     "offload": (
         "daemon.governor.devices.devices:Devices.register",
         "daemon.governor.devices.devices:Devices.sampled",
-        "daemon.governor.devices.passes:DevicePasses.begin",
+        "daemon.governor.devices.devices:Devices._begin",
         "daemon.governor.devices.devices:Devices.acknowledge",
         "daemon.actors.governor:GovernorActor._handle",
     ),

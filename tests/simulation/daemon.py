@@ -209,7 +209,7 @@ class Daemon:
             if not isinstance(message, messages.Doorbell):
                 self.queues.after_added(wire.number, partial(self._requested, wire.number, message))
         else:
-            self.govern(governor_events.GovernorReceived(wire.number, message))
+            self.govern(governor_events.Governed(wire.number, message))
 
     def _requested(self, number: int, message: Any) -> None:
         if number not in self.clients:
@@ -244,7 +244,7 @@ class Daemon:
         """Ends a connection from the daemon's side."""
         wire.close_daemon()
         del self.wires[wire.number]
-        self.govern(governor_events.GovernorClientLeft(wire.number))
+        self.govern(events.ClientLeft(wire.number))
         self.queues.after_added(wire.number, partial(self._left, wire.number))
 
     def _left(self, number: int) -> None:
@@ -302,7 +302,7 @@ class Daemon:
             self.do(events.Tick())
         timer = self.governor.next_timer()
         if timer is not None and timer <= self.world.now:
-            self.govern(governor_events.GovernorTick())
+            self.govern(events.Tick())
 
     # ---- input from outside
 

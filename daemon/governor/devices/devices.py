@@ -1,51 +1,54 @@
 """The registry of the device tier: the entries of all owners, the orders to evict them, and the acknowledgements.
 
-Owns devices and their entries, and what becomes of an entry that an owner acknowledges, or does not. Does not own the
-choice of a pass (passes), the records of orders (orders), modes, workflows, reservations or queueing: the governor
-passes a device's `Circumstances` with each sample and request.
+Owns devices and their entries, when a pass begins and what it has shown, and what becomes of an entry that an owner
+acknowledges, or does not. Does not own the choice of entries (choices), the records of orders (orders), modes,
+workflows, reservations or queueing: the governor passes a device's `Circumstances` with each sample and request.
 
     registered ──→ resident ──order──→ ordered ──acknowledged──→ gone (offloaded: remembered)
                        ↑                  │
                        └─── kept, late ───┘
 
+A device is stuck after a pass that lowered nothing. Its owners are left alone for `retry_s`; passes ask the others.
+
 Invariants: registered == resident + offloaded + dropped + released + gone_with_owner. A refused request changes
-nothing.
+nothing. A device has at most one current pass. At most `remembered_max` offloaded entries are remembered; the oldest of
+a device are forgotten first.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
-from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure, UnknownOrder
+from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnknownOrder
 from ....ipc.messages import control as messages
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
-from ..reservations.queue import FreeRoom
+from ..reservations import FreeRoom
 from ..workflows import Workflows
-from . import room as device_room
-from .circumstances import Circumstances
+from . import choices
+from .choices import Circumstances
 from .orders import DeviceOrders
-from .passes import DevicePasses, Outlook
-from .promotion import Promotions
-from .record import DeviceRecord, HeldEntry, Owner
+from .record import DeviceRecord, HeldEntry, Owner, Pass
+
+STUCK_FALL: Final = 0.01
+"""A device is no longer stuck once its gauge has fallen by this share of the total."""
 
 
 class Devices:
     """Every device that a client has opened."""
 
-    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, outlook: Outlook) -> None:
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, workflows: Workflows) -> None:
         self._limits = limits
         self._outbox = outbox
+        self._workflows = workflows
         self._devices: dict[str, DeviceRecord] = {}
         self._orders = DeviceOrders(limits, outbox)
-        self._passes = DevicePasses(limits, outbox, self._orders, outlook)
-        self._promotions = Promotions(limits, outlook)
 
     @property
     def remembered(self) -> int:
         """The number of offloaded entries that may be promoted."""
-        return len(self._promotions)
+        return sum(len(device.offloaded) for device in self._devices.values())
 
     # ---- clients
 
@@ -63,13 +66,12 @@ class Devices:
                     f"{device!r} would be one more; close one that is not needed"
                 )
             known = self._devices[device] = DeviceRecord(device)
-            self._promotions.opened(device)
-        if client not in known.owners:
-            known.owners[client] = Owner(known, client)
+        known.owners.setdefault(client, Owner(known, client))
 
-    def is_open(self, client: int, device: str) -> bool:
-        """Whether the client may register entries on the device, and so may report about it."""
-        return self._owner(client, device) is not None
+    def owner(self, client: int, device: str) -> Owner | None:
+        """What the client has on the device; None if it has not opened it."""
+        known = self._devices.get(device)
+        return known.owners.get(client) if known else None
 
     def register(
         self, client: int, message: messages.RegisterEntry, circumstances: Circumstances, now: float
@@ -83,66 +85,65 @@ class Devices:
             DeviceFull: a budget would be exceeded even after evicting every entry that may go.
             BelowFloor: only entries that the queueing floor protects could go.
         """
-        owner = self._owner(client, message.device)
+        owner = self.owner(client, message.device)
         if owner is None:
             raise NoGauge(
                 f"device {message.device!r} was not opened by this client: open it before registering entries"
             )
-        device = owner.device
-        entry = device.entries.get(message.key)
+        entry = owner.device.entries.get(message.key)
         if entry is not None and entry.owner is not owner:
-            raise OwnedElsewhere(self._outbox.owned_elsewhere(entry.owner.client, message.key, device.name))
+            peer = self._outbox.clients[entry.owner.client]
+            raise OwnedElsewhere(
+                f"client {peer.client} ({peer.name}, pid {peer.pid}) has registered key {message.key.hex()} on "
+                f"{message.device}, where a key has one entry: share the payload by Client.put, which both processes "
+                "read, or register this copy under a key with a parameter of this process"
+            )
         if entry is not None:
             self._use(entry, now)
-        elif circumstances.refuses:
-            raise UnderPressure(circumstances.refuses)
         else:
-            victims = device_room.victims(device, message, circumstances, self._limits, now)
+            victims = choices.for_registration(owner.device, message, circumstances, self._limits, now)
             # The owner drops the entries that the host does not accept.
-            self._orders.order_away(device, victims, circumstances.host_accepts, "budget", now)
-            self._add(device, owner, message, now)
-        self._mark_responsive(owner)
+            self._orders.order_away(victims, circumstances.host_accepts, "budget", now)
+            self._add(owner, message, now)
+        self._mark(owner, unresponsive=False)
         return messages.Registered(message.id)
 
     def use(self, client: int, message: messages.UseEntries, now: float) -> None:
         """Counts one use for each time that a key is listed. Keys that are not the client's are ignored."""
-        owner = self._owner(client, message.device)
-        if owner is None:
-            return
-        for key in message.keys:
-            entry = owner.device.entries.get(key)
-            if entry is not None and entry.owner is owner:
+        owner = self.owner(client, message.device)
+        if owner is not None:
+            for entry in owner.own(message.keys):
                 self._use(entry, now)
-        self._mark_responsive(owner)
+            self._mark(owner, unresponsive=False)
 
-    def release(self, client: int, message: messages.ReleaseEntries, now: float) -> int:
-        """Removes entries that the client deleted. Returns how many of them were registered by it."""
-        owner = self._owner(client, message.device)
-        if owner is None:
-            return 0
-        self._promotions.released(message.device, client, message.keys)
-        entries = owner.device.entries
-        released = [entries[key] for key in dict.fromkeys(message.keys) if key in entries]
-        released = [entry for entry in released if entry.owner is owner]
-        self._remove(owner.device, released, now)
-        self._outbox.counters.released += len(released)
-        self._mark_responsive(owner)
-        return len(released)
+    def release(self, client: int, message: messages.ReleaseEntries, now: float) -> messages.Counted:
+        """Removes entries that the client deleted. The answer counts those that were registered by it."""
+        owner, keys = self.owner(client, message.device), dict.fromkeys(message.keys)
+        released = [] if owner is None else owner.own(keys)
+        if owner is not None:
+            offloaded = owner.device.offloaded
+            for key in keys:
+                if key in offloaded and offloaded[key].owner is owner:
+                    del offloaded[key]
+            self._remove(released, now)
+            self._outbox.counters.released += len(released)
+            self._mark(owner, unresponsive=False)
+        return messages.Counted(message.id, len(released))
 
-    def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
+    def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> messages.Done:
         """Processes an owner's acknowledgement of an order, even a late one. Keys that are not ordered from it are
         ignored: it has released or registered them anew meanwhile.
 
         Raises:
             UnknownOrder: none of the keys is ordered from the client.
         """
-        owner, counters = self._owner(client, message.device), self._outbox.counters
-        under = [
-            dict.fromkeys([] if owner is None else owner.under_order(keys))
+        owner, counters = self.owner(client, message.device), self._outbox.counters
+        offloaded, dropped, kept = (
+            dict.fromkeys(entry for entry in (owner.own(keys) if owner else ()) if entry.order is not None)
             for keys in (message.offloaded, message.dropped, message.kept)
-        ]
-        offloaded, gone = under[0], under[0] | under[1]
-        kept = [entry for entry in under[2] if entry not in gone]
+        )
+        gone = offloaded | dropped
+        kept = dict.fromkeys(entry for entry in kept if entry not in gone)
         order = next((entry.order for entry in [*gone, *kept]), None)
         if owner is None or order is None:
             raise UnknownOrder(
@@ -156,21 +157,24 @@ class Devices:
         counters.dropped_bytes += sum(entry.size_bytes for entry in gone) - offloaded_bytes
         counters.kept += len(kept)
         counters.freed_bytes += message.freed_bytes
-        if order.part_of is not None:
+        if order.part_of is not None and gone:
             order.part_of.left += len(gone)
-            order.part_of.freed_bytes += message.freed_bytes
-            if gone:
-                order.part_of.left_of.add(client)
-        device.freed_by_driver(message.freed_bytes, now)
+            order.part_of.left_of.add(client)
         if message.freed_bytes:
+            device.freed.add(message.freed_bytes, now)
             owner.vain_until = -math.inf
-        self._promotions.offloaded(device.name, offloaded)
-        self._remove(device, list(gone), now)
+            if order.part_of is not None:
+                order.part_of.worked = True
+        self._remove([*gone], now)
+        device.offloaded |= {entry.key: entry for entry in offloaded}
+        for key in list(device.offloaded)[: max(0, self.remembered - self._limits.remembered_max)]:
+            del device.offloaded[key]
         for entry in kept:  # in use
             self._orders.detach(entry, now)
-            device.take_back(entry, now + self._limits.retry_s)
-        self._mark_responsive(owner)
+            entry.not_before = now + self._limits.retry_s
+        self._mark(owner, unresponsive=False)
         self._orders.extend_deadline(owner, now)
+        return messages.Done(message.id)
 
     def client_left(self, client: int, now: float) -> None:
         """Removes the client's entries, which ended with it."""
@@ -179,13 +183,12 @@ class Devices:
             if owner is None:
                 continue
             own = [entry for entry in device.entries.values() if entry.owner is owner]
-            self._remove(device, own, now)
+            self._remove(own, now)
             self._outbox.counters.gone_with_owner += len(own)
+            device.offloaded = {key: entry for key, entry in device.offloaded.items() if entry.owner is not owner}
             del device.owners[client]
             if not device.owners:
                 del self._devices[device.name]
-                self._promotions.closed(device.name)
-        self._promotions.client_left(client)
 
     # ---- gauges
 
@@ -195,38 +198,45 @@ class Devices:
         device = self._devices.get(name)
         if device is None:
             return
-        self._passes.settle(device, circumstances, now)
-        self._passes.begin(device, circumstances, now)
-        for client, wanted in self._promotions.take(device, circumstances, self._limits, now).items():
-            keys, size_bytes = [entry.key for entry in wanted], sum(entry.size_bytes for entry in wanted)
-            self._orders.promote(device.name, client, keys, size_bytes, circumstances.mode.value)
+        self._settle(device, circumstances, now)
+        self._begin(device, circumstances, now)
+        promoted = choices.to_promote(device, circumstances, self._limits, self._workflows, now)
+        self._orders.promote(promoted, circumstances.mode.value, now)
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Begins a pass for a waiting reservation, without a new sample."""
         device = self._devices.get(name)
         if device is not None and circumstances.wanted_bytes:
-            self._passes.begin(device, circumstances, now)
+            self._begin(device, circumstances, now)
 
     def room(self, name: str, circumstances: Circumstances, now: float) -> FreeRoom:
         """A device's memory, for a reservation."""
-        coming_bytes = self._promotions.coming_bytes(name, now)
-        return device_room.room(self._devices.get(name), circumstances, coming_bytes, self._limits, now)
+        gauge, device = circumstances.gauge, self._devices.get(name) or DeviceRecord(name)
+        return FreeRoom(
+            gauge.sample.total_bytes,
+            gauge.free_bytes,
+            gauge.calm_bytes - sum(entry.size_bytes for entry in device.coming(now)),
+            device.held_bytes,
+            device.pinned_bytes(now),
+            device.going_bytes(now),
+            device.silent_bytes(now),
+        )
 
-    def held_bytes(self, name: str) -> int:
-        """The bytes of a device's entries."""
-        device = self._devices.get(name)
-        return 0 if device is None else device.held.bytes
+    def has_entries(self, name: str) -> bool:
+        """Whether any entry is registered on the device."""
+        return name in self._devices and bool(self._devices[name].entries)
 
     def is_passing(self, name: str) -> bool:
         """Whether a pass over a device's entries is under way."""
-        device = self._devices.get(name)
-        return device is not None and device.current_pass is not None
+        return name in self._devices and self._devices[name].current_pass is not None
 
     def mode_changed(self, name: str) -> None:
-        """Ends `stuck`: the next pass is of another kind, and repeats nothing. Orders stay in force."""
+        """Ends `stuck`: the next pass is of another kind, and repeats nothing. It may ask every owner. Orders stay in
+        force."""
         device = self._devices.get(name)
         if device is not None:
-            self._passes.mode_changed(device)
+            self._set_stuck(device, "")
+            self._ask_all(device)
 
     def concerned_by(self, workflows: Workflows) -> set[str]:
         """The devices whose entries the workflows' steps may rank: open by a workflow's client, or with entries of its
@@ -235,7 +245,8 @@ class Devices:
             name
             for name, device in self._devices.items()
             if workflows.concerns(
-                device.owners, {entry.agent for entry in device.entries.values()} | self._promotions.agents(name)
+                device.owners,
+                {entry.agent for entries in (device.entries, device.offloaded) for entry in entries.values()},
             )
         }
 
@@ -251,10 +262,9 @@ class Devices:
         while late := self._orders.pop_late_owner(now):
             owner, entries = late
             for entry in entries:
-                owner.device.take_back(entry, now + self._limits.retry_s)
+                entry.not_before = now + self._limits.retry_s
             self._outbox.counters.timed_out += len(entries)
-            if not owner.unresponsive:
-                self._mark_unresponsive(owner, len(entries))
+            self._mark(owner, unresponsive=True, entries=len(entries))
 
     # ---- questions
 
@@ -264,67 +274,124 @@ class Devices:
 
     def owners(self) -> list[dict[str, Any]]:
         """One row for each owner and device."""
-        clients = self._outbox.clients
-        rows = [row for device in self._devices.values() for row in device.owners_status()]
         return [
-            {**row, "name": clients[row["client"]].name, "pid": clients[row["client"]].pid}
-            for row in rows
-            if row["client"] in clients
+            {
+                "client": owner.client,
+                "device": device.name,
+                "entries": owner.entries,
+                "bytes": owner.size_bytes,
+                "ordered_entries": owner.ordered_entries,
+                "unresponsive": owner.unresponsive,
+                "name": self._outbox.clients[owner.client].name,
+                "pid": self._outbox.clients[owner.client].pid,
+            }
+            for device in self._devices.values()
+            for owner in device.owners.values()
         ]
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         for device in self._devices.values():
             device.check_invariants()
-        self._orders.check_invariants(list(self._devices.values()))
-        self._promotions.check_invariants(self._devices)
+            self._orders.check_invariants(device)
+        assert self.remembered <= self._limits.remembered_max
         count = self._outbox.counters
         resident = sum(len(device.entries) for device in self._devices.values())
         gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
         assert count.registered == resident + gone, "entries were lost, or counted twice"
         assert count.promoted <= count.registered
 
-    def _owner(self, client: int, device: str) -> Owner | None:
-        known = self._devices.get(device)
-        return known.owners.get(client) if known else None
+    # ---- passes
 
-    def _mark_responsive(self, owner: Owner) -> None:
-        if owner.unresponsive:
-            owner.unresponsive = False
-            self._outbox.announce("owner", client=owner.client, device=owner.device.name, unresponsive=False)
+    def _begin(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
+        """Orders away what the mode and the waiting reservations ask for, unless a pass is under way."""
+        if device.current_pass is not None:
+            return
+        chosen = choices.for_pass(device, circumstances, self._limits, self._workflows, now)
+        if chosen:
+            begun = Pass(circumstances.gauge.sample.used_bytes, circumstances.lowers, now)
+            device.current_pass = begun
+            reason = "reservation" if circumstances.for_reservations else circumstances.mode.value
+            self._orders.order_away(chosen, circumstances.host_accepts, reason, now, begun)
+            self._outbox.counters.passes += 1
 
-    def _mark_unresponsive(self, owner: Owner, entries: int) -> None:
-        owner.unresponsive = True
-        client, device = self._outbox.clients.get(owner.client), owner.device.name
-        self._outbox.announce("owner", client=owner.client, device=device, unresponsive=True)
-        self._outbox.log(
-            "warning",
-            "owner does not answer",
-            client=owner.client,
-            name=client.name if client else "",
-            pid=client.pid if client else 0,
-            device=device,
-            entries=entries,
+    def _settle(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
+        """Processes a sample: ends `stuck` if it shows a fall, and the current pass if it shows its whole effect."""
+        sample, passed = circumstances.gauge.sample, device.current_pass
+        self._orders.leave_slow_owners(device, now)
+        device.freed.sampled(sample.began_at)
+        if device.stuck and sample.used_bytes <= device.stuck_used_bytes - STUCK_FALL * sample.total_bytes:
+            self._set_stuck(device, "")
+            self._ask_all(device)
+        if passed is None:
+            return
+        if sample.began_at > passed.began_at and sample.used_bytes < passed.used_bytes:
+            passed.worked = True
+        under_way = any(order.part_of is passed for owner in device.owners.values() for order in owner.orders.values())
+        if under_way or sample.began_at <= passed.closed_at:
+            return
+        device.current_pass = None
+        # A pass that was not meant to lower the gauge, or by which no entry left, shows nothing.
+        if not passed.lowers or not passed.left:
+            return
+        device.stuck_used_bytes = sample.used_bytes
+        why = (
+            ""
+            if passed.worked
+            else (
+                f"{passed.left} entries left in the last pass, and {sample.used_bytes} bytes are still used "
+                f"({passed.used_bytes} before): their owners returned nothing to the driver, and are left alone "
+                f"for a while"
+            )
         )
+        self._set_stuck(device, why)
+        for client in passed.left_of & device.owners.keys() if why else ():
+            device.owners[client].vain_until = now + self._limits.retry_s
+
+    def _set_stuck(self, device: DeviceRecord, why: str) -> None:
+        before, device.stuck = device.stuck, why
+        if why != before:
+            self._outbox.announce("stuck", device=device.name, why=why)
+            if not before:
+                self._outbox.log("warning", "device stuck", device=device.name, why=why)
+
+    def _ask_all(self, device: DeviceRecord) -> None:
+        """Passes may ask every owner again."""
+        for owner in device.owners.values():
+            owner.vain_until = -math.inf
+
+    # ---- entries
+
+    def _mark(self, owner: Owner, *, unresponsive: bool, entries: int = 0) -> None:
+        """Announces that an owner answers no more, with so many entries ordered away, or answers again."""
+        if owner.unresponsive == unresponsive:
+            return
+        owner.unresponsive = unresponsive
+        client, device = self._outbox.clients[owner.client], owner.device.name
+        self._outbox.announce("owner", client=owner.client, device=device, unresponsive=unresponsive)
+        if unresponsive:
+            about = {"client": owner.client, "name": client.name, "pid": client.pid}
+            self._outbox.log("warning", "owner does not answer", **about, device=device, entries=entries)
 
     def _use(self, entry: HeldEntry, now: float) -> None:
         entry.owner.device.use(entry, now)
         self._outbox.counters.used += 1
 
-    def _add(self, device: DeviceRecord, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
+    def _add(self, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
         uses, about = max(1, message.uses), (message.tokens, message.agent, message.cost_ms)
-        trace = self._promotions.registered(device.name, message.key)
+        trace = owner.device.offloaded.pop(message.key, None)
         if trace is not None:
             uses = max(trace.uses + 1, message.uses)
             if not message.agent:
                 # An owner that brings an entry back does not remember it.
                 about = trace.tokens, trace.agent, trace.cost_ms
             self._outbox.counters.promoted += 1
-        device.add(HeldEntry(message.key, owner, message.size_bytes, *about, uses, now))
+        owner.device.add(HeldEntry(message.key, owner, message.size_bytes, *about, uses, now))
         self._outbox.counters.registered += 1
-        self._passes.clear_stuck(device)
+        # What the last pass has shown may be different now.
+        self._set_stuck(owner.device, "")
 
-    def _remove(self, device: DeviceRecord, entries: list[HeldEntry], now: float) -> None:
+    def _remove(self, entries: list[HeldEntry], now: float) -> None:
         for entry in entries:
             self._orders.detach(entry, now)
-            device.remove(entry)
+            entry.owner.device.remove(entry)

@@ -1,8 +1,9 @@
-"""The governor's events. `Governor.handle(event, now)` takes one at a time; time is an argument.
+"""What goes into the governor's core and comes out of it: events and effects. Time is an argument of `handle`.
 
-Owns the forms only. Invariants, which the actor that delivers the events guarantees, as for the store:
-GovernorClientJoined comes before any other event of a client, GovernorClientLeft last; a client number is never used
-twice; the messages of one client stay in order.
+Owns the forms only. The events that the store has too (ClientLeft, Tick), and the effects that it has too (Send,
+Announce), are the store's. Invariants, which the actor guarantees as for the store: GovernorClientJoined comes before
+any other event of a client, ClientLeft last; a client number is never used twice; the messages of one client stay in
+order; effects are carried out in the order given.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Any, Final, Literal
 
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import Tier
-from ...core.host_memory import HostHolds
-from .limits import GovernorLimits
+from ...core.effects import Announce, Send
+from ...core.events import AgentsTurned, ClientLeft, Tick
+from ...core.host_memory import HostHolds, Pressed
+from .limits import GovernorLimits, NeighbourPlace
 
 OWNERS_EVERY_S: Final = 2.0
 """How often owners of tensors report what they see of their device, however often gauges are read."""
+OWNERS_SOURCE: Final = "owners"
+"""The source of a gauge that is known only from the reports of tensor owners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +35,11 @@ class GovernorClientJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class GovernorClientLeft:
-    """The client's connection has ended, and with it all its registrations."""
+class Governed:
+    """A validated request of a client. A GaugeRequest is for the gauges, and does not come to the core."""
 
     client: int
-
-
-@dataclass(frozen=True, slots=True)
-class GovernorReceived:
-    """A validated request of a client. A GaugeRequest goes to the gauges instead."""
-
-    client: int
-    message: messages.GovernorRequest
+    message: messages.GovernorRequest | messages.GaugeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +109,36 @@ class NeighbourAnswered:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorTick:
-    """Time has passed, or the governor asked to continue (`next_timer`)."""
-
-
 Event = (
     GovernorClientJoined
-    | GovernorClientLeft
-    | GovernorReceived
+    | ClientLeft
+    | Governed
     | Sampled
     | HostHolds
     | GovernorLimitsChanged
     | FormerDaemonFound
     | NeighbourAnswered
-    | GovernorTick
+    | Tick
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorLog:
+    """One log line for the operator: a transition, a stuck device, or an owner that does not respond."""
+
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AskNeighbour:
+    """Asks a neighbour to give its memory back, if it is idle. Answered once by a NeighbourAnswered with `number`,
+    after `answer_s` seconds at the latest."""
+
+    number: int
+    place: NeighbourPlace
+    answer_s: float
+
+
+Effect = Send | Pressed | AgentsTurned | Announce | GovernorLog | AskNeighbour

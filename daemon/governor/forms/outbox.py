@@ -1,42 +1,59 @@
-"""The governor's outbox: the effects of one event, the connected clients, and the counters.
+"""The governor's outbox: the effects of one event, the connected clients, and the counters since the daemon started.
 
-Owns the log effects and the clients' names and pids. Does not own collecting and sending (`daemon.core.outbox`, whose
-invariant holds here too).
+Owns the counts and the log effects. Does not own collecting and sending (`daemon.core.outbox`, whose invariant holds
+here too), nor the events that are counted.
+
+Invariants: counts only rise. registered == resident + offloaded + dropped + released + gone_with_owner.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...core.outbox import Outbox
-from .counters import GovernorCounters
-from .effects import Effect, GovernorLog
+from .events import Effect, GovernorClientJoined, GovernorLog
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorClient:
-    """The peer of a connection. `pid`: as it sees itself; `peer_pid`: as the daemon sees it, 0 if it does not."""
+@dataclass(slots=True)
+class GovernorCounters:
+    """Monotonic counters, so that status walks nothing. `refused` by the error's code, `transitions` by the mode
+    entered.
 
-    name: str
-    pid: int
+    `promoted`: registrations of offloaded keys, a part of `registered`.
+    `used`: uses that owners reported. `freed_bytes`: bytes that owners report their drivers got back.
+    """
+
+    registered: int = 0
+    promoted: int = 0
+    used: int = 0
+    offloaded: int = 0
+    dropped: int = 0
+    released: int = 0
+    gone_with_owner: int = 0
+    kept: int = 0
+    timed_out: int = 0
+    ordered: int = 0
+    passes: int = 0
+    offloaded_bytes: int = 0
+    dropped_bytes: int = 0
+    freed_bytes: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    transitions: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for status."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}
 
 
-class GovernorOutbox(Outbox[GovernorClient, Effect]):
+class GovernorOutbox(Outbox[GovernorClientJoined, Effect]):
     """The governor's outbox, with its counters."""
 
     def __init__(self) -> None:
         self.counters = GovernorCounters()
         super().__init__(self.counters.refused)
-
-    def owned_elsewhere(self, owner: int, key: bytes, device: str) -> str:
-        """Why a key cannot be registered, and what its second process can do."""
-        peer = self.clients.get(owner)
-        who = f"client {owner}" if peer is None else f"client {owner} ({peer.name}, pid {peer.pid})"
-        return (
-            f"{who} has registered key {key.hex()} on {device}, where a key has one entry: share the payload by "
-            "Client.put, which both processes read, or register this copy under a key with a parameter of this process"
-        )
 
     def log(self, level: str, event: str, **fields: Any) -> None:
         """Writes one log line for the operator."""

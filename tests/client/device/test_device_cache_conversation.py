@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
 from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
-from tensord.daemon.governor.forms.events import GovernorTick, Sample, Sampled
+from tensord.daemon.core.events import Tick
+from tensord.daemon.governor.forms.events import Sample, Sampled
 from tensord.ipc.messages.modes import Tier
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
@@ -145,7 +146,7 @@ class Conversation(RuleBasedStateMachine):
     def wait(self, s: float) -> None:
         self.wire.now += s
         before = self.wire.governor.counters.timed_out
-        self.wire.happen(GovernorTick())
+        self.wire.happen(Tick())
         self.somebody_was_late |= self.wire.governor.counters.timed_out > before
 
     @rule(full=st.booleans())

@@ -16,7 +16,8 @@ from tensord.client.device.upkeep import Upkeep
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
 from tensord.daemon.core.effects import Send
-from tensord.daemon.governor.forms.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
+from tensord.daemon.core.events import ClientLeft
+from tensord.daemon.governor.forms.events import Event, Governed, GovernorClientJoined
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
 from tensord.errors import DaemonUnavailable, TensordError
@@ -90,7 +91,7 @@ class Wire:
     def connect(self) -> None:
         """A new connection; the old one's words are lost, those that the daemon had read are not."""
         if self.connection is not None:
-            self.happen(GovernorClientLeft(self.client))
+            self.happen(ClientLeft(self.client))
         self.said.clear()
         self.answered.clear()
         asked, self._asked = self._asked, {}
@@ -101,13 +102,13 @@ class Wire:
         self.client += 1
         self.connection = object()
         self.happen(GovernorClientJoined(self.client, "owner", 1))
-        self.happen(GovernorReceived(self.client, messages.Subscribe(0)))
+        self.happen(Governed(self.client, messages.Subscribe(0)))
         self.listener.attached(self.connection)
 
     def deliver_up(self) -> None:
         if self.said:
             said: Any = self.said.popleft()
-            self.happen(GovernorReceived(self.client, said))
+            self.happen(Governed(self.client, said))
 
     def deliver_down(self) -> None:
         if not self.answered:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, STALE_S, Chain
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
-from tensord.daemon.governor.forms.effects import GovernorLog
-from tensord.daemon.governor.forms.events import Sample, SourceState
+from tensord.daemon.governor.forms.events import GovernorLog, Sample, SourceState
 from tensord.ipc.messages.modes import Tier
 
 Results = Mapping[str, Mapping[str, Reading | GaugeFailed] | GaugeFailed]

@@ -44,16 +44,7 @@ class Card:
 
     def carry_out(self, freed: int = 100) -> None:
         """All open orders are acknowledged, each entry with `freed` MiB."""
-        for client in list(self.stand.answers):
-            for order in self.stand.orders(client, "offload", "drop"):
-                if order.order not in self.done:
-                    self.done.add(order.order)
-                    self.stand.carry_out(client, order, freed_bytes=freed * MIB * len(order.keys))
-
-    @property
-    def done(self) -> set[int]:
-        done: set[int] = self.__dict__.setdefault("_done", set())
-        return done
+        self.stand.carry_out_all(freed * MIB)
 
     def ordered(self) -> list[bytes]:
         return [each for order in self.stand.orders(None, "offload", "drop") for each in order.keys]

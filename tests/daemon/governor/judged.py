@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from tensord.daemon.core.effects import Send
+from tensord.daemon.core.events import Tick
 from tensord.daemon.governor.devices.record import SLOW_S, WAITING_RETRY_S
-from tensord.daemon.governor.forms.effects import Effect
-from tensord.daemon.governor.forms.events import Event, FormerDaemonFound, GovernorTick, Sampled
+from tensord.daemon.governor.forms.events import Effect, Event, FormerDaemonFound, Sampled
 from tensord.daemon.governor.forms.limits import NeighbourPlace
-from tensord.daemon.governor.reservations.queue import REATTACH_S
+from tensord.daemon.governor.reservations import REATTACH_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE
 
@@ -281,7 +281,7 @@ class Judged(RuleBasedStateMachine):
             assert self.stand.mode(order.device) == order.reason
 
     def ask(self, client: int, make: Any, *args: Any, **more: Any) -> Any:
-        self.stand.do(GovernorTick())  # status is as of the last event
+        self.stand.do(Tick())  # status is as of the last event
         self.after()
         before = self.stand.status()
         answer = self.stand.ask(client, make, *args, **more)

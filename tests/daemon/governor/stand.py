@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from tensord.daemon.core.effects import Announce, Send
+from tensord.daemon.core.events import AgentsTurned, ClientLeft, Tick
 from tensord.daemon.core.host_memory import HostHolds, Pressed
-from tensord.daemon.governor.forms.effects import AskNeighbour, Effect, GovernorLog
 from tensord.daemon.governor.forms.events import (
+    AskNeighbour,
+    Effect,
     Event,
+    Governed,
     GovernorClientJoined,
-    GovernorClientLeft,
     GovernorLimitsChanged,
-    GovernorReceived,
-    GovernorTick,
+    GovernorLog,
     Sample,
     Sampled,
 )
@@ -29,9 +30,19 @@ MIB = 1 << 20
 TOTAL = 1000 * MIB
 
 
+SHARES = {Mode.RELAXED: 0.5, Mode.NORMAL: 0.75, Mode.PRESSURE: 0.87, Mode.CRITICAL: 0.93, Mode.EMERGENCY: 0.97}
+"""A share of a gauge in each mode."""
+
+
 def key(number: int) -> bytes:
     """A key that is told from others by its number."""
     return number.to_bytes(8, "little") * 4
+
+
+def named(orders: Sequence[messages.Order], *kinds: str) -> list[int]:
+    """The numbers of the entries that orders name, in their order."""
+    keys = [each for order in orders if not kinds or order.kind in kinds for each in order.keys]
+    return [int.from_bytes(each[:8], "little") for each in keys]
 
 
 class Stand:
@@ -46,8 +57,12 @@ class Stand:
         self.told: list[dict[str, Any]] = []
         self.logged: list[GovernorLog] = []
         self.neighbours_asked: list[AskNeighbour] = []
+        self.turned: list[AgentsTurned] = []
         self.gauges: dict[str, Sample] = {}
+        self.given: list[tuple[int, messages.Order]] = []
+        self.done: set[int] = set()
         self._requests = 0
+        self._came = 0
 
     # ---- one step at a time
 
@@ -58,8 +73,12 @@ class Stand:
                 case Send(client, message):
                     assert client in self.answers, "an answer to a client that left"
                     self.answers[client].append(message)
+                    if isinstance(message, messages.Order):
+                        self.given.append((client, message))
                 case Pressed():
                     self.pressed.append(effect)
+                case AgentsTurned():
+                    self.turned.append(effect)
                 case Announce(body):
                     self.told.append(body)
                 case GovernorLog():
@@ -75,10 +94,10 @@ class Stand:
 
     def leave(self, client: int) -> None:
         del self.answers[client]
-        self.do(GovernorClientLeft(client))
+        self.do(ClientLeft(client))
 
     def say(self, client: int, message: Any) -> None:
-        self.do(GovernorReceived(client, message))
+        self.do(Governed(client, message))
 
     def ask(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> Any:
         """Sends a request, and returns its answer, of which there is one."""
@@ -104,7 +123,7 @@ class Stand:
             timer = self.governor.next_timer()
             if timer is None or timer > self.now:
                 return
-            self.do(GovernorTick())
+            self.do(Tick())
         raise AssertionError("there is always another Tick due")
 
     def change_limits(self, **limits: Any) -> None:
@@ -169,15 +188,45 @@ class Stand:
 
     def orders(self, client: int | None = None, *kinds: str) -> list[messages.Order]:
         """Every order that was given, oldest first."""
-        clients: Sequence[int] = sorted(self.answers) if client is None else [client]
-        orders = [answer for each in clients for answer in self.answers[each] if isinstance(answer, messages.Order)]
-        return [order for order in orders if not kinds or order.kind in kinds]
+        return [order for to, order in self.given if client in (None, to) and (not kinds or order.kind in kinds)]
+
+    def came(self, *kinds: str) -> list[int]:
+        """The entries that orders have named since the last call."""
+        before, self._came = self._came, len(self.given)
+        return named([order for _, order in self.given[before:]], *kinds)
+
+    def reading(self, used: float, total: int = 100, **more: Any) -> list[int]:
+        """The gauge is read; the entries that are ordered away for it, or asked back."""
+        self.came()
+        self.sample(used, total=total, **more)
+        return self.came()
 
     def carry_out(self, client: int, order: messages.Order, freed_bytes: int = 1, keep: bool = False) -> Any:
         """The owner acknowledges an order."""
         what = "kept" if keep else {"offload": "offloaded", "drop": "dropped"}[order.kind]
         said: dict[str, Any] = {what: order.keys, "freed_bytes": freed_bytes}
         return self.ask(client, messages.AcknowledgeOrder, order.device, order.order, **said)
+
+    def carry_out_all(self, freed_bytes: int = 0, keep: bool = False) -> None:
+        """Every open order is acknowledged, with so many bytes for each entry."""
+        for client, order in self.given:
+            if client in self.answers and order.kind != "promote" and order.order not in self.done:
+                self.done.add(order.order)
+                self.carry_out(client, order, freed_bytes * len(order.keys), keep)
+
+    def enter(self, mode: Mode, total: int = 100) -> None:
+        """The gauge is read once in this mode. What is ordered for it stays in use."""
+        self.sample(SHARES[mode], total=total)
+        self.carry_out_all(keep=True)
+        self.came()
+        assert self.mode() is mode
+
+    def serve_requests(self) -> None:
+        """A minute with requests that need a floor of 10 blocks."""
+        for _ in range(60):
+            self.now += 1
+            self.say(2, messages.RequestsArrived(GPU, 1))
+            self.say(2, messages.RequestCompleted(GPU, 2.0, 4))
 
     # ---- what is seen
 

@@ -9,23 +9,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.governor.floors import COVERED_S_MIN, WINDOW_S, Floors
+from tensord.daemon.core.events import Tick
+from tensord.daemon.governor.floors import COVERED_S_MIN, WINDOW_S
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, Make, refused
+from .stand import GPU, MIB, Make, Stand, refused
 
 
-def floors() -> Floors:
-    return Floors(lambda device: True)
+def known() -> Stand:
+    """A card that has a gauge."""
+    stand = Stand()
+    stand.join(1)
+    stand.sample(0.5)
+    return stand
+
+
+def blocks(stand: Stand) -> int:
+    stand.do(Tick())  # status is as of the last event
+    return int(stand.device()["floor_blocks"])
 
 
 @pytest.mark.parametrize("started_s", [0.0, 0.1, 1234.567, 98_765_432.1, 1_725_144_060.822])
 def test_the_floor_does_not_depend_on_what_the_clock_shows(started_s: float) -> None:
-    one = floors()
-    one.arrived(messages.RequestsArrived(GPU, 373), started_s)
-    ended_s = round(started_s + 37.3, 3)
-    one.completed(messages.RequestCompleted(GPU, 2.0, 10), ended_s)
-    assert one.blocks(GPU, ended_s) == 230, "though the difference of the two floats is not 37.3"
+    stand = known()
+    stand.now = started_s
+    stand.say(1, messages.RequestsArrived(GPU, 373))
+    stand.now = round(started_s + 37.3, 3)
+    stand.say(1, messages.RequestCompleted(GPU, 2.0, 10))
+    assert blocks(stand) == 230, "though the difference of the two floats is not 37.3"
 
 
 REQUESTS = st.tuples(st.just("arrive"), st.integers(1, 500), st.just(0))
@@ -37,28 +48,30 @@ WAITS = st.sampled_from([0, 1, 999, 1000, 1001, 5000, 59_000, 60_000, 100_000])
 @given(st.lists(st.tuples(WAITS, REQUESTS | COMPLETIONS), min_size=1, max_size=25), WAITS)
 def test_the_floor_is_littles_law_over_the_window(events: list[tuple[int, tuple[str, int, int]]], last_ms: int) -> None:
     """As somebody would compute it who kept every request."""
-    one, now_ms = floors(), 10_000
+    stand, now_ms = known(), 10_000
     arrivals: list[int] = []
     completions: list[tuple[int, int, int]] = []
-    for wait_ms, (kind, number, blocks) in events:
+    for wait_ms, (kind, number, held) in events:
         now_ms += wait_ms
+        stand.now = now_ms / 1000
         if kind == "arrive":
-            one.arrived(messages.RequestsArrived(GPU, number), now_ms / 1000)
+            stand.say(1, messages.RequestsArrived(GPU, number))
             arrivals += [now_ms] * number
         else:
-            one.completed(messages.RequestCompleted(GPU, number / 1000, blocks), now_ms / 1000)
-            completions.append((now_ms, number, blocks))
-        one.check_invariants()
+            stand.say(1, messages.RequestCompleted(GPU, number / 1000, held))
+            completions.append((now_ms, number, held))
+        stand.check()
     first_ms = 10_000 + events[0][0]
     now_ms += last_ms
+    stand.now = now_ms / 1000
     begins_ms = (now_ms // 1000 - WINDOW_S + 1) * 1000
     covered_ms = max(now_ms - max(begins_ms, first_ms), COVERED_S_MIN * 1000)
-    services = [(ms, blocks) for at, ms, blocks in completions if at >= begins_ms]
+    services = [(ms, held) for at, ms, held in completions if at >= begins_ms]
     count = max(len(services), 1)
     mean_s = Fraction(sum(ms for ms, _ in services), count * 1000)
-    mean_blocks = Fraction(sum(blocks for _, blocks in services), count)
+    mean_blocks = Fraction(sum(held for _, held in services), count)
     rate = Fraction(sum(at >= begins_ms for at in arrivals) * 1000, covered_ms)
-    assert one.blocks(GPU, now_ms / 1000) == math.ceil(rate * mean_s * mean_blocks * Fraction(115, 100))
+    assert blocks(stand) == math.ceil(rate * mean_s * mean_blocks * Fraction(115, 100))
 
 
 def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: Make) -> None:
@@ -66,10 +79,7 @@ def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: M
     stand.open(1)
     for number in range(10):
         stand.register(1, number, MIB)
-    for _ in range(60):
-        stand.now += 1
-        stand.say(2, messages.RequestsArrived(GPU, 1))
-        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
+    stand.serve_requests()
     stand.sample(0.97)
     assert stand.device()["floor_blocks"] == 10
     assert stand.orders() == []
@@ -86,10 +96,7 @@ def test_a_floor_holds_and_victims_are_offloaded_though_nobody_knows_the_size_of
         stand.register(1, number, MIB, tokens=0)
     stand.register(1, 3, MIB, tokens=0)
     assert [(order.kind, order.reason) for order in stand.orders()] == [("offload", "budget")]
-    for _ in range(60):
-        stand.now += 1
-        stand.say(2, messages.RequestsArrived(GPU, 1))
-        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
+    stand.serve_requests()
     refused(stand.register(1, 4, MIB), "BelowFloor")
     assert len(stand.orders()) == 1
 

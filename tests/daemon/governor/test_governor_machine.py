@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from tensord.daemon.governor.forms.effects import AskNeighbour
-from tensord.daemon.governor.forms.events import GovernorTick, NeighbourAnswered
+from tensord.daemon.core.events import Tick
+from tensord.daemon.governor.forms.events import AskNeighbour, NeighbourAnswered
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
@@ -275,7 +275,7 @@ class AnyOrder(Judged):
     )
     def reserve(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
         client = self.client_of(data)
-        self.stand.do(GovernorTick())
+        self.stand.do(Tick())
         self.after()
         number = self.stand._requests = self.stand._requests + 1
         self.waiting[number] = client, device, self.stand.now + min(wait_s, RESERVE_S_MAX)
@@ -291,7 +291,7 @@ class AnyOrder(Judged):
     )
     def make_room(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
         client = self.client_of(data)
-        self.stand.do(GovernorTick())
+        self.stand.do(Tick())
         self.after()
         number = self.stand._requests = self.stand._requests + 1
         self.waiting[number] = client, device, self.stand.now + min(wait_s, ROOM_S_MAX)

@@ -2,90 +2,112 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tensord.daemon.governor.devices.passes import ENTRIES_MAX
-from tensord.ipc.messages.modes import Mode
+from tensord.daemon.governor.devices.choices import ENTRIES_MAX
+from tensord.daemon.governor.devices.record import WAITING_RETRY_S
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.control import AgentStep
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from .registry import FINISHED, GPU, Registry, ordered
+from ..stand import GPU, SHARES, Make, Stand, key, named
 
-PASSES = ("offload", "drop")
+USED = {Mode.RELAXED: 50, Mode.NORMAL: 75, Mode.PRESSURE: 91, Mode.CRITICAL: 95, Mode.EMERGENCY: 99}
+READING_S = 0.25
 
 
-def registry_of(count: int, size: int = 10, **limits: Any) -> Registry:
+def card(make: Make, count: int, size: int = 10, **limits: Any) -> Stand:
     """Entries 1 to `count` of client 1, registered a second apart."""
-    registry = Registry(**{"relaxed_idle_s": 600.0, "normal_idle_s": 120.0, "critical_idle_s": 30.0, **limits})
+    stand = make(**{"pass_share": 1.0, **limits})
+    stand.open(1, 2)
     for each in range(1, count + 1):
-        registry.register(1, each, size)
-        registry.now += 1
-    return registry
+        stand.register(1, each, size)
+        stand.now += 1
+    return stand
+
+
+def use(stand: Stand, *numbers: int) -> None:
+    stand.say(1, messages.UseEntries(GPU, [key(each) for each in numbers]))
 
 
 # ---- modes
 
 
+@pytest.mark.parametrize("idle_long_enough", [False, True])
 @pytest.mark.parametrize(
     ("mode", "idle_s"),
     [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)],
 )
 def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_are_evicted(
-    mode: Mode, idle_s: float
+    make: Make, mode: Mode, idle_s: float, idle_long_enough: bool
 ) -> None:
-    registry = Registry()
+    stand = card(make, 0, retry_s=0.0)
     for each in (1, 2, 3, 4):
-        registry.register(1, each)
-    registry.pass_time(idle_s - 2)
-    registry.use(1, 3)
-    registry.register(2, 5)
-    assert registry.sample(50, mode=mode) == []
-    registry.now += 0.5
-    assert registry.sample(50, mode=mode) and ordered([o for _, o in registry.orders]) == [1, 2, 4]
-    assert {order.reason for _, order in registry.orders} == {mode.value}
+        stand.register(1, each, 1)
+    used_at = stand.now
+    stand.enter(mode)
+    stand.now = used_at + idle_s - (1 if idle_long_enough else 2)
+    use(stand, 3)
+    assert stand.reading(min(SHARES[mode], 0.84)) == ([1, 2, 4] if idle_long_enough else [])
+    assert {order.reason for order in stand.orders()[-1:]} <= {mode.value}
 
 
-@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.WORKFLOW_AWARE])
-def test_at_the_threshold_itself_one_byte_too_much_is_used(mode: Mode) -> None:
-    registry = registry_of(50, size=1)
-    assert len(ordered(registry.sample(85, mode=mode))) == 1
-    assert registry_of(50, size=1).sample(84, mode=mode) == []
+@pytest.mark.parametrize("workflow", [False, True])
+def test_at_the_threshold_itself_one_byte_too_much_is_used(make: Make, workflow: bool) -> None:
+    stand = card(make, 50, size=1)
+    if workflow:
+        stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
+    assert len(stand.reading(85)) == 1
+    assert stand.mode() is (Mode.WORKFLOW_AWARE if workflow else Mode.PRESSURE)
+    stand.carry_out_all(1)
+    assert stand.reading(84) == []
 
 
-def test_pressure_takes_at_most_its_share_of_the_entries_in_one_pass() -> None:
-    registry = registry_of(30, size=1, pass_share=0.1)
-    assert ordered(registry.sample(95)) == [1, 2, 3]
-    registry.carry_out(freed=3)
-    assert ordered(registry.sample(92)) == [4, 5, 6], "a tenth of 27 entries, rounded up"
+@pytest.mark.parametrize(
+    ("used", "mode", "first"),
+    [(90, Mode.PRESSURE, 2), (95, Mode.CRITICAL, 2), (97, Mode.EMERGENCY, 13)],
+)
+def test_pressure_and_critical_take_their_share_of_the_entries_in_one_pass_and_emergency_has_no_limit(
+    make: Make, used: int, mode: Mode, first: int
+) -> None:
+    stand = card(make, 20, size=1, pass_share=0.1)
+    assert stand.reading(used) == list(range(1, first + 1)) and stand.mode() is mode
+    if mode is Mode.PRESSURE:
+        stand.carry_out_all(1)
+        assert stand.reading(88) == [3, 4], "a tenth of 18 entries, rounded up"
 
 
 @pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.WORKFLOW_AWARE, Mode.CRITICAL, Mode.EMERGENCY])
-def test_entries_in_use_leave_in_each_mode_from_pressure_up_until_the_device_is_under_its_threshold(mode: Mode) -> None:
-    registry = registry_of(20, size=1, pass_share=1.0)
-    registry.use(1, *range(1, 21))
-    assert len(ordered(registry.sample(90, mode=mode))) == 6, "90 - 6 is the first below 85"
-    registry.carry_out(freed=6)
-    assert registry.sample(84, mode=mode) == []
+def test_entries_in_use_leave_in_each_mode_from_pressure_up_until_the_device_is_under_its_threshold(
+    make: Make, mode: Mode
+) -> None:
+    stand = card(make, 20, size=1)
+    if mode is Mode.WORKFLOW_AWARE:
+        stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
+    use(stand, *range(1, 21))
+    used = USED.get(mode, 90)
+    assert len(stand.reading(used)) == used - 84 and stand.mode() is mode
+    stand.carry_out_all(1)
+    assert stand.reading(84) == []
 
 
 @pytest.mark.parametrize("mode", [Mode.CRITICAL, Mode.EMERGENCY])
-def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_besides(mode: Mode) -> None:
-    registry = registry_of(10, size=1, pass_share=1.0)
-    registry.use(1, 1, 1, 1, 2, 2, 2)
-    registry.pass_time(100)
-    registry.use(1, *range(3, 11))
-    went = ordered(registry.sample(86, mode=mode))
+def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_besides(make: Make, mode: Mode) -> None:
+    stand = card(make, 10, size=1, retry_s=0.0)
+    stand.enter(mode)
+    use(stand, 1, 1, 1, 2, 2, 2)
+    stand.pass_time(100)
+    use(stand, *range(3, 11))
+    went = stand.reading(86)
     assert went[:2] == [3, 4], "pressure's: used least, although just now"
     assert sorted(went[2:]) == [1, 2], "idle, although used most"
 
 
-def test_a_pass_in_critical_takes_the_share_of_pressure_and_one_in_emergency_has_no_limit() -> None:
-    assert ordered(registry_of(20, size=1, pass_share=0.1).sample(95, mode=Mode.CRITICAL)) == [1, 2]
-    assert ordered(registry_of(20, size=1, pass_share=0.1).sample(97, mode=Mode.EMERGENCY)) == list(range(1, 14))
-
-
-def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> None:
-    registry = Registry(pass_share=1.0)
+def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first(make: Make) -> None:
+    stand = card(make, 0)
     for each, (size, tokens, uses) in enumerate(
         [
             (10, 10, 10),  # one use a token
@@ -97,170 +119,256 @@ def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> N
         ],
         1,
     ):
-        registry.register(1, each, size, tokens, uses=uses)
-        registry.now += 1
+        stand.register(1, each, size, tokens, uses=uses)
+        stand.now += 1
     went: list[int] = []
     while len(went) < 6:
-        went += ordered(registry.sample(85))  # one byte too much is used
-        registry.carry_out(freed=1)
+        went += stand.reading(85)  # one byte too much is used
+        stand.carry_out_all(1)
     assert went == [2, 4, 5, 3, 1, 6]
 
 
-def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_work() -> None:
-    registry = registry_of(ENTRIES_MAX + 10, size=1, pass_share=1.0)
-    for mode in (Mode.EMERGENCY, Mode.RELAXED):
-        registry.pass_time(1000)
-        assert len(ordered(registry.sample(20_000, 20_000, mode=mode))) == ENTRIES_MAX
-        registry.carry_out(keep=True)
-        registry.pass_time(100)
+@pytest.mark.parametrize("used", [20_000, 10_000], ids=["emergency", "idle"])
+def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_work(make: Make, used: int) -> None:
+    stand = card(make, 0)
+    for each in range(ENTRIES_MAX + 10):
+        stand.say(1, messages.RegisterEntry(0, GPU, key(each), 1))
+    stand.pass_time(1000)
+    assert len(stand.reading(used, 20_000)) == ENTRIES_MAX
 
 
-def test_a_pass_ranks_the_least_recently_used_of_very_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.daemon.governor.devices.passes.CANDIDATES_MAX", 4)
-    registry = registry_of(6, pass_share=1.0)
-    registry.use(1, 1, 1, 2, 2, 3, 3, 4, 4)
-    registry.use(1, 5, 6)
-    assert ordered(registry.sample(100)) == [1, 2], "5 and 6 were used less, but later than four others"
+def test_a_pass_ranks_the_least_recently_used_of_very_many_entries(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.daemon.governor.devices.choices.CANDIDATES_MAX", 4)
+    stand = card(make, 6)
+    use(stand, 1, 1, 2, 2, 3, 3, 4, 4)
+    use(stand, 5, 6)
+    assert stand.reading(100) == [1, 2], "5 and 6 were used less, but later than four others"
 
 
-def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest() -> None:
-    registry = Registry()
+def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest(make: Make) -> None:
+    stand = card(make, 0)
     for each, agent in enumerate(("next", "far", "", "done", "stranger", "near", "farther"), 1):
-        registry.register(1, each, 1, agent=agent)
-        registry.now += 1
-    registry.workflows.set(next=0, near=1, far=5, farther=9, done=FINISHED)
+        stand.register(1, each, 1, agent=agent)
+        stand.now += 1
+    at = {"done": 0, "next": 1, "near": 2, "far": 6, "farther": 10}
+    stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep(agent, step_index=step) for agent, step in at.items()])
+    stand.ask(1, messages.AdvanceWorkflow, "w", 1)
     went: list[int] = []
     for _ in range(7):
-        went += ordered(registry.sample(85, mode=Mode.WORKFLOW_AWARE), *PASSES)
-        registry.carry_out(freed=1)
+        went += stand.reading(85)
+        stand.carry_out_all(1)
     assert went == [4, 3, 5, 7, 2, 6, 1]
-
-
-def test_a_workflow_below_pressure_evicts_nothing_at_all() -> None:
-    registry = Registry()
-    registry.register(1, 1, agent="done")
-    registry.workflows.set(done=FINISHED)
-    registry.pass_time(10_000)
-    assert registry.sample(70, mode=Mode.WORKFLOW_AWARE) == []
+    stand.register(1, 8, 1, agent="done")
+    stand.pass_time(10_000)
+    stand.came()
+    stand.sample(70, total=100)
+    assert stand.came("offload", "drop") == [] and stand.mode() is Mode.WORKFLOW_AWARE, "below pressure nothing leaves"
 
 
 # ---- where it goes
 
 
-def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy() -> None:
-    def registry() -> Registry:
-        registry = Registry(copy_bytes_per_s=100, compute_s_per_token=1.0, pass_share=1.0)
-        registry.register(1, 1, 1000, tokens=10)
-        registry.register(1, 2, 1000, tokens=9)
-        registry.register(1, 3, 1000, tokens=0)
-        registry.register(1, 4, 1000, tokens=1, cost_ms=10_000.0)
-        registry.register(1, 5, 1000, tokens=1_000_000, cost_ms=9_999.0)
-        registry.pass_time(100)
-        return registry
-
-    orders = registry().sample(95, mode=Mode.CRITICAL)
-    assert (sorted(ordered(orders, "offload")), sorted(ordered(orders, "drop"))) == ([1, 3, 4], [2, 5])
-    assert len({order.order for order in orders}) == 2, "to offload and to drop are orders of their own"
-    orders = registry().sample(95, mode=Mode.CRITICAL, host_accepts=False)
-    assert (ordered(orders, "offload"), sorted(ordered(orders, "drop"))) == ([], [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("host_accepts", [True, False])
+def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy(
+    make: Make, host_accepts: bool
+) -> None:
+    stand = card(make, 0, copy_bytes_per_s=100, compute_s_per_token=1.0)
+    stand.sample(0.5 if host_accepts else 0.86, HOST_GAUGE)
+    stand.register(1, 1, 1000, tokens=10)
+    stand.register(1, 2, 1000, tokens=9)
+    stand.register(1, 3, 1000, tokens=0)
+    stand.register(1, 4, 1000, tokens=1, cost_ms=10_000.0)
+    stand.register(1, 5, 1000, tokens=1_000_000, cost_ms=9_999.0)
+    stand.pass_time(100)
+    stand.sample(95, total=100)
+    went = sorted(stand.came("offload")), len(stand.orders())
+    assert went == (([1, 3, 4], 2) if host_accepts else ([], 1)), "to offload and to drop are orders of their own"
+    assert stand.device()["ordered_entries"] == 5
 
 
 # ---- the floor
 
 
-@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY, Mode.NORMAL, Mode.RELAXED])
-def test_no_pass_goes_below_the_floor(mode: Mode) -> None:
-    registry = registry_of(10, pass_share=1.0)
-    registry.pass_time(1000)
-    orders = registry.sample(200, mode=mode, floor_blocks=65)
-    assert ordered(orders) == [1, 2, 3]
-    registry.carry_out(freed=1)
-    assert registry.sample(150, mode=mode, floor_blocks=65) == []
-    assert registry.status["bytes"] == 70
+@pytest.mark.parametrize("mode", USED)
+def test_no_pass_goes_below_the_floor(make: Make, mode: Mode) -> None:
+    stand = card(make, 13, size=1, block_bytes=1)
+    stand.pass_time(1000)
+    stand.serve_requests()
+    assert stand.reading(USED[mode]) == [1, 2, 3]
+    stand.carry_out_all(1)
+    assert stand.reading(USED[mode]) == []
+    assert stand.device()["bytes"] == stand.device()["floor_blocks"] == 10
 
 
-def test_an_entry_too_large_for_what_may_go_does_not_hold_up_smaller_ones() -> None:
-    registry = Registry()
-    registry.register(1, 1, 50)
-    registry.pass_time(1)
-    registry.register(1, 2, 5)
-    registry.pass_time(1000)
-    assert ordered(registry.sample(95, mode=Mode.CRITICAL, floor_blocks=40)) == [2]
+def test_an_entry_too_large_for_what_may_go_does_not_hold_up_smaller_ones(make: Make) -> None:
+    stand = card(make, 0, block_bytes=4)
+    stand.register(1, 1, 50)
+    stand.register(1, 2, 5)
+    stand.serve_requests()
+    assert stand.reading(95) == [2]
 
 
 # ---- from pass to pass
 
 
-def test_entries_ordered_for_a_budget_count_as_gone_until_the_next_sample() -> None:
-    registry = registry_of(10, size=10, pass_share=1.0, max_entries=10)
-    registry.register(1, 11, 10)
-    assert [order.reason for _, order in registry.orders] == ["budget"]
-    assert registry.sample(94) == [], "the 10 bytes that must go are ordered already"
-    registry.carry_out(freed=10)
-    assert registry.sample(94, began_at=registry.now - 0.5) == [], "a sample of before"
-    assert len(ordered(registry.sample(94))) == 1
+def test_entries_ordered_for_a_budget_count_as_gone_until_the_next_sample(make: Make) -> None:
+    stand = card(make, 10, max_entries=10)
+    stand.register(1, 11, 10)
+    assert [order.reason for order in stand.orders()] == ["budget"]
+    assert stand.reading(94) == [], "the 10 bytes that must go are ordered already"
+    stand.now += 1
+    stand.carry_out_all(10)
+    assert stand.reading(94, began_at=stand.now - 0.5) == [], "a sample of before"
+    assert len(stand.reading(94)) == 1
 
 
-def test_a_pass_is_judged_by_a_sample_that_was_begun_after_it() -> None:
-    registry = registry_of(10, pass_share=0.1)
-    registry.sample(90)
-    registry.now += 5
-    registry.carry_out(freed=0)
-    done_at = registry.now
-    assert registry.sample(90, began_at=done_at - 1) == [] and not registry.status["stuck"]
-    assert registry.sample(90, began_at=done_at) == [], "begun as the last acknowledgement came"
-    assert not registry.status["stuck"]
-    assert registry.sample(90) == [] and registry.status["stuck"]
+def test_a_pass_is_judged_by_a_sample_that_was_begun_after_it(make: Make) -> None:
+    stand = card(make, 10, pass_share=0.1)
+    stand.reading(90)
+    stand.now += 5
+    stand.carry_out_all()
+    done_at = stand.now
+    for began_at in (done_at - 1, done_at):
+        assert stand.reading(90, began_at=began_at) == [] and not stand.device()["stuck"]
+    assert stand.reading(90) == [] and stand.device()["stuck"]
 
 
-def test_a_pass_that_lowered_nothing_is_shown_and_not_repeated() -> None:
-    registry = registry_of(10, pass_share=0.1)
-    registry.sample(90)
-    registry.carry_out(freed=0)
+def test_a_pass_that_lowered_nothing_is_shown_and_not_repeated(make: Make) -> None:
+    stand = card(make, 10, pass_share=0.1)
+    stand.reading(90)
+    stand.carry_out_all()
     for _ in range(3):
-        assert registry.sample(90) == []
-    assert "90 bytes are still used" in registry.status["stuck"]
-    assert [body["event"] for body in registry.told].count("stuck") == 1
-    assert [log.event for log in registry.logged] == ["device stuck"]
-    assert registry.counters["passes"] == 1
+        assert stand.reading(90) == []
+    assert "90 bytes are still used" in stand.device()["stuck"]
+    assert [body["event"] for body in stand.told].count("stuck") == 1
+    assert [log.event for log in stand.logged] == ["mode", "device stuck"]
+    assert stand.status()["counters"]["passes"] == 1
 
 
 @pytest.mark.parametrize("how", ["mode", "registration", "fall", "gauge gone"])
-def test_a_device_is_stuck_until_something_changes(how: str) -> None:
-    registry = registry_of(10, pass_share=0.1)
-    registry.sample(900, 1000)
-    registry.carry_out(freed=0)
-    assert registry.sample(900, 1000) == [] and registry.status["stuck"]
-    assert registry.sample(891, 1000) == [], "a fall of less than a hundredth"
-    if how == "mode":
-        registry.devices.mode_changed(GPU)
-    elif how == "registration":
-        registry.register(2, 100)
+def test_a_device_is_stuck_until_something_changes(make: Make, how: str) -> None:
+    stand = card(make, 10, pass_share=0.1)
+    stand.reading(900, 1000)
+    stand.carry_out_all()
+    assert stand.reading(900, 1000) == [] and stand.device()["stuck"]
+    assert stand.reading(891, 1000) == [], "a fall of less than a hundredth"
+    if how == "registration":
+        stand.register(2, 100)
     elif how == "gauge gone":
-        registry.devices.mode_changed(GPU)
-    assert len(ordered(registry.sample(890 if how == "fall" else 900, 1000))) >= 1
-    assert not registry.status["stuck"]
-    assert registry.told[-1]["event"] == "order" and {"event": "stuck", "device": GPU, "why": ""} in registry.told
+        stand.lose()
+    assert stand.reading({"fall": 890, "mode": 930}.get(how, 900), 1000)
+    assert not stand.device()["stuck"]
+    assert stand.told[-1]["event"] == "order" and {"event": "stuck", "device": GPU, "why": ""} in stand.told
 
 
 @pytest.mark.parametrize("why", ["freed", "fell", "kept"])
-def test_a_pass_that_did_something_or_had_nothing_to_do_it_with_is_followed_by_the_next(why: str) -> None:
-    registry = registry_of(40, size=1, pass_share=0.1)
-    first = ordered(registry.sample(95))
-    registry.carry_out(freed=1 if why == "freed" else 0, keep=why == "kept")
-    second = ordered(registry.sample(94 if why == "fell" else 95))
+def test_a_pass_that_did_something_or_had_nothing_to_do_it_with_is_followed_by_the_next(make: Make, why: str) -> None:
+    stand = card(make, 40, size=1, pass_share=0.1)
+    first = stand.reading(90)
+    stand.carry_out_all(1 if why == "freed" else 0, keep=why == "kept")
+    second = stand.reading(89 if why == "fell" else 90)
     assert second and not set(first) & set(second)
-    assert not registry.status["stuck"]
+    assert not stand.device()["stuck"]
 
 
-def test_idle_entries_leave_below_pressure_although_their_owner_keeps_the_memory() -> None:
-    registry = Registry()
-    registry.register(1, 1)
-    registry.pass_time(400)
-    registry.register(1, 2)
-    registry.pass_time(300)
-    assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [1]
-    registry.carry_out(freed=0)
-    registry.pass_time(400)
-    assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [2]
-    assert not registry.status["stuck"]
+def test_idle_entries_leave_below_pressure_although_their_owner_keeps_the_memory(make: Make) -> None:
+    stand = card(make, 1)
+    stand.pass_time(400)
+    stand.register(1, 2)
+    stand.pass_time(300)
+    assert stand.reading(10) == [1]
+    stand.carry_out_all()
+    stand.pass_time(400)
+    assert stand.reading(10) == [2] and not stand.device()["stuck"]
+
+
+# ---- owners that return nothing, and entries in use: a card of 1,000 bytes, entries 1 to 5 of client 1, 6 to 10 of 2
+
+
+def two(make: Make, used: int, wanted: int = 0, **limits: Any) -> Stand:
+    """A reservation waits for `wanted` bytes more than are free."""
+    stand = card(make, 5, **{"normal_idle_s": 3600.0, **limits})
+    for each in range(6, 11):
+        stand.register(2, each, 10)
+        stand.now += 1
+    stand.reading(used, 1000)
+    if wanted:
+        stand.say(3, messages.ReserveDevice(900, GPU, 1000 - used + wanted, 60.0, 60.0))
+    return stand
+
+
+def asked(stand: Stand, seconds: float) -> list[float]:
+    """Readings come for so long, and each order is carried out without a byte freed; the times of the orders."""
+    began, at = stand.now, [0.0]
+    while stand.now < began + seconds:
+        stand.carry_out_all()
+        if stand.reading(800, 1000, after_s=READING_S):
+            at.append(stand.now - began)
+    return at
+
+
+@pytest.mark.parametrize(("used", "wanted"), [(831, 20), (867, 0)])
+def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(make: Make, used: int, wanted: int) -> None:
+    stand = two(make, used, wanted)
+    assert named(stand.orders()) == [1, 2]
+    stand.carry_out_all()
+    assert stand.reading(used, 1000) == [6, 7]
+    assert "returned nothing to the driver" in stand.device()["stuck"]
+    stand.carry_out_all(10)
+    assert stand.reading(used - 20, 1000) == [] and not stand.device()["stuck"]
+
+
+def test_an_owner_is_left_alone_for_retry_s(make: Make) -> None:
+    stand = two(make, 800, 10, retry_s=3.0)
+    stand.leave(2)
+    at = asked(stand, 14.0)
+    assert len(at) == 5 and all(3 <= later - earlier <= 3 + 3 * READING_S for earlier, later in pairwise(at))
+
+
+def test_an_owner_that_returned_something_is_asked_again_at_once(make: Make) -> None:
+    stand = two(make, 800, 20)
+    stand.leave(2)
+    (order,) = stand.orders()
+    stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, offloaded=order.keys[:1])
+    stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, offloaded=order.keys[1:], freed_bytes=10)
+    assert stand.reading(800, 1000) == [3, 4] and not stand.device()["stuck"]
+
+
+def test_another_mode_asks_every_owner_again(make: Make) -> None:
+    stand = two(make, 800, 10)
+    stand.leave(2)
+    assert len(asked(stand, 4.0)) == 1
+    assert stand.reading(970, 1000) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["nothing left", "only what was idle"])
+def test_a_pass_that_shows_nothing_leaves_the_device_stuck(make: Make, keep: bool) -> None:
+    stand = two(make, 800, 10, normal_idle_s=100.0)
+    stand.carry_out_all()
+    assert stand.reading(800, 1000) == [6]
+    stuck = stand.device()["stuck"]
+    stand.carry_out_all(keep=True)
+    stand.pass_time(100)
+    assert stand.reading(800, 1000) == [2, 3, 4, 5, 6, 7, 8, 9, 10], "the wait is over, and they are idle"
+    stand.carry_out_all(keep=keep)
+    assert stand.reading(800, 1000) == []
+    assert stuck and stand.device()["stuck"] == stuck
+
+
+def test_memory_that_came_back_and_was_taken_meanwhile_is_not_returned_in_vain(make: Make) -> None:
+    stand = two(make, 800, 20)
+    (order,) = stand.orders()
+    stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, offloaded=order.keys[:1])
+    assert stand.reading(790, 1000, after_s=READING_S) == [], "the pass is under way"
+    stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, offloaded=order.keys[1:])
+    assert stand.reading(800, 1000) == [3, 4] and not stand.device()["stuck"]
+
+
+def test_an_entry_that_was_in_use_leaves_soon_after_if_a_reservation_waits(make: Make) -> None:
+    stand = two(make, 800, 100, retry_s=30.0)
+    assert stand.came() == list(range(1, 11))
+    stand.carry_out_all(keep=True)
+    kept_at = stand.now
+    while not (again := stand.reading(800, 1000, after_s=READING_S)):
+        assert stand.now < kept_at + WAITING_RETRY_S
+    assert stand.now >= kept_at + WAITING_RETRY_S and again == list(range(1, 11))

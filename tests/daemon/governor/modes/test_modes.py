@@ -11,44 +11,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensord.daemon.governor.forms.thresholds import Thresholds
-from tensord.daemon.governor.modes.modes import TierMode
 from tensord.errors import BadConfiguration
-from tensord.ipc.messages.modes import Mode
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.control import AgentStep
+from tensord.ipc.messages.modes import LEVELS, Mode
+
+from ..stand import Make, Stand
 
 BEGINS = {Mode.NORMAL: 0.70, Mode.PRESSURE: 0.85, Mode.CRITICAL: 0.92, Mode.EMERGENCY: 0.96}
 LEFT = {Mode.NORMAL: 0.68, Mode.PRESSURE: 0.83, Mode.CRITICAL: 0.90, Mode.EMERGENCY: 0.94}
-IN = {Mode.RELAXED: 0.3, Mode.NORMAL: 0.75, Mode.PRESSURE: 0.87, Mode.CRITICAL: 0.94, Mode.EMERGENCY: 0.99}
 
 
-def at(level: Mode, thresholds: Thresholds | None = None) -> TierMode:
-    tier = TierMode(thresholds or Thresholds())
-    tier.sample(IN[level])
-    assert tier.level is tier.mode is level
-    return tier
-
-
-def levels(tier: TierMode, *shares: float) -> list[Mode]:
+def levels(stand: Stand, *permilles: int) -> list[Mode]:
     found = []
-    for share in shares:
-        tier.sample(share)
-        found.append(tier.level)
+    for permille in permilles:
+        stand.sample(permille, total=1000)
+        found.append(stand.mode())
     return found
 
 
-@pytest.mark.parametrize("share", [math.nan, -0.01, -math.inf])
-def test_an_invalid_share_never_means_an_empty_tier(share: float) -> None:
-    tier = at(Mode.EMERGENCY)
-    for _ in range(3):
-        with pytest.raises(AssertionError):
-            tier.sample(share)
-    assert tier.level is Mode.EMERGENCY
-
-
-def test_without_hysteresis_a_threshold_still_belongs_to_its_level() -> None:
-    tier = at(Mode.PRESSURE, Thresholds(hysteresis=0.0))
-    assert levels(tier, 0.85, 0.85, 0.85) == [Mode.PRESSURE] * 3
-    below = math.nextafter(0.85, 0)
-    assert levels(tier, below, below) == [Mode.PRESSURE, Mode.NORMAL]
+def test_without_hysteresis_a_threshold_still_belongs_to_its_level(make: Make) -> None:
+    stand = make(thresholds=Thresholds(hysteresis=0.0))
+    assert levels(stand, 850, 850, 850) == [Mode.PRESSURE] * 3
+    assert levels(stand, 849, 849) == [Mode.PRESSURE, Mode.NORMAL]
 
 
 # ---- thresholds
@@ -80,19 +65,19 @@ def test_thresholds_out_of_order_are_refused_by_name(settings_: dict[str, float]
         Thresholds(**settings_)
 
 
-def test_thresholds_at_their_limits_are_taken() -> None:
-    assert levels(TierMode(Thresholds(0.02, 0.05, 0.5, 1.0, 0.02)), 1.0, 0.0, 0.0)[-1] is Mode.RELAXED
+def test_thresholds_at_their_limits_are_taken(make: Make) -> None:
+    assert levels(make(thresholds=Thresholds(0.02, 0.05, 0.5, 1.0, 0.02)), 1000, 0, 0)[-1] is Mode.RELAXED
     Thresholds(1e-6, 2e-6, 3e-6, 4e-6, 0.0)
 
 
-def test_new_thresholds_hold_from_the_next_sample_on() -> None:
-    tier = at(Mode.NORMAL)
-    tier.change_thresholds(Thresholds(0.2, 0.4, 0.6, 0.8))
-    assert tier.level is Mode.NORMAL
-    assert levels(tier, 0.75) == [Mode.CRITICAL]
-    tier.sample(0.5)
-    tier.change_thresholds(Thresholds())
-    assert levels(tier, 0.5, 0.5) == [Mode.CRITICAL, Mode.RELAXED], "samples before speak for nothing any more"
+def test_new_thresholds_hold_from_the_next_sample_on(make: Make) -> None:
+    stand = make()
+    assert levels(stand, 750) == [Mode.NORMAL]
+    stand.change_limits(thresholds=Thresholds(0.2, 0.4, 0.6, 0.8))
+    assert stand.mode() is Mode.NORMAL
+    assert levels(stand, 750, 500) == [Mode.CRITICAL] * 2
+    stand.change_limits(thresholds=Thresholds())
+    assert levels(stand, 500, 500) == [Mode.CRITICAL, Mode.RELAXED], "samples before speak for nothing any more"
 
 
 points = st.one_of(
@@ -106,13 +91,16 @@ class AgainstThresholds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tier = TierMode(Thresholds())
+        self.stand = Stand()
+        self.stand.join(1)
+        self.stand.open(1)
         self.samples: list[Fraction] = []
         self.entered = dict.fromkeys(BEGINS, False)
+        self.workflow = False
 
     @rule(permille=points)
     def sample(self, permille: int) -> None:
-        self.tier.sample(permille / 1000)
+        self.stand.sample(permille, total=1000)
         self.samples.append(Fraction(permille, 1000))
         for level, begins in BEGINS.items():
             exact = Fraction(str(begins))
@@ -121,18 +109,25 @@ class AgainstThresholds(RuleBasedStateMachine):
             elif len(self.samples) > 1 and max(self.samples[-2:]) <= exact - Fraction(2, 100):
                 self.entered[level] = False
 
-    @rule(workflow=st.booleans())
-    def change_workflow(self, workflow: bool) -> None:
-        self.tier.workflow = workflow
+    @rule()
+    def change_workflow(self) -> None:
+        if self.workflow:
+            self.stand.ask(1, messages.EndWorkflow, "w")
+        else:
+            self.stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
+        self.workflow = not self.workflow
 
     @invariant()
     def the_level_is_the_highest_that_was_entered_and_not_left(self) -> None:
         entered = [level for level, held in self.entered.items() if held]
         assert entered == list(BEGINS)[: len(entered)], "levels are entered from below"
-        assert self.tier.level is (entered or [Mode.RELAXED])[-1]
-        aware = self.tier.workflow and self.tier.level in (Mode.NORMAL, Mode.PRESSURE)
-        assert self.tier.mode is (Mode.WORKFLOW_AWARE if aware else self.tier.level)
-        assert self.tier.pressed == (Mode.PRESSURE in entered)
+        for row in self.stand.status()["gauges"]:
+            assert row["level"] == (entered or [Mode.RELAXED])[-1] in LEVELS
+            aware = self.workflow and row["level"] in (Mode.NORMAL, Mode.PRESSURE)
+            assert row["mode"] == (Mode.WORKFLOW_AWARE if aware else row["level"])
+        pressed = Mode.PRESSURE in entered
+        assert self.stand.governor.sample_every_s == (0.25 if pressed else 2.0)
+        self.stand.check()
 
 
 TestAgainstThresholds = AgainstThresholds.TestCase

@@ -278,7 +278,7 @@ def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(
     card.stand.pass_time(61)
     answers = [each for each in card.stand.answers.get(2, ()) if getattr(each, "id", None) == request]
     assert len(answers) == 1, "every request is answered once"
-    assert len(card.stand.governor.queue) == 0
+    assert not any(row["waiting_reservations"] for row in card.stand.status()["devices"])
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -286,7 +286,7 @@ def test_nothing_is_left_of_the_reservations_of_a_client_that_died(make: Make, s
     card = Card(make)
     STATES[state](card)
     asker_dies(card)
-    assert not any(waiting.client == 2 for waiting in card.stand.governor.queue._waiting.values())
+    card.stand.check()
     card.stand.pass_time(61)
     assert card.stand.status()["reservations"] == 0
 

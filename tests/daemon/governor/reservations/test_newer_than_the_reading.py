@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensord.daemon.governor.reservations.unseen import SUMS_MAX, UnseenBytes
+from tensord.daemon.governor.unseen import SUMS_MAX
 from tensord.ipc.messages import control as messages
 
 from ..stand import GPU, MIB, Make, Stand, refused
@@ -71,13 +71,19 @@ def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what
     refused(reserve(stand, 2, 1, promotes=True), "DeviceFull")
 
 
-def test_sums_of_unseen_bytes_are_bounded_for_a_device_and_by_devices() -> None:
-    unseen = UnseenBytes(devices_max=2)
-    for at in range(10 * SUMS_MAX):
-        unseen.add(GPU, 1, float(at))
-        unseen.check_invariants()
-    assert unseen.of(GPU) == 10 * SUMS_MAX
-    for device in ("b", "c"):
-        unseen.add(device, 1, 0.0)
-    assert unseen.of(GPU) == 0 and unseen.of("b") == unseen.of("c") == 1
-    unseen.check_invariants()
+def test_however_many_entries_are_newer_than_the_reading_all_of_them_count(make: Make) -> None:
+    stand = filled(make, entries=1)
+    for number in range(2, 2 * SUMS_MAX):
+        stand.now += 0.001
+        stand.register(1, number, MIB)
+    left = 1000 - (2 * SUMS_MAX - 1)
+    refused(reserve(stand, 2, left + 1), "DeviceFull")
+    assert isinstance(reserve(stand, 2, left), messages.Reserved)
+
+
+def test_of_many_devices_without_a_gauge_the_oldest_are_forgotten(make: Make) -> None:
+    stand = make(devices_max=2)
+    for device in ("a", "b", "c"):
+        held = stand.ask(1, messages.ReserveDevice, device, MIB, 10.0, held=True)
+        stand.ask(1, messages.ReleaseReservation, held.reservation)
+    assert [row["device"] for row in stand.status()["devices"]] == ["b", "c"]

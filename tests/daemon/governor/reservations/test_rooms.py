@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.governor.forms.events import NeighbourAnswered
 from tensord.daemon.governor.forms.limits import NeighbourPlace
-from tensord.daemon.governor.reservations.rooms import SETTLE_S
+from tensord.daemon.governor.rooms import SETTLE_S
 from tensord.ipc.messages import control as messages
 
 from ..stand import GPU, MIB, TOTAL, Make, Stand, refused

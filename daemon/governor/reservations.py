@@ -1,0 +1,331 @@
+"""Reservations of a device's free memory, so that two clients that read the same gauge do not both take it.
+
+Owns the granted reservations and those that wait until memory is free, with their ends and answers; and what else was
+taken since the last reading. Does not own which entries leave for a waiting one (devices), nor the gauges.
+
+A request is granted only if no request of its device waits before it, so small ones do not overtake a large one. It
+waits for `wait_s`, and is then refused with the state of the device. A granted reservation, and not the wait, makes a
+promise: memory is promised once a reading shows it as free.
+
+An ended reservation still counts until a reading that was begun after its end: only that reading shows what its owner
+has taken meanwhile. So do entries, from their registration on. Of more than `devices_max` devices the oldest is
+forgotten: a device whose gauge has vanished never gets another reading.
+
+A daemon that follows another one grants nothing for REATTACH_S: within that time clients attach anew, and say what the
+daemon before has granted them. That counts at once, whatever the gauge shows.
+
+Invariants: a request is answered once, or its client has left. A client has at most reservations_max reservations,
+those that wait included. Each has an end. A number is never used twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ...errors import DeviceFull, LimitReached, TensordError, UnknownOrder
+from ...ipc.messages import control as messages
+from ...ipc.quantities import rounded_size
+from ..claims.deadlines import Deadlines
+from .forms.limits import GovernorLimits
+from .forms.outbox import GovernorOutbox
+from .unseen import UnseenBytes
+
+OPERATOR: Final = 0
+"""The owner of reservations that no client's end ends. No client has this number."""
+REATTACH_S: Final = 2.0
+"""Clients try once a second to attach anew."""
+DUE_MAX: Final = 256
+"""Reservations that one Tick ends."""
+_ADVICE: Final = "reserve less, wait longer (wait_s), or release entries"
+_ROOM_ADVICE: Final = "ask for less, wait longer (--wait), or end other rooms (tensorctl room 0)"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRoom:
+    """A device's memory. `free_bytes`: by the gauge, without regard to reservations. `calm_bytes`: what can be taken
+    with the device still below pressure, promotions under way deducted. `cached_bytes`: of entries; `pinned_bytes` and
+    `leaving_bytes`: of those in use, and of those that are ordered away. `silent_bytes`: of those whose owners do not
+    answer."""
+
+    total_bytes: int
+    free_bytes: int
+    calm_bytes: int = 0
+    cached_bytes: int = 0
+    pinned_bytes: int = 0
+    leaving_bytes: int = 0
+    silent_bytes: int = 0
+
+
+Told = Callable[[messages.Reserved | TensordError], object]
+
+
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    """`told`: gets the answer in place of the client; the reservation is the operator's once it is granted."""
+
+    client: int
+    message: messages.ReserveDevice
+    told: Told | None
+    waits: bool = True
+
+    @property
+    def owner(self) -> int:
+        return self.client if self.waits or self.told is None else OPERATOR
+
+
+class Reservations:
+    """The granted and the waiting reservations of all devices by number, the oldest first.
+
+    Args:
+        room_of: gives a device's memory.
+    """
+
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, room_of: Callable[[str], FreeRoom]) -> None:
+        self._limits = limits
+        self._outbox = outbox
+        self._room_of = room_of
+        self._grants_from = -math.inf
+        self._last = 0
+        self._all: dict[int, _Reservation] = {}
+        self._timers: Deadlines[int] = Deadlines()
+        self._ended: dict[str, UnseenBytes] = {}
+        self._registered: dict[str, UnseenBytes] = {}
+
+    # ---- questions
+
+    @property
+    def granted(self) -> int:
+        """The number of reservations that do not wait."""
+        return sum(not each.waits for each in self._all.values())
+
+    def devices(self, *, waited_for: bool = False) -> list[str]:
+        """The devices on which bytes count as reserved or are waited for; or only the latter."""
+        ended = () if waited_for else self._ended
+        found = [each.message.device for each in self._all.values() if each.waits or not waited_for]
+        return list(dict.fromkeys([*found, *ended]))
+
+    def waiting(self, device: str) -> list[int]:
+        """The numbers of the waiting requests."""
+        return [number for number, each in self._all.items() if each.waits and each.message.device == device]
+
+    def waiting_bytes(self, device: str) -> int:
+        """The bytes of all waiting requests."""
+        return self._bytes_of(device, waits=True)
+
+    def bytes_of(self, device: str) -> int:
+        """The bytes that count as reserved on a device, ended reservations included."""
+        return self._bytes_of(device, waits=False) + _total(self._ended, device)
+
+    def taken_bytes(self, device: str) -> int:
+        """The bytes that count as reserved, and those of entries that are newer than the last reading."""
+        return self.bytes_of(device) + _total(self._registered, device)
+
+    def wanted_bytes(self, device: str, free_bytes: int) -> int:
+        """How many bytes of entries must leave for the waiting requests.
+
+        Ended reservations and entries that are newer than the reading count as free here: the next reading shows
+        whether their memory was taken.
+        """
+        waiting_bytes = self.waiting_bytes(device)
+        return waiting_bytes and max(0, waiting_bytes + self._bytes_of(device, waits=False) - free_bytes)
+
+    def check_count(self, owner: int) -> None:
+        """Raises LimitReached if the owner has as many reservations as allowed, those that wait included."""
+        held = sum(each.owner == owner for each in self._all.values())
+        if held >= self._limits.reservations_max:
+            raise LimitReached(
+                f"{held} reservations of this client, and {self._limits.reservations_max} may be (a fixed limit): "
+                "release one first"
+            )
+
+    def next_timer(self) -> float | None:
+        """When `expire` is due, and when the first request may be granted."""
+        first = self._timers.next_timer()
+        return first if first is None or math.isinf(self._grants_from) else min(first, self._grants_from)
+
+    def check_invariants(self, clients: set[int]) -> None:
+        """Asserts what the module's docstring promises."""
+        self._timers.check_invariants()
+        assert all(number in self._timers for number in self._all), "a reservation that would never end"
+        assert len(self._timers) == len(self._all)
+        assert {each.owner for each in self._all.values()} <= clients | {OPERATOR}, "of a client that left"
+        assert max(len(self._ended), len(self._registered)) <= self._limits.devices_max
+
+    # ---- requests
+
+    def follow(self, now: float) -> None:
+        """A daemon ran before this one: nothing is granted for REATTACH_S but what its clients hold."""
+        self._grants_from = now + REATTACH_S
+
+    def ask(self, client: int, message: messages.ReserveDevice, now: float, told: Told | None = None) -> int:
+        """Grants a reservation, or lets it wait. With `told`, it becomes the operator's, and `told` gets the answer in
+        place of the client. The client waits for it all the same.
+
+        Returns:
+            Its number.
+
+        Raises:
+            LimitReached: the client has as many reservations as allowed; the text names the limit.
+            DeviceFull: the device is smaller; or fewer bytes are free, and the request does not wait.
+        """
+        self.check_count(client)
+        device, room = message.device, self._room_of(message.device)
+        left_bytes = room.calm_bytes - self.taken_bytes(device) - self.waiting_bytes(device)
+        if message.promotes and message.size_bytes > left_bytes:
+            raise DeviceFull(
+                f"{message.size_bytes} bytes to promote to {device}, and {max(0, left_bytes)} are left below pressure: "
+                "use the host tier's copy"
+            )
+        asked, before = _Reservation(client, message, told), len(self.waiting(device))
+        fits = not before and now >= self._grants_from and self._fits(message, room.free_bytes)
+        refused = message.promotes or not message.wait_s or message.size_bytes > room.total_bytes
+        if refused and not (message.held or fits):
+            raise self._full(asked, room, before, early=now < self._grants_from)
+        self._last += 1
+        number = self._last
+        self._all[number] = asked
+        if message.held or fits:
+            self._grant(number, now)
+        else:
+            wait_s_max = self._limits.reserve_s_max if told is None else self._limits.room_s_max
+            self._timers.set(number, now + min(message.wait_s, wait_s_max))
+        return number
+
+    def release(self, client: int, message: messages.ReleaseReservation, now: float) -> messages.Done:
+        """Ends a reservation: the memory was taken, or is not needed.
+
+        Raises:
+            UnknownOrder: this client has no such reservation.
+        """
+        token = message.reservation
+        known = self._all.get(token)
+        if known is None or known.waits or known.owner != client:
+            raise UnknownOrder(f"this client has no reservation {token}: it has ended, or never existed")
+        self._end(token, now)
+        return messages.Done(message.id)
+
+    def end_rooms(self, device: str, now: float) -> int:
+        """Ends the operator's reservations of a device. Returns their number."""
+        rooms = [n for n, each in self._all.items() if each.owner == OPERATOR and each.message.device == device]
+        for number in rooms:
+            self._end(number, now)
+        return len(rooms)
+
+    def refuse(self, number: int, error: TensordError | None = None, *, early: bool = False) -> None:
+        """Refuses a waiting request; without an error because of the state of its device."""
+        asked = self._all[number]
+        if error is None:
+            device = asked.message.device
+            error = self._full(asked, self._room_of(device), self.waiting(device).index(number), early=early)
+        self._remove(number)
+        if asked.told is None:
+            self._outbox.refuse(asked.client, asked.message.id, error)
+        else:
+            self._outbox.count_refusal(asked.client, error)
+            asked.told(error)
+
+    # ---- what else happens
+
+    def registered(self, device: str, new_bytes: int, now: float) -> None:
+        """Counts memory of a new entry that lies in no reservation."""
+        self._count(self._registered, device, new_bytes, now)
+
+    def sampled(self, device: str, began_at: float) -> None:
+        """Takes a reading that was begun at `began_at`: it shows what was taken before."""
+        for sums in (self._ended, self._registered):
+            if device in sums:
+                sums[device].sampled(began_at)
+                if not sums[device].total:
+                    del sums[device]
+
+    def grant(self, device: str, free_bytes: int, now: float) -> None:
+        """Grants the first requests, as far as they fit what the gauge shows as free."""
+        for number in self.waiting(device):
+            if now < self._grants_from or not self._fits(self._all[number].message, free_bytes):
+                return
+            self._grant(number, now)
+
+    def expire(self, now: float) -> None:
+        """Ends up to DUE_MAX reservations whose time is up, and refuses requests whose wait is over."""
+        early = now < self._grants_from
+        if not early:
+            self._grants_from = -math.inf
+        for _ in range(DUE_MAX):
+            number = self._timers.pop_due(now)
+            if number is None:
+                break
+            if self._all[number].waits:
+                self.refuse(number, early=early)
+            else:
+                self._end(number, now)
+
+    def client_left(self, client: int, now: float) -> None:
+        """Forgets the client's requests, and ends its reservations."""
+        for number in [number for number, each in self._all.items() if each.owner == client]:
+            if self._all[number].waits:
+                self._remove(number)
+            else:
+                self._end(number, now)
+
+    def _bytes_of(self, device: str, *, waits: bool) -> int:
+        found = (each.message for each in self._all.values() if each.waits == waits)
+        return sum(message.size_bytes for message in found if message.device == device)
+
+    def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
+        return message.size_bytes <= free_bytes - self.taken_bytes(message.device)
+
+    def _grant(self, number: int, now: float) -> None:
+        granted = self._all[number]
+        granted.waits = False
+        message, for_room = granted.message, granted.told is not None
+        lasts_s = min(message.for_s, self._limits.room_s_max if for_room else self._limits.reserve_s_max)
+        self._timers.set(number, now + lasts_s)
+        answer = messages.Reserved(message.id, number, lasts_s)
+        if granted.told is None:
+            self._outbox.send(granted.client, answer)
+        else:
+            granted.told(answer)
+
+    def _end(self, number: int, now: float) -> None:
+        message = self._remove(number).message
+        self._count(self._ended, message.device, message.size_bytes, now)
+
+    def _remove(self, number: int) -> _Reservation:
+        self._timers.drop(number)
+        return self._all.pop(number)
+
+    def _count(self, sums: dict[str, UnseenBytes], device: str, size_bytes: int, now: float) -> None:
+        if not size_bytes:
+            return
+        sums.setdefault(device, UnseenBytes()).add(size_bytes, now)
+        if len(sums) > self._limits.devices_max:
+            del sums[next(iter(sums))]
+
+    def _full(self, asked: _Reservation, room: FreeRoom, before: int, *, early: bool) -> DeviceFull:
+        """`before`: the requests that wait before this one. `early`: nothing is granted yet."""
+        device, size_bytes = asked.message.device, asked.message.size_bytes
+        for_room = asked.told is not None
+        said, unit = (rounded_size, "") if for_room else (str, " bytes")
+        if for_room and size_bytes > room.total_bytes:
+            return DeviceFull(
+                f"{said(size_bytes)} are more than the {said(room.total_bytes)} of {device}: ask for less"
+            )
+        reserved_bytes, new_bytes = self.bytes_of(device), _total(self._registered, device)
+        left = said(max(0, room.free_bytes - reserved_bytes - new_bytes))
+        new = f", and {said(new_bytes)} of entries are newer than the last reading" if new_bytes else ""
+        waits = f", and {before} reservations wait before this one" if before else ""
+        if early:
+            waits += f", and for {REATTACH_S:g} s after its start a daemon waits for what clients held before it"
+        silent = f", {said(room.silent_bytes)} are of processes that do not answer" if room.silent_bytes else ""
+        return DeviceFull(
+            f"{said(size_bytes)}{unit} to reserve on {device}, and {left} are free ({said(reserved_bytes)} more are "
+            f"reserved{new}){waits}; of {said(room.cached_bytes)} cached{unit} {said(room.pinned_bytes)} are pinned"
+            f"{silent} and {said(room.leaving_bytes)} are leaving: {_ROOM_ADVICE if for_room else _ADVICE}"
+        )
+
+
+def _total(sums: dict[str, UnseenBytes], device: str) -> int:
+    return sums[device].total if device in sums else 0
