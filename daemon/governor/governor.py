@@ -71,7 +71,7 @@ class Governor:
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits, self._outbox, self._room)
         self.rooms = Rooms(limits, self._outbox, self.reservations, self._room)
-        self.floors = Floors(lambda device: self.tiers.find(device) is not None or self.devices.has_entries(device))
+        self.floors = Floors(lambda device: device in self.tiers or bool(self.devices.find(device).entries))
         self.host = Host(limits, self._outbox)
         self.sources: tuple[SourceState, ...] = ()
         self._now = 0.0
@@ -269,7 +269,7 @@ class Governor:
                 self.reservations.sampled(name, gauge.sample.began_at)
                 self._serve_waiting(now)
                 self.devices.sampled(name, self._circumstances(name), now)
-                self.rooms.sampled(gauge, now, passing=self.devices.is_passing(name))
+                self.rooms.sampled(gauge, now, passing=self.devices.find(name).current_pass is not None)
 
     def _serve_waiting(self, now: float) -> None:
         """Grants the waiting reservations that fit."""
@@ -299,9 +299,8 @@ class Governor:
         raise DeviceFull(f"{why}: use the host tier's copy") if promotes else NoGauge(why + then)
 
     def _room(self, device: str) -> FreeRoom:
-        if self.tiers.find_device(device) is None:
-            return FreeRoom(0, 0)
-        return self.devices.room(device, self._circumstances(device), self._now)
+        gauge = self.tiers.find_device(device)
+        return FreeRoom(0, 0) if gauge is None else self.devices.find(device).room(gauge, self._now)
 
     def _circumstances(self, device: str) -> Circumstances:
         """The circumstances of a device. One of unknown size is limited by its budgets and its floor only."""

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.messages.modes import Tier
-from .devices.record import DeviceRecord
 from .forms.events import OWNERS_SOURCE, SourceState
 from .tiers import Gauge
 
@@ -24,7 +23,7 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
         "missing_cards": _missing_cards(governor),
         "thresholds": asdict(governor.limits.thresholds),
         "devices": _devices(governor, now),
-        "owners": governor.devices.owners(),
+        "owners": _owners(governor),
         "workflows": governor.workflows.status(),
         "host": {
             "resident_bytes": host.holds.resident_bytes,
@@ -84,16 +83,42 @@ def _source(source: SourceState, now: float) -> dict[str, Any]:
 def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
     """The devices with entries, with reservations, or with counted requests."""
     floors, reservations = governor.floors, governor.reservations
-    rows = {row["device"]: row for row in governor.devices.status()}
-    for device in sorted(floors.devices().union(reservations.devices()) - rows.keys()):
-        rows[device] = DeviceRecord(device).status()
-    for device, row in rows.items():
-        gauge = governor.tiers.find(device)
-        row |= {
-            "reserved_bytes": reservations.bytes_of(device),
-            "waiting_reservations": len(reservations.waiting(device)),
-            "waiting_bytes": reservations.waiting_bytes(device),
-            "floor_blocks": floors.blocks(device, now),
+    others = sorted(floors.devices().union(reservations.devices()))
+    rows = []
+    for name in dict.fromkeys([*(device.name for device in governor.devices), *others]):
+        device, gauge = governor.devices.find(name), governor.tiers.find(name)
+        row = {
+            "device": name,
+            "entries": len(device.entries),
+            "bytes": device.held_bytes,
+            "tokens": sum(owner.tokens for owner in device.owners.values()),
+            "ordered_entries": len(device.entries) - device.staying_entries,
+            "ordered_bytes": device.held_bytes - device.staying_bytes,
+            "owners": len(device.owners),
+            "stuck": device.stuck,
+            "reserved_bytes": reservations.bytes_of(name),
+            "waiting_reservations": len(reservations.waiting(name)),
+            "waiting_bytes": reservations.waiting_bytes(name),
+            "floor_blocks": floors.blocks(name, now),
             "capacity_blocks": governor.limits.capacity_blocks(None if gauge is None else gauge.sample.total_bytes),
         }
-    return list(rows.values())
+        rows.append(row)
+    return rows
+
+
+def _owners(governor: Governor) -> list[dict[str, Any]]:
+    """One row for each owner and device."""
+    return [
+        {
+            "client": owner.client,
+            "name": governor.clients[owner.client].name,
+            "pid": governor.clients[owner.client].pid,
+            "device": device.name,
+            "entries": owner.entries,
+            "bytes": owner.size_bytes,
+            "ordered_entries": owner.ordered_entries,
+            "unresponsive": owner.unresponsive,
+        }
+        for device in governor.devices
+        for owner in device.owners.values()
+    ]

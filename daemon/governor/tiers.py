@@ -132,6 +132,9 @@ class Tiers:
     def __iter__(self) -> Iterator[Gauge]:
         return iter(self._gauges.values())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._gauges
+
     def find(self, name: str) -> Gauge | None:
         """The gauge of that name."""
         return self._gauges.get(name)

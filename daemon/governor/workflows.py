@@ -54,7 +54,6 @@ class Workflows:
         self._workflows: dict[str, WorkflowProgress] = {}
         self._ended: dict[str, None] = {}
         self._distances: dict[str, float] | None = {}  # of each agent in a graph; None after a change
-        self._up_next: dict[int, tuple[str, ...]] = {}
         self._turned: dict[str, None] = {}  # agents whose steps have changed since `report`
 
     def __len__(self) -> int:
@@ -150,15 +149,12 @@ class Workflows:
 
     def up_next(self, lookahead: int) -> Sequence[str]:
         """The agents that run within `lookahead` steps, the nearest first, each once."""
-        found = self._up_next.get(lookahead)
-        if found is None:
-            agents = {
-                step.agent_id: None
-                for workflow in self._workflows.values()
-                for step in workflow.graph.get_prefetch_candidates(workflow.step, lookahead)
-            }
-            found = self._up_next[lookahead] = tuple(sorted(agents, key=self.distance))
-        return found
+        agents = dict.fromkeys(
+            step.agent_id
+            for workflow in self._workflows.values()
+            for step in workflow.graph.get_prefetch_candidates(workflow.step, lookahead)
+        )
+        return sorted(agents, key=self.distance)
 
     def status(self) -> list[dict[str, Any]]:
         """One row for each workflow; `agents` and `steps` are counts."""
@@ -185,7 +181,7 @@ class Workflows:
         assert nearest == self._known(), "a distance of a former step"
         assert not (self._ended.keys() & nearest.keys()), "an agent that ended is in a graph"
         assert len(self._ended) <= ENDED_AGENTS_MAX
-        assert self._workflows or not (self._ended or nearest or any(self._up_next.values()))
+        assert self._workflows or not (self._ended or nearest)
 
     def _of_client(self, client: int, name: str) -> WorkflowProgress:
         workflow = self._workflows.get(name)
@@ -223,5 +219,4 @@ class Workflows:
 
     def _changed(self, client: int, name: str, change: str, **more: int) -> None:
         self._distances = None
-        self._up_next.clear()
         self._outbox.announce("workflow", client=client, workflow=name, change=change, **more)

@@ -26,6 +26,8 @@ ENTRIES_MAX: Final = 4096
 """Entries that one pass orders away. So many keep the daemon from other work for some milliseconds."""
 CANDIDATES_MAX: Final = 8192
 """Entries that one pass ranks: the least recently used. The next pass ranks those that were used since."""
+WAITING_RETRY_S: Final = 1.0
+"""While a reservation waits, an entry that was in use is ordered again after so long, if that is less than retry_s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,10 @@ def for_pass(
     mode, spare_bytes = under.mode, device.staying_bytes - limits.block_bytes * under.floor_blocks
     if spare_bytes <= 0:
         return []
-    soon = device.may_go_soon(now, retry_s=limits.retry_s, waiting=under.wanted_bytes > 0)
-    entries = list(islice(soon, CANDIDATES_MAX))
+    vain = {owner for owner in device.owners.values() if owner.slow(now) or now < owner.vain_until}
+    retry_s = max(0.0, limits.retry_s - WAITING_RETRY_S) if under.wanted_bytes else 0.0
+    may_go = (entry for entry in device.may_go(now + retry_s) if entry.owner not in vain)
+    entries = list(islice(may_go, CANDIDATES_MAX))
     need_bytes = max(under.mode_bytes, under.wanted_bytes) - device.going_bytes(now) - device.freed.total
     needed: list[HeldEntry] = []
     if need_bytes > 0:
@@ -83,11 +87,19 @@ def for_pass(
             ranked = sorted(entries, key=lambda entry: -workflows.distance(entry.agent))
         else:
             ranked = sorted(entries, key=_worth)  # of equals the least recently used goes first
-        needed = _first(ranked, need_bytes, min(most, ENTRIES_MAX), spare_bytes)
+        needed, _ = _first(ranked, spare_bytes, need_bytes, most=min(most, ENTRIES_MAX))
         spare_bytes -= sum(entry.size_bytes for entry in needed)
-    idle_since, taken = now - _idle_s(mode, limits), set(needed)
-    idle = [entry for entry in entries if entry.used_at <= idle_since and entry not in taken]
-    return needed + _first(idle, math.inf, ENTRIES_MAX - len(needed), spare_bytes)
+    # Entries that are idle for so long leave whatever the device lacks.
+    critical_s = limits.critical_idle_s
+    idle_s = {
+        Mode.RELAXED: limits.relaxed_idle_s,
+        Mode.NORMAL: limits.normal_idle_s,
+        Mode.CRITICAL: critical_s,
+        Mode.EMERGENCY: critical_s,
+    }.get(mode, math.inf)
+    taken = set(needed)
+    idle = [entry for entry in entries if entry.used_at <= now - idle_s and entry not in taken]
+    return needed + _first(idle, spare_bytes, math.inf, most=ENTRIES_MAX - len(needed))[0]
 
 
 def for_registration(
@@ -119,21 +131,18 @@ def for_registration(
         for name, (over, total) in would_be.items()
         if over > 0
     )
-    floor_bytes = under.floor_blocks * limits.block_bytes
     capacity = limits.capacity_blocks(gauge.sample.total_bytes)
-    if floor_bytes and under.floor_blocks >= capacity:
-        raise BelowFloor(
-            f"{exceeded}, and no entry may be evicted: the queueing floor is "
-            f"{under.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
-            "serve fewer requests at once, or raise max_bytes"
-        )
-    found = _coldest(device, over_entries, over_bytes, after_bytes - floor_bytes, now)
-    if found is not None:
+    # A floor at the capacity leaves nothing to evict, or each entry would evict another.
+    spare_bytes = after_bytes - limits.block_bytes * under.floor_blocks
+    if 0 < under.floor_blocks >= capacity:
+        spare_bytes = 0
+    found, met = _first(device.may_go(now), spare_bytes, over_bytes, over_entries)
+    if met:
         return found
-    if floor_bytes and _coldest(device, over_entries, over_bytes, after_bytes, now) is not None:
+    if under.floor_blocks and _first(device.may_go(now), after_bytes, over_bytes, over_entries)[1]:
         raise BelowFloor(
-            f"{exceeded}, and only {max(0, after_bytes - floor_bytes)} bytes are above "
-            f"the queueing floor of {floor_bytes}, of a capacity of {capacity} blocks of {limits.block_bytes} bytes; "
+            f"{exceeded}, and only {max(0, spare_bytes)} bytes may be evicted: the queueing floor is "
+            f"{under.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
             "serve fewer requests at once, or raise max_bytes"
         )
     raise DeviceFull(
@@ -180,50 +189,23 @@ def _worth(entry: HeldEntry) -> tuple[float, int, int]:
     return entry.uses / max(entry.tokens, 1), -entry.tokens, -entry.size_bytes
 
 
-def _idle_s(mode: Mode, limits: GovernorLimits) -> float:
-    """The time for which an entry must be idle so that the mode evicts it whatever the device lacks."""
-    match mode:
-        case Mode.RELAXED:
-            return limits.relaxed_idle_s
-        case Mode.NORMAL:
-            return limits.normal_idle_s
-        case Mode.CRITICAL | Mode.EMERGENCY:
-            return limits.critical_idle_s
-        case _:
-            return math.inf
-
-
 def _over(device: DeviceRecord, entries: int, size_bytes: int, limits: GovernorLimits) -> tuple[int, float]:
     """By how many entries and bytes the budgets would be exceeded with so many more; 0 or less: not at all."""
     bytes_max = math.inf if limits.max_bytes is None else limits.max_bytes
     return device.staying_entries + entries - limits.max_entries, device.staying_bytes + size_bytes - bytes_max
 
 
-def _first(entries: Iterable[HeldEntry], need_bytes: float, most: int, spare_bytes: int) -> list[HeldEntry]:
-    """The first entries that meet the need, at most `most`. One that exceeds the bytes that may go is passed over."""
+def _first(
+    entries: Iterable[HeldEntry], spare_bytes: int, need_bytes: float, need_entries: int = 0, most: float = math.inf
+) -> tuple[list[HeldEntry], bool]:
+    """The first entries that meet both needs, at most `most`, and whether they do. One that exceeds the bytes that may
+    go is passed over."""
     taken: list[HeldEntry] = []
     for entry in entries:
-        if need_bytes <= 0 or spare_bytes <= 0 or len(taken) >= most:
+        if max(need_bytes, need_entries) <= 0 or spare_bytes <= 0 or len(taken) >= most:
             break
         if entry.size_bytes <= spare_bytes:
             taken.append(entry)
-            need_bytes -= entry.size_bytes
+            need_bytes, need_entries = need_bytes - entry.size_bytes, need_entries - 1
             spare_bytes -= entry.size_bytes
-    return taken
-
-
-def _coldest(
-    device: DeviceRecord, over_entries: int, over_bytes: float, spare_bytes: int, now: float
-) -> list[HeldEntry] | None:
-    """The least recently used entries that meet both needs and are at most `spare_bytes` together; None if there are
-    none. One that exceeds these bytes is passed over."""
-    found: list[HeldEntry] = []
-    for each in device.may_go(now):
-        if each.size_bytes > spare_bytes:
-            continue
-        found.append(each)
-        over_entries, over_bytes = over_entries - 1, over_bytes - each.size_bytes
-        spare_bytes -= each.size_bytes
-        if max(over_entries, over_bytes) <= 0:
-            return found
-    return None
+    return taken, max(need_bytes, need_entries) <= 0

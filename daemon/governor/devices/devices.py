@@ -18,13 +18,13 @@ a device are forgotten first.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnknownOrder
 from ....ipc.messages import control as messages
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
-from ..reservations import FreeRoom
 from ..workflows import Workflows
 from . import choices
 from .choices import Circumstances
@@ -44,6 +44,13 @@ class Devices:
         self._workflows = workflows
         self._devices: dict[str, DeviceRecord] = {}
         self._orders = DeviceOrders(limits, outbox)
+
+    def __iter__(self) -> Iterator[DeviceRecord]:
+        return iter(self._devices.values())
+
+    def find(self, name: str) -> DeviceRecord:
+        """The record of a device; an empty one if no client has opened it."""
+        return self._devices.get(name) or DeviceRecord(name)
 
     @property
     def remembered(self) -> int:
@@ -70,8 +77,7 @@ class Devices:
 
     def owner(self, client: int, device: str) -> Owner | None:
         """What the client has on the device; None if it has not opened it."""
-        known = self._devices.get(device)
-        return known.owners.get(client) if known else None
+        return self.find(device).owners.get(client)
 
     def register(
         self, client: int, message: messages.RegisterEntry, circumstances: Circumstances, now: float
@@ -195,9 +201,7 @@ class Devices:
     def sampled(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Processes a new sample of a device: the current pass may end, the next one begin, and entries may be
         promoted."""
-        device = self._devices.get(name)
-        if device is None:
-            return
+        device = self.find(name)
         self._settle(device, circumstances, now)
         self._begin(device, circumstances, now)
         promoted = choices.to_promote(device, circumstances, self._limits, self._workflows, now)
@@ -205,38 +209,14 @@ class Devices:
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Begins a pass for a waiting reservation, without a new sample."""
-        device = self._devices.get(name)
-        if device is not None and circumstances.wanted_bytes:
-            self._begin(device, circumstances, now)
-
-    def room(self, name: str, circumstances: Circumstances, now: float) -> FreeRoom:
-        """A device's memory, for a reservation."""
-        gauge, device = circumstances.gauge, self._devices.get(name) or DeviceRecord(name)
-        return FreeRoom(
-            gauge.sample.total_bytes,
-            gauge.free_bytes,
-            gauge.calm_bytes - sum(entry.size_bytes for entry in device.coming(now)),
-            device.held_bytes,
-            device.pinned_bytes(now),
-            device.going_bytes(now),
-            device.silent_bytes(now),
-        )
-
-    def has_entries(self, name: str) -> bool:
-        """Whether any entry is registered on the device."""
-        return name in self._devices and bool(self._devices[name].entries)
-
-    def is_passing(self, name: str) -> bool:
-        """Whether a pass over a device's entries is under way."""
-        return name in self._devices and self._devices[name].current_pass is not None
+        if circumstances.wanted_bytes:
+            self._begin(self.find(name), circumstances, now)
 
     def mode_changed(self, name: str) -> None:
         """Ends `stuck`: the next pass is of another kind, and repeats nothing. It may ask every owner. Orders stay in
         force."""
-        device = self._devices.get(name)
-        if device is not None:
-            self._set_stuck(device, "")
-            self._ask_all(device)
+        self._set_stuck(self.find(name), "")
+        self._ask_all(self.find(name))
 
     def concerned_by(self, workflows: Workflows) -> set[str]:
         """The devices whose entries the workflows' steps may rank: open by a workflow's client, or with entries of its
@@ -267,27 +247,6 @@ class Devices:
             self._mark(owner, unresponsive=True, entries=len(entries))
 
     # ---- questions
-
-    def status(self) -> list[dict[str, Any]]:
-        """One row for each device."""
-        return [device.status() for device in self._devices.values()]
-
-    def owners(self) -> list[dict[str, Any]]:
-        """One row for each owner and device."""
-        return [
-            {
-                "client": owner.client,
-                "device": device.name,
-                "entries": owner.entries,
-                "bytes": owner.size_bytes,
-                "ordered_entries": owner.ordered_entries,
-                "unresponsive": owner.unresponsive,
-                "name": self._outbox.clients[owner.client].name,
-                "pid": self._outbox.clients[owner.client].pid,
-            }
-            for device in self._devices.values()
-            for owner in device.owners.values()
-        ]
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

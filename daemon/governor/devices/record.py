@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from ..reservations import FreeRoom
+from ..tiers import Gauge
 from ..unseen import UnseenBytes
 
 SLOW_S: Final = 1.0
 """An owner acknowledges at least each 256 MiB that it has copied, so it is rarely silent for so long."""
-WAITING_RETRY_S: Final = 1.0
-"""While a reservation waits, an entry that was in use is ordered again after so long, if that is less than retry_s."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,10 +78,6 @@ class Owner:
     def slow(self, now: float) -> bool:
         """Whether the owner acknowledges nothing for SLOW_S, as if it were stopped. Others do not wait for it."""
         return bool(self.orders) and now >= self.waits_since + SLOW_S
-
-    def silent(self, now: float) -> bool:
-        """Whether the owner does not answer, or is slow."""
-        return self.unresponsive or self.slow(now)
 
     def own(self, keys: Iterable[bytes]) -> list[HeldEntry]:
         """The owner's entries of these keys, in their order."""
@@ -162,14 +158,6 @@ class DeviceRecord:
             if entry.not_before <= now and not entry.owner.unresponsive and not entry.ordered:
                 yield entry
 
-    def may_go_soon(self, now: float, *, retry_s: float, waiting: bool) -> Iterator[HeldEntry]:
-        """As `may_go`, without the entries that a pass would choose in vain: those of slow owners, and of owners that
-        returned nothing lately. `waiting`: a reservation waits, so entries that were kept are tried earlier than after
-        `retry_s`."""
-        vain = {owner for owner in self.owners.values() if owner.slow(now) or now < owner.vain_until}
-        until = now + max(0.0, retry_s - WAITING_RETRY_S) if waiting else now
-        return (entry for entry in self.may_go(until) if entry.owner not in vain)
-
     # ---- sums
 
     @property
@@ -191,36 +179,29 @@ class DeviceRecord:
         """Bytes that are ordered away from owners that are not slow."""
         return sum(owner.ordered_bytes for owner in self.owners.values() if not owner.slow(now))
 
-    def pinned_bytes(self, now: float) -> int:
-        """Bytes of resident entries that their owners use. Owners that do not answer say nothing of their use."""
-        silent = {owner for owner in self.owners.values() if owner.silent(now)}
-        kept = (entry for entry in self.entries.values() if entry.not_before > now and not entry.ordered)
-        return sum(entry.size_bytes for entry in kept if entry.owner not in silent)
-
-    def silent_bytes(self, now: float) -> int:
-        """Bytes of the entries of owners that do not answer, or are slow, as if they were stopped."""
-        return sum(owner.size_bytes for owner in self.owners.values() if owner.silent(now))
+    def room(self, gauge: Gauge, now: float) -> FreeRoom:
+        """The device's memory, for a reservation."""
+        silent = {owner for owner in self.owners.values() if owner.unresponsive or owner.slow(now)}
+        # Owners that do not answer say nothing of their use.
+        pinned = (
+            entry.size_bytes
+            for entry in self.entries.values()
+            if entry.not_before > now and not entry.ordered and entry.owner not in silent
+        )
+        return FreeRoom(
+            gauge.sample.total_bytes,
+            gauge.free_bytes,
+            gauge.calm_bytes - sum(entry.size_bytes for entry in self.coming(now)),
+            cached_bytes=self.held_bytes,
+            pinned_bytes=sum(pinned),
+            leaving_bytes=self.going_bytes(now),
+            silent_bytes=sum(owner.size_bytes for owner in silent),
+        )
 
     def coming(self, now: float) -> list[HeldEntry]:
         """The entries that were asked back, and are not registered yet. They count as used until `retry_s` have
         passed."""
         return [entry for entry in self.offloaded.values() if entry.not_before > now]
-
-    # ---- questions
-
-    def status(self) -> dict[str, Any]:
-        """The device for status, in plain values, without a walk over entries."""
-        owners = self.owners.values()
-        return {
-            "device": self.name,
-            "entries": len(self.entries),
-            "bytes": self.held_bytes,
-            "tokens": sum(owner.tokens for owner in owners),
-            "ordered_entries": sum(owner.ordered_entries for owner in owners),
-            "ordered_bytes": sum(owner.ordered_bytes for owner in owners),
-            "owners": len(owners),
-            "stuck": self.stuck,
-        }
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from tensord.daemon.core.effects import Send
 from tensord.daemon.core.events import Tick
-from tensord.daemon.governor.devices.record import SLOW_S, WAITING_RETRY_S
+from tensord.daemon.governor.devices.choices import WAITING_RETRY_S
+from tensord.daemon.governor.devices.record import SLOW_S
 from tensord.daemon.governor.forms.events import Effect, Event, FormerDaemonFound, Sampled
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.daemon.governor.reservations import REATTACH_S

@@ -33,31 +33,36 @@ def test_a_device_that_refused_in_emergency_accepts_when_that_ends(make: Make) -
     assert not stand.status()["gauges"][0]["refuses"]
 
 
-def test_a_workflow_that_is_registered_is_entered_and_one_that_ended_is_left(make: Make) -> None:
+def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_card(make: Make) -> None:
+    """By its own client, by one whose agents have entries there, and with the end of a connection."""
     stand = make()
     stand.ask(2, messages.Subscribe)
-    stand.sample(0.75)
     stand.sample(0.75, HOST_GAUGE)
-    stand.open(1)
-    stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
-    assert (stand.mode(), stand.mode(HOST_GAUGE)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
-    stand.ask(1, messages.EndWorkflow, "w")
-    assert stand.mode() is Mode.NORMAL
-    assert [push.state.mode for push in stand.pushes(2)][-2:] == [Mode.WORKFLOW_AWARE, Mode.NORMAL]
-
-
-def test_the_workflow_mode_is_left_with_the_last_workflows_client(make: Make) -> None:
-    stand = make()
+    stand.sample(0.75, OTHER)
     stand.sample(0.75)
-    stand.open(1, 2)
+    stand.open(1)
+    stand.open(2, device=OTHER)
+    stand.register(1, 1, agent="c")
+
+    def modes() -> tuple[Mode, Mode, Mode]:
+        return stand.mode(), stand.mode(OTHER), stand.mode(HOST_GAUGE)
+
     stand.ask(1, messages.RegisterWorkflow, "a", [AgentStep("a")])
-    stand.ask(2, messages.RegisterWorkflow, "b", [AgentStep("b")])
+    assert modes() == (Mode.WORKFLOW_AWARE, Mode.NORMAL, Mode.NORMAL)
+    stand.ask(1, messages.EndWorkflow, "a")
+    assert modes() == (Mode.NORMAL,) * 3
+    stand.ask(3, messages.RegisterWorkflow, "c", [AgentStep("c")])
+    assert stand.mode() is Mode.WORKFLOW_AWARE, "an entry of its agent is there"
+    stand.ask(1, messages.RegisterWorkflow, "a", [AgentStep("a")])
     stand.leave(1)
-    assert stand.mode() is Mode.WORKFLOW_AWARE
-    stand.leave(2)
+    stand.open(3)
+    assert modes() == (Mode.WORKFLOW_AWARE, Mode.NORMAL, Mode.NORMAL)
+    stand.leave(3)
     assert stand.mode() is Mode.NORMAL
+    aware = [push.state.mode for push in stand.pushes(2) if push.state.gauge == GPU][-4:]
+    assert aware == [Mode.WORKFLOW_AWARE, Mode.NORMAL] * 2
     ended = [told for told in stand.told if told["event"] == "workflow" and told["change"] == "ended"]
-    assert [told["workflow"] for told in ended] == ["a", "b"]
+    assert [told["workflow"] for told in ended] == ["a", "a", "c"]
 
 
 def test_a_step_graph_changes_nothing_for_the_cards_of_others(make: Make) -> None:
@@ -83,22 +88,6 @@ def test_a_step_graph_changes_nothing_for_the_cards_of_others(make: Make) -> Non
     assert gone(with_graph=True) == gone(with_graph=False) == ("normal", [key(0), key(1), key(2)])
 
 
-def test_a_graph_of_a_client_without_a_card_counts_where_its_agents_have_entries(make: Make) -> None:
-    stand = make()
-    stand.open(1)
-    stand.open(2, device=OTHER)
-    stand.sample(0.75)
-    stand.sample(0.75, OTHER)
-    stand.ask(3, messages.RegisterWorkflow, "w", [AgentStep("a")])
-    assert (stand.mode(), stand.mode(OTHER)) == (Mode.NORMAL, Mode.NORMAL)
-    stand.register(1, 1, agent="a")
-    stand.sample(0.75)
-    assert (stand.mode(), stand.mode(OTHER)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
-    stand.ask(1, messages.ReleaseEntries, GPU, [key(1)])
-    stand.sample(0.75)
-    assert stand.mode() is Mode.NORMAL
-
-
 def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:
     steps = [AgentStep("first"), AgentStep("second", step_index=1), AgentStep("third", step_index=2)]
 
@@ -115,24 +104,6 @@ def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:
         return gone
 
     assert [victim(step) for step in (0, 1, 2)] == [key(2), key(0), key(0)]
-
-
-def test_devices_offload_while_the_host_takes_and_drop_while_it_does_not(make: Make) -> None:
-    stand = make()
-    stand.open(1)
-    for number in range(3):
-        stand.register(1, number, MIB, tokens=0)
-    stand.pass_time(60)
-    stand.sample(0.5, HOST_GAUGE)
-    stand.sample(0.93)
-    assert [order.kind for order in stand.orders(1)] == ["offload"]
-    other = make()
-    other.open(1)
-    other.register(1, 1, MIB, tokens=0)
-    other.pass_time(60)
-    other.sample(0.86, HOST_GAUGE)
-    other.sample(0.93)
-    assert [order.kind for order in other.orders(1)] == ["drop"]
 
 
 def test_a_stale_gauge_begins_no_pass_and_a_gauge_that_is_gone_ends_the_refusal(make: Make) -> None:
@@ -167,13 +138,6 @@ def test_owners_are_asked_for_readings_where_nobody_else_gives_them_at_a_pace_of
     assert (answer.state is None) == (source is None)
     if answer.state is not None:
         assert answer.state.mode is Mode.PRESSURE
-
-
-def test_the_host_is_no_device(make: Make) -> None:
-    stand = make()
-    stand.sample(0.5, HOST_GAUGE)
-    refused(stand.ask(1, messages.OpenDevice, HOST_GAUGE), "NoGauge")
-    refused(stand.ask(1, messages.ReserveDevice, HOST_GAUGE, 1, 1.0), "NoGauge")
 
 
 # ---- refusals
@@ -215,32 +179,23 @@ def test_a_request_without_an_answer_is_refused_silently(make: Make) -> None:
 # ---- reservations
 
 
-def test_a_stale_gauge_grants_no_reservation_and_says_why_and_how_old_it_is(make: Make) -> None:
+@pytest.mark.parametrize("promotes", [False, True])
+def test_memory_of_a_card_without_a_gauge_that_can_be_read_is_not_reserved(make: Make, promotes: bool) -> None:
     stand = make()
+    code = "DeviceFull" if promotes else "NoGauge"
+
+    def reserve() -> Any:
+        return stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=promotes)
+
+    assert "has no gauge" in refused(reserve(), code)
     stand.sample(0.5)
     stand.sample(0.5, stale=True, began_at=stand.now, failure="no answer for 4 s")
     stand.now += 7
-    answer = stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0)
-    refused(answer, "NoGauge")
-    assert "cannot be read (test: no answer for 4 s); its last reading is 8 s old" in str(answer)
+    text = refused(reserve(), code)
+    assert "cannot be read (test: no answer for 4 s); its last reading is 8 s old" in text
+    assert ("use the host tier's copy" if promotes else "tensorctl health") in text
     stand.sample(0.5)
-    assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), messages.Reserved)
-
-
-def test_a_card_whose_gauge_cannot_be_read_takes_back_no_entry(make: Make) -> None:
-    stand = make()
-    stand.sample(0.1)
-    stand.sample(0.1, stale=True, began_at=stand.now, failure="no answer for 4 s")
-    text = refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), "DeviceFull")
-    assert "cannot be read (test: no answer for 4 s)" in text and "use the host tier's copy" in text
-    stand.sample(0.1)
-    assert isinstance(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), messages.Reserved)
-
-
-def test_a_card_without_a_gauge_takes_back_no_entry(make: Make) -> None:
-    stand = make()
-    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0, promotes=True), "DeviceFull")
-    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
+    assert isinstance(reserve(), messages.Reserved)
 
 
 def test_a_setting_that_names_a_card_that_is_not_there_is_shown_once_the_cards_are_known(make: Make) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.governor.devices.choices import ENTRIES_MAX
-from tensord.daemon.governor.devices.record import WAITING_RETRY_S
+from tensord.daemon.governor.devices.choices import ENTRIES_MAX, WAITING_RETRY_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode

@@ -1,9 +1,12 @@
-"""Reservations: what was free is given away once, in the order of arrival."""
+"""Reservations: what was free is given away once, in the order of arrival, and none of what was taken meanwhile."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tensord.daemon.governor.forms.events import FormerDaemonFound
+from tensord.daemon.governor.reservations import REATTACH_S
+from tensord.daemon.governor.unseen import SUMS_MAX
 from tensord.ipc.messages import control as messages
 
 from ..stand import GPU, MIB, Make, Stand, refused
@@ -14,8 +17,16 @@ def reserve(stand: Stand, client: int, size: int, for_s: float = 10.0, **more: A
     return stand.ask(client, messages.ReserveDevice, GPU, size * MIB, for_s, **more)
 
 
-def wait(stand: Stand, client: int, request: int, size: int, wait_s: float) -> None:
-    stand.say(client, messages.ReserveDevice(request, GPU, size * MIB, 10.0, wait_s=wait_s))
+def wait(stand: Stand, client: int, size: int, wait_s: float = 5.0) -> None:
+    stand.say(client, messages.ReserveDevice(70, GPU, size * MIB, 10.0, wait_s=wait_s))
+
+
+def granted(stand: Stand, client: int) -> bool:
+    """Whether a reservation that the client waited for was granted, or a room of its was made."""
+    said = stand.answers[client]
+    return any(
+        isinstance(each, messages.Reserved) or (isinstance(each, messages.RoomMade) and each.made) for each in said
+    )
 
 
 def test_a_reservation_that_expired_counts_until_a_reading_that_began_later(make: Make) -> None:
@@ -44,7 +55,7 @@ def test_a_client_has_no_more_than_reservations_max_those_that_wait_included(mak
     stand = make(reservations_max=2)
     stand.sample(0)
     first = reserve(stand, 1, 1000)
-    wait(stand, 1, 70, 10, wait_s=50.0)
+    wait(stand, 1, 10, wait_s=50.0)
     for wait_s in (0.0, 5.0):
         assert "2 may be (a fixed limit)" in refused(reserve(stand, 1, 1, wait_s=wait_s), "LimitReached")
     stand.ask(1, messages.ReleaseReservation, first.reservation)
@@ -58,22 +69,111 @@ def test_a_gauge_that_shows_more_than_there_is_leaves_nothing_to_reserve(make: M
     assert "and 0 are free" in refused(reserve(stand, 1, 1), "DeviceFull")
 
 
-def test_a_small_request_does_not_overtake_a_large_one(make: Make) -> None:
+# ---- newer than the reading
+
+
+def filled(make: Make, entries: int = 600, **more: Any) -> Stand:
+    """An empty card of 1,000 MiB by its last reading, on which client 1 has registered one entry since."""
     stand = make()
-    stand.sample(950 * MIB)
-    wait(stand, 1, 71, 80, wait_s=5.0)
-    wait(stand, 2, 72, 10, wait_s=30.0)
-    assert "2 reservations wait before this one" in refused(reserve(stand, 3, 10), "DeviceFull")
-    stand.pass_time(5.0)
-    refused(stand.answers[1][-1], "DeviceFull")
-    assert isinstance(stand.answers[2][-1], messages.Reserved)
+    stand.open(1, 2)
+    stand.sample(0)
+    stand.now += 0.5
+    assert isinstance(stand.register(1, 1, entries * MIB, **more), messages.Registered)
+    return stand
 
 
-def test_what_no_device_has_is_refused_at_once_and_a_wait_ends_at_reserve_s_max(make: Make) -> None:
-    stand = make(reserve_s_max=7.0)
-    stand.sample(0.5)
-    refused(reserve(stand, 1, 1001, wait_s=5.0), "DeviceFull")
-    wait(stand, 1, 70, 1000, wait_s=1000.0)
-    assert len(stand.answers[1]) == 1
-    stand.pass_time(7.0)
-    refused(stand.answers[1][-1], "DeviceFull")
+def test_memory_of_entries_registered_since_the_reading_is_not_reserved(make: Make) -> None:
+    stand = filled(make)
+    text = refused(reserve(stand, 2, 500), "DeviceFull")
+    assert f"{400 * MIB} are free" in text and f"{600 * MIB} of entries are newer than the last reading" in text
+    assert isinstance(reserve(stand, 2, 400), messages.Reserved)
+
+
+def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour_is_asked_before(make: Make) -> None:
+    stand = filled(make)
+    stand.say(2, messages.MakeRoom(70, GPU, 500 * MIB, 30.0, 30.0))
+    stand.sample(0, after_s=0.2, began_at=stand.now - 0.1)
+    assert stand.orders() == [] and not any(isinstance(each, messages.RoomMade) for each in stand.answers[2])
+    stand.sample(600 * MIB, after_s=0.25)
+    stand.carry_out_all(600 * MIB)
+    stand.sample(0, after_s=0.25)
+    (made,) = (each for each in stand.answers[2] if isinstance(each, messages.RoomMade))
+    assert made.made and [step.who for step in made.steps] == ["cached tensors"]
+
+
+def test_an_entry_in_memory_that_was_held_before_counts_only_what_it_has_taken_anew(make: Make) -> None:
+    stand = filled(make, new_bytes=100 * MIB)
+    assert isinstance(reserve(stand, 2, 900), messages.Reserved)
+
+
+def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
+    stand = filled(make, entries=800)
+    refused(reserve(stand, 2, 50, promotes=True), "DeviceFull")
+    promoting = reserve(stand, 2, 40, promotes=True)
+    stand.ask(2, messages.ReleaseReservation, promoting.reservation)
+    stand.register(2, 2, 40 * MIB, new_bytes=0)
+    assert isinstance(reserve(stand, 2, 9, promotes=True), messages.Reserved), "800 + 40 + 9 < 850"
+    refused(reserve(stand, 2, 1, promotes=True), "DeviceFull")
+
+
+def test_however_many_entries_are_newer_than_the_reading_all_of_them_count(make: Make) -> None:
+    stand = filled(make, entries=1)
+    for number in range(2, 2 * SUMS_MAX):
+        stand.now += 0.001
+        stand.register(1, number, MIB)
+    left = 1000 - (2 * SUMS_MAX - 1)
+    refused(reserve(stand, 2, left + 1), "DeviceFull")
+    assert isinstance(reserve(stand, 2, left), messages.Reserved)
+
+
+def test_of_many_devices_without_a_gauge_the_oldest_are_forgotten(make: Make) -> None:
+    stand = make(devices_max=2)
+    for device in ("a", "b", "c"):
+        held = stand.ask(1, messages.ReserveDevice, device, MIB, 10.0, held=True)
+        stand.ask(1, messages.ReleaseReservation, held.reservation)
+    assert [row["device"] for row in stand.status()["devices"]] == ["b", "c"]
+
+
+# ---- of a daemon that is gone: its clients tell the next one, which grants nothing to others before
+
+
+def following(make: Make) -> Stand:
+    """A daemon that follows another one, on a card of which 1,000 MiB are free."""
+    stand = make()
+    stand.do(FormerDaemonFound())
+    stand.sample(0, after_s=0.1)
+    wait(stand, 2, 700)
+    return stand
+
+
+def test_nothing_is_granted_before_clients_of_before_have_said_what_they_hold(make: Make) -> None:
+    stand = following(make)
+    stand.say(3, messages.MakeRoom(71, GPU, 200 * MIB, 30.0, 5.0))
+    text = refused(reserve(stand, 2, 1), "DeviceFull")
+    assert "a daemon waits for what clients held before it" in text
+    held = reserve(stand, 1, 400, held=True)
+    assert isinstance(held, messages.Reserved) and held.lasts_s == 10.0
+    stand.pass_time(REATTACH_S)
+    assert not granted(stand, 2), "400 of 1,000 are held"
+    stand.ask(1, messages.ReleaseReservation, held.reservation)
+    stand.sample(0, after_s=0.1)
+    assert granted(stand, 2) and granted(stand, 3)
+
+
+def test_what_waits_is_granted_once_that_time_is_over_without_another_reading(make: Make) -> None:
+    stand = following(make)
+    stand.pass_time(REATTACH_S)
+    assert granted(stand, 2)
+    assert isinstance(reserve(stand, 3, 300), messages.Reserved)
+
+
+def test_what_a_client_has_held_counts_whatever_the_gauge_shows(make: Make) -> None:
+    stand = make(reserve_s_max=5.0, reservations_max=2)
+    for _ in range(2):
+        assert reserve(stand, 1, 400, held=True).lasts_s == 5.0, "no gauge was read yet"
+    refused(reserve(stand, 1, 1, held=True), "LimitReached")
+    stand.sample(700 * MIB, after_s=0.1)
+    refused(reserve(stand, 2, 1), "DeviceFull")
+    stand.leave(1)
+    stand.sample(700 * MIB, after_s=0.1)
+    assert isinstance(reserve(stand, 2, 300), messages.Reserved)

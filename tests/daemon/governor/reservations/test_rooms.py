@@ -58,16 +58,129 @@ class Site:
         for _ in range(int(SETTLE_S / 0.25) + 1):
             self.sample()
 
+    def play(self, *events: Any) -> None:
+        """One after another: a reading of so many MiB, an answer of the neighbour that was asked last, or a step that
+        must be over."""
+        for event in events:
+            if event == "settle":
+                self.settle()
+            elif isinstance(event, int):
+                self.sample(event)
+            else:
+                self.answered(*event)
+
 
 def steps(answer: messages.RoomMade) -> list[tuple[str, str, int]]:
     return [(step.who, step.outcome, step.freed_bytes // MIB) for step in answer.steps]
 
 
-def test_room_that_is_free_is_held_for_the_operator_and_nobody_is_asked(make: Make) -> None:
-    site = Site(make, used=100)
+NOTHING = ("cached tensors", "nothing", 0)
+BUSY, FAILED, KEEPS = "3 requests are under way", "no answer within 20 s", "6 of 70 models stay on cards"
+
+
+@pytest.mark.parametrize(
+    ("events", "asked", "made", "freed", "whys"),
+    [
+        ([300], [], True, [("cached tensors", "freed", 600)], [""]),
+        ([900, 890], [VLLM], None, [], []),
+        ([900, ("done",), 700], [VLLM], None, [], []),
+        (
+            [900, 890, ("done",), 700, 700, 700, ("done",), 450],
+            [VLLM, OLLAMA],
+            True,
+            [NOTHING, (VLLM.name, "freed", 200), (OLLAMA.name, "freed", 250)],
+            ["no entry is cached on the card", "", ""],
+        ),
+        (
+            [900, ("busy", BUSY), ("done",), 300],
+            [VLLM, OLLAMA],
+            True,
+            [NOTHING, (VLLM.name, "left alone", 0), (OLLAMA.name, "freed", 600)],
+            ["", BUSY, ""],
+        ),
+        (
+            [900, ("failed", FAILED), 900, 900, ("failed", "closed"), 200],
+            [VLLM, OLLAMA],
+            True,
+            [NOTHING, (VLLM.name, "failed", 0), (OLLAMA.name, "failed", 700)],
+            ["", FAILED, "closed"],
+        ),
+        (
+            [900, ("done", KEEPS), "settle", ("done", KEEPS), 800, "settle"],
+            [VLLM, OLLAMA],
+            False,
+            [NOTHING, (VLLM.name, "nothing", 0), (OLLAMA.name, "freed", 100)],
+            ["", f"the card's gauge did not fall; {KEEPS}", KEEPS],
+        ),
+        (
+            [900, 300, ("done",), "settle"],
+            [VLLM],
+            True,
+            [NOTHING, (VLLM.name, "freed", 600)],
+            ["", ""],
+        ),
+    ],
+    ids=["enough", "no answer", "falls", "both", "busy", "failed", "keeps", "other means"],
+)
+def test_neighbours_are_asked_in_order_one_at_a_time_until_there_is_room(
+    make: Make,
+    events: list[Any],
+    asked: list[NeighbourPlace],
+    made: bool | None,
+    freed: list[tuple[str, str, int]],
+    whys: list[str],
+) -> None:
+    """A room of 500 MiB on a card of which 100 MiB are free: the events, and what has come of them."""
+    site = Site(make)
+    request = site.make_room(500)
+    site.play(*events)
+    answer = site.answer(request)
+    assert site.asked == asked
+    assert (answer and answer.made) == made
+    if answer is None:
+        return
+    assert steps(answer) == freed
+    assert all(step.why.endswith(why) for step, why in zip(answer.steps, whys, strict=True))
+    assert answer.missing_bytes == (0 if made else 300 * MIB)
+    reserved = [row["reserved_bytes"] for row in site.stand.status()["devices"]]
+    assert reserved == ([500 * MIB] if made else [])
+    logged = [each for each in site.stand.logged if each.event == "neighbour asked for memory"]
+    of_neighbours = [(s.who, s.why, s.outcome in ("failed", "nothing")) for s in answer.steps[1:]]
+    assert [(e.fields["neighbour"], e.fields.get("why", ""), e.level == "warning") for e in logged] == of_neighbours
+
+
+def test_a_reading_that_began_before_the_answer_says_nothing_of_what_was_freed(make: Make) -> None:
+    site = Site(make)
+    site.make_room(500)
+    site.sample()
+    site.stand.now += 1
+    answered_at = site.stand.now
+    site.answered("failed", "no answer")
+    for number in range(4):
+        site.sample(after_s=0.0001, began_at=answered_at - 0.01 + 0.001 * number)
+    assert site.asked == [VLLM]
+
+
+def test_room_that_is_free_is_held_for_room_s_max_at_most_and_nobody_is_asked(make: Make) -> None:
+    site = Site(make, used=100, room_s_max=90.0, reserve_s_max=60.0)
     answer = site.answer(site.make_room(800))
-    assert answer.made and answer.lasts_s == 600.0 and answer.steps == []
+    assert answer.made and answer.lasts_s == 90.0 and answer.steps == []
     assert site.asked == [] and site.stand.device()["reserved_bytes"] == 800 * MIB
+
+
+@pytest.mark.parametrize("reloaded", [False, True], ids=["none", "a reload removes them"])
+def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what_is_missing(
+    make: Make, reloaded: bool
+) -> None:
+    site = Site(make, neighbours=BOTH if reloaded else ())
+    request = site.make_room(500)
+    site.stand.change_limits(neighbours=())
+    site.sample()
+    answer = site.answer(request)
+    assert site.asked == [] and not answer.made and answer.missing_bytes == 400 * MIB
+    assert f"500 MiB to reserve on {GPU}, and 100 MiB are free (0 B more are reserved)" in answer.why
+    assert "wait longer (--wait)" in answer.why and "wait_s" not in answer.why
+    assert steps(answer) == [NOTHING]
 
 
 def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up(make: Make) -> None:
@@ -79,11 +192,6 @@ def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up(make: 
     site.stand.pass_time(600.0)
     site.sample()
     assert isinstance(site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 200 * MIB, 5.0), messages.Reserved)
-
-
-def test_room_is_held_for_room_s_max_at_most(make: Make) -> None:
-    site = Site(make, used=100, room_s_max=90.0, reserve_s_max=60.0)
-    assert site.answer(site.make_room(800)).lasts_s == 90.0
 
 
 def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Make) -> None:
@@ -110,56 +218,6 @@ def test_cached_tensors_leave_before_a_neighbour_is_asked(make: Make) -> None:
     assert answer.made and steps(answer) == [("cached tensors", "freed", 300)] and site.asked == []
 
 
-def test_neighbours_are_asked_in_the_declared_order_one_at_a_time_until_there_is_room(make: Make) -> None:
-    site = Site(make)
-    request = site.make_room(500)
-    site.sample()
-    assert site.asked == [VLLM]
-    site.sample(890)
-    assert site.asked == [VLLM], "it has not answered"
-    site.answered("done")
-    site.sample(700)
-    assert site.asked == [VLLM], "its memory may go on falling"
-    site.sample()
-    site.sample()
-    assert site.asked == [VLLM, OLLAMA] and site.answer(request) is None
-    site.answered("done")
-    site.sample(450)
-    answer = site.answer(request)
-    assert answer.made and answer.missing_bytes == 0
-    assert steps(answer) == [
-        ("cached tensors", "nothing", 0),
-        ("vllm 127.0.0.1:8000", "freed", 200),
-        ("ollama 127.0.0.1:11434", "freed", 250),
-    ]
-    assert site.stand.device()["reserved_bytes"] == 500 * MIB
-
-
-def test_a_reading_that_began_before_the_answer_says_nothing_of_what_was_freed(make: Make) -> None:
-    site = Site(make)
-    site.make_room(500)
-    site.sample()
-    site.stand.now += 1
-    answered_at = site.stand.now
-    site.answered("failed", "no answer")
-    for number in range(4):
-        site.sample(after_s=0.0001, began_at=answered_at - 0.01 + 0.001 * number)
-    assert site.asked == [VLLM]
-
-
-def test_a_neighbour_that_is_busy_is_left_alone_and_the_next_one_asked_at_once(make: Make) -> None:
-    site = Site(make)
-    request = site.make_room(500)
-    site.sample()
-    site.answered("busy", "3 requests are under way")
-    assert site.asked == [VLLM, OLLAMA]
-    site.answered("done")
-    site.sample(300)
-    answer = site.answer(request)
-    assert steps(answer)[1:] == [("vllm 127.0.0.1:8000", "left alone", 0), ("ollama 127.0.0.1:11434", "freed", 600)]
-    assert answer.steps[1].why == "3 requests are under way"
-
-
 def test_a_neighbour_that_says_yes_and_frees_nothing_is_found_out_by_the_gauge(make: Make) -> None:
     site = Site(make, neighbours=(OLLAMA,))
     request = site.make_room(500)
@@ -172,52 +230,6 @@ def test_a_neighbour_that_says_yes_and_frees_nothing_is_found_out_by_the_gauge(m
     assert "the card's gauge did not fall" in answer.steps[1].why
     assert len([each for each in site.stand.logged if each.event == "neighbour asked for memory"]) == 1
     assert all(row["reserved_bytes"] == 0 for row in site.stand.status()["devices"])
-
-
-@pytest.mark.parametrize("falls", [True, False])
-def test_what_a_neighbour_says_that_it_keeps_is_in_the_answer_and_the_log(make: Make, falls: bool) -> None:
-    site = Site(make, neighbours=(OLLAMA,))
-    request = site.make_room(500)
-    site.sample()
-    site.answered("done", "6 of 70 models stay on cards")
-    if falls:
-        site.sample(800)
-    site.settle()
-    step = site.answer(request).steps[1]
-    assert (step.outcome, step.freed_bytes) == (("freed", 100 * MIB) if falls else ("nothing", 0))
-    assert step.why.endswith("6 of 70 models stay on cards")
-    [logged] = [each for each in site.stand.logged if each.event == "neighbour asked for memory"]
-    assert logged.fields["why"] == step.why
-
-
-def test_a_neighbour_that_fails_is_named_with_the_reason_and_its_memory_counts_if_it_died(make: Make) -> None:
-    site = Site(make)
-    request = site.make_room(500)
-    site.sample()
-    site.answered("failed", "no answer within 20 s")
-    site.sample()
-    site.sample()
-    assert site.asked == [VLLM, OLLAMA]
-    site.answered("failed", "the connection was closed")
-    site.sample(200)
-    answer = site.answer(request)
-    assert answer.made
-    assert [(step.outcome, step.why, step.freed_bytes // MIB) for step in answer.steps[1:]] == [
-        ("failed", "no answer within 20 s", 0),
-        ("failed", "the connection was closed", 700),
-    ]
-    assert [each.level for each in site.stand.logged if each.fields.get("neighbour") == VLLM.name] == ["warning"]
-
-
-def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what_is_missing(make: Make) -> None:
-    site = Site(make, neighbours=())
-    request = site.make_room(500)
-    site.sample()
-    answer = site.answer(request)
-    assert not answer.made and answer.missing_bytes == 400 * MIB
-    assert f"500 MiB to reserve on {GPU}, and 100 MiB are free (0 B more are reserved)" in answer.why
-    assert "wait longer (--wait)" in answer.why and "wait_s" not in answer.why
-    assert steps(answer) == [("cached tensors", "nothing", 0)]
 
 
 def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: Make) -> None:
@@ -248,17 +260,6 @@ def test_the_wait_ends_with_a_neighbour_that_never_answers(make: Make) -> None:
     assert "another room" in site.answer(again).steps[1].why
     site.stand.do(NeighbourAnswered(site.stand.neighbours_asked[0].number, "failed", "no answer within 20 s"))
     assert site.stand.logged[-1].fields["why"] == "no answer within 20 s"
-
-
-def test_memory_that_comes_free_by_other_means_ends_the_asking(make: Make) -> None:
-    site = Site(make)
-    request = site.make_room(500)
-    site.sample()
-    site.sample(300)
-    assert site.answer(request).made
-    site.answered("done")
-    site.settle()
-    assert site.asked == [VLLM]
 
 
 def test_each_room_that_is_refused_is_told_why(make: Make) -> None:
@@ -293,12 +294,3 @@ def test_a_room_that_is_being_made_is_ended_with_the_others(make: Make) -> None:
     site.sample(0)
     assert site.asked == [VLLM] and all(row["waiting_reservations"] == 0 for row in site.stand.status()["devices"])
     assert site.answer(site.make_room(1000)).made
-
-
-def test_a_neighbour_that_a_reload_removes_is_not_asked_for_the_room_under_way(make: Make) -> None:
-    site = Site(make)
-    request = site.make_room(500)
-    site.sample()
-    site.stand.change_limits(neighbours=())
-    site.answered("busy", "x")
-    assert site.asked == [VLLM] and not site.answer(request).made
