@@ -54,7 +54,7 @@ from .forms.outbox import GovernorCounters, GovernorOutbox
 from .host import Host
 from .reservations import FreeRoom, Reservations
 from .rooms import Rooms
-from .tiers import Changes, Gauge, Tiers
+from .tiers import Gauge, Tiers
 from .workflows import Workflows
 
 Answer = messages.Answer | None
@@ -139,7 +139,7 @@ class Governor:
 
     def modes(self) -> list[messages.TierState]:
         """The state of every gauge."""
-        return self.tiers.to_messages()
+        return [gauge.to_message() for gauge in self.tiers]
 
     def status(self) -> dict[str, Any]:
         """Everything known as of the last event, without a walk over entries."""
@@ -193,11 +193,24 @@ class Governor:
         self.sources = event.sources
         self.floors.forget(now)
         self._workflows_changed(now)
-        self._apply_changes(self.tiers.sampled(event.samples, now), now)
+        fresh, moved, gone = self.tiers.sampled(event.samples, now)
+        for gauge in moved:
+            self.devices.mode_changed(gauge.sample.gauge)
+        for gauge in gone:
+            if gauge.sample.tier is Tier.HOST:
+                self.host.gauge_gone()
+            else:
+                self._device_gone(gauge.sample.gauge)
+        for gauge in fresh:
+            if gauge.sample.tier is Tier.HOST:
+                self.host.sampled(gauge)
+            else:
+                self._device_sampled(gauge, now)
 
     def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
         self.limits.become(event.limits)
-        self.tiers.change_thresholds()
+        for gauge in self.tiers:
+            gauge.kept.clear()  # earlier readings do not count for other thresholds
 
     def _tick(self, event: Tick, now: float) -> None:
         self.reservations.expire(now)
@@ -243,33 +256,21 @@ class Governor:
         """The devices that a step graph concerns may have changed, and the agents that have no step left."""
         self.workflows.report()
         devices = self.devices.concerned_by(self.workflows) if len(self.workflows) else ()
-        self._apply_changes(self.tiers.set_workflow(devices, now), now)
+        for gauge in self.tiers.set_workflow(devices, now):
+            self.devices.mode_changed(gauge.sample.gauge)
 
-    def _apply_changes(self, changes: Changes, now: float) -> None:
-        """Passes changes of gauges, which are in their new state already, to every part."""
-        for gauge in changes.gone:
-            name = gauge.sample.gauge
-            if gauge.sample.tier is Tier.HOST:
-                self.host.gauge_gone()
-                continue
-            self.devices.mode_changed(name)
-            for number in self.reservations.waiting(name):
-                gone = NoGauge(f"device {name!r} has no gauge any more, so no memory of it can be reserved")
-                self.reservations.refuse(number, gone)
-        for gauge in changes.moved:
-            if gauge.sample.tier is Tier.DEVICE:
-                self.devices.mode_changed(gauge.sample.gauge)
-            elif gauge not in changes.fresh:
-                self.host.sampled(gauge, fresh=False)
-        for gauge in changes.fresh:
-            name = gauge.sample.gauge
-            if gauge.sample.tier is Tier.HOST:
-                self.host.sampled(gauge, fresh=True)
-            else:
-                self.reservations.sampled(name, gauge.sample.began_at)
-                self._serve_waiting(now)
-                self.devices.sampled(name, self._circumstances(name), now)
-                self.rooms.sampled(gauge, now, passing=self.devices.find(name).current_pass is not None)
+    def _device_gone(self, device: str) -> None:
+        self.devices.mode_changed(device)
+        for number in self.reservations.waiting(device):
+            gone = NoGauge(f"device {device!r} has no gauge any more, so no memory of it can be reserved")
+            self.reservations.refuse(number, gone)
+
+    def _device_sampled(self, gauge: Gauge, now: float) -> None:
+        device = gauge.sample.gauge
+        self.reservations.sampled(device, gauge.sample.began_at)
+        self._serve_waiting(now)
+        self.devices.sampled(device, self._circumstances(device), now)
+        self.rooms.sampled(gauge, now, passing=self.devices.find(device).current_pass is not None)
 
     def _serve_waiting(self, now: float) -> None:
         """Grants the waiting reservations that fit."""

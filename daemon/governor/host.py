@@ -46,9 +46,9 @@ class Host:
         elif moved or self._settled_since is None:
             self._settled_since = now
 
-    def sampled(self, gauge: Gauge, *, fresh: bool) -> None:
-        """Emergency begins or ends, which does not wait for the store; or a `fresh` reading shows that the store has
-        settled, and the next step is made."""
+    def sampled(self, gauge: Gauge) -> None:
+        """Processes a new reading: emergency begins or ends, which does not wait for the store; and if the reading
+        shows that the store has settled, the next step is made."""
         press = self.press
         if not gauge.refuses:
             press = replace(press, refuse=False, reason="")
@@ -58,7 +58,7 @@ class Host:
                 f"{self._limits.thresholds.emergency:.1%}: puts are accepted again when emergency ends"
             )
             press = replace(press, refuse=True, reason=reason)
-        if fresh and self._settled_since is not None and gauge.sample.began_at > self._settled_since:
+        if self._settled_since is not None and gauge.sample.began_at > self._settled_since:
             press = replace(press, resident_bytes_max=self._resident_bytes_max(gauge))
         self._ask(press)
 

@@ -172,6 +172,8 @@ class Reservations:
             DeviceFull: the device is smaller; or fewer bytes are free, and the request does not wait.
         """
         self.check_count(client)
+        if now >= self._grants_from:
+            self._grants_from = -math.inf
         device, room = message.device, self._room_of(message.device)
         left_bytes = room.calm_bytes - self.taken_bytes(device) - self.waiting_bytes(device)
         if message.promotes and message.size_bytes > left_bytes:
@@ -183,7 +185,7 @@ class Reservations:
         fits = not before and now >= self._grants_from and self._fits(message, room.free_bytes)
         refused = message.promotes or not message.wait_s or message.size_bytes > room.total_bytes
         if refused and not (message.held or fits):
-            raise self._full(asked, room, before, early=now < self._grants_from)
+            raise self._full(asked, room, before)
         self._last += 1
         number = self._last
         self._all[number] = asked
@@ -214,12 +216,12 @@ class Reservations:
             self._end(number, now)
         return len(rooms)
 
-    def refuse(self, number: int, error: TensordError | None = None, *, early: bool = False) -> None:
+    def refuse(self, number: int, error: TensordError | None = None) -> None:
         """Refuses a waiting request; without an error because of the state of its device."""
         asked = self._all[number]
         if error is None:
             device = asked.message.device
-            error = self._full(asked, self._room_of(device), self.waiting(device).index(number), early=early)
+            error = self._full(asked, self._room_of(device), self.waiting(device).index(number))
         self._remove(number)
         if asked.told is None:
             self._outbox.refuse(asked.client, asked.message.id, error)
@@ -250,15 +252,14 @@ class Reservations:
 
     def expire(self, now: float) -> None:
         """Ends up to DUE_MAX reservations whose time is up, and refuses requests whose wait is over."""
-        early = now < self._grants_from
-        if not early:
+        if now >= self._grants_from:
             self._grants_from = -math.inf
         for _ in range(DUE_MAX):
             number = self._timers.pop_due(now)
             if number is None:
                 break
             if self._all[number].waits:
-                self.refuse(number, early=early)
+                self.refuse(number)
             else:
                 self._end(number, now)
 
@@ -304,8 +305,8 @@ class Reservations:
         if len(sums) > self._limits.devices_max:
             del sums[next(iter(sums))]
 
-    def _full(self, asked: _Reservation, room: FreeRoom, before: int, *, early: bool) -> DeviceFull:
-        """`before`: the requests that wait before this one. `early`: nothing is granted yet."""
+    def _full(self, asked: _Reservation, room: FreeRoom, before: int) -> DeviceFull:
+        """`before`: the requests that wait before this one."""
         device, size_bytes = asked.message.device, asked.message.size_bytes
         for_room = asked.told is not None
         said, unit = (rounded_size, "") if for_room else (str, " bytes")
@@ -317,7 +318,7 @@ class Reservations:
         left = said(max(0, room.free_bytes - reserved_bytes - new_bytes))
         new = f", and {said(new_bytes)} of entries are newer than the last reading" if new_bytes else ""
         waits = f", and {before} reservations wait before this one" if before else ""
-        if early:
+        if not math.isinf(self._grants_from):
             waits += f", and for {REATTACH_S:g} s after its start a daemon waits for what clients held before it"
         silent = f", {said(room.silent_bytes)} are of processes that do not answer" if room.silent_bytes else ""
         return DeviceFull(

@@ -110,17 +110,8 @@ class Gauge:
         return messages.TierState(sample.gauge, sample.tier, self.mode, *sizes, self.refuses, self.baseline_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Changed gauges. `fresh`: with a new reading; `moved`: with a new mode; `gone`: vanished."""
-
-    fresh: tuple[Gauge, ...] = ()
-    moved: tuple[Gauge, ...] = ()
-    gone: tuple[Gauge, ...] = ()
-
-
 class Tiers:
-    """All gauges by name. Every method that changes gauges returns the changes."""
+    """All gauges by name."""
 
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
@@ -149,36 +140,29 @@ class Tiers:
         """Whether any tier is at pressure or above."""
         return any(gauge.pressed for gauge in self)
 
-    def sampled(self, samples: Iterable[Sample], now: float) -> Changes:
-        """Takes the readings of all gauges. A gauge without one has vanished."""
+    def sampled(self, samples: Iterable[Sample], now: float) -> tuple[list[Gauge], list[Gauge], list[Gauge]]:
+        """Takes the readings of all gauges. A gauge without one has vanished.
+
+        Returns:
+            The gauges with a new reading, those with a new mode, and those that have vanished.
+        """
         read = {sample.gauge: sample for sample in samples}
         for name, sample in read.items():
             if name not in self._gauges:
                 unread = Sample(name, sample.tier, 0, 0, "", -math.inf)
                 self._gauges[name] = Gauge(unread, self._limits, name in self._workflow)
-        fresh = tuple(self._gauges[name] for name, sample in read.items() if self._gauges[name].take(sample))
-        gone = tuple(self._gauges.pop(name) for name in list(self._gauges) if name not in read)
+        fresh = [self._gauges[name] for name, sample in read.items() if self._gauges[name].take(sample)]
+        gone = [self._gauges.pop(name) for name in list(self._gauges) if name not in read]
         for gauge in gone:
             gauge.index = 0
-        moved = self._announce(self, now)
-        self._announce(gone, now)
-        return Changes(fresh, moved, gone)
+        return fresh, self._announce([*self, *gone], now), gone
 
-    def set_workflow(self, devices: Iterable[str], now: float) -> Changes:
-        """Sets the devices that a step graph concerns. It never concerns the host."""
+    def set_workflow(self, devices: Iterable[str], now: float) -> list[Gauge]:
+        """Sets the devices that a step graph concerns, never the host. Returns the gauges with a new mode."""
         self._workflow = frozenset(devices)
         for gauge in self:
             gauge.workflow = gauge.sample.gauge in self._workflow
-        return Changes(moved=self._announce(self, now))
-
-    def change_thresholds(self) -> None:
-        """The limits have other thresholds, for later readings. Earlier readings no longer count."""
-        for gauge in self:
-            gauge.kept.clear()
-
-    def to_messages(self) -> list[messages.TierState]:
-        """The state of every gauge, for a client."""
-        return [gauge.to_message() for gauge in self]
+        return self._announce(self, now)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
@@ -190,7 +174,7 @@ class Tiers:
             assert gauge.workflow == (name in self._workflow)
         assert self.subscribers <= self._outbox.clients.keys()
 
-    def _announce(self, gauges: Iterable[Gauge], now: float) -> tuple[Gauge, ...]:
+    def _announce(self, gauges: Iterable[Gauge], now: float) -> list[Gauge]:
         """Tells of every mode that is not the announced one, and of new gauges. Returns the gauges with a new mode."""
         moved = []
         for gauge in gauges:
@@ -209,4 +193,4 @@ class Tiers:
             for client in sorted(self.subscribers):
                 self._outbox.send(client, messages.ModeChanged(before, gauge.to_message()))
             gauge.announced, gauge.since = mode, now
-        return tuple(moved)
+        return moved

@@ -125,15 +125,15 @@ class Devices:
     def release(self, client: int, message: messages.ReleaseEntries, now: float) -> messages.Counted:
         """Removes entries that the client deleted. The answer counts those that were registered by it."""
         owner, keys = self.owner(client, message.device), dict.fromkeys(message.keys)
-        released = [] if owner is None else owner.own(keys)
-        if owner is not None:
-            offloaded = owner.device.offloaded
-            for key in keys:
-                if key in offloaded and offloaded[key].owner is owner:
-                    del offloaded[key]
-            self._remove(released, now)
-            self._outbox.counters.released += len(released)
-            self._mark(owner, unresponsive=False)
+        if owner is None:
+            return messages.Counted(message.id, 0)
+        released, offloaded = owner.own(keys), owner.device.offloaded
+        for key in keys:
+            if key in offloaded and offloaded[key].owner is owner:
+                del offloaded[key]
+        self._remove(released, now)
+        self._outbox.counters.released += len(released)
+        self._mark(owner, unresponsive=False)
         return messages.Counted(message.id, len(released))
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> messages.Done:
@@ -294,17 +294,15 @@ class Devices:
         if not passed.lowers or not passed.left:
             return
         device.stuck_used_bytes = sample.used_bytes
-        why = (
-            ""
-            if passed.worked
-            else (
-                f"{passed.left} entries left in the last pass, and {sample.used_bytes} bytes are still used "
-                f"({passed.used_bytes} before): their owners returned nothing to the driver, and are left alone "
-                f"for a while"
-            )
+        if passed.worked:
+            self._set_stuck(device, "")
+            return
+        self._set_stuck(
+            device,
+            f"{passed.left} entries left in the last pass, and {sample.used_bytes} bytes are still used ("
+            f"{passed.used_bytes} before): their owners returned nothing to the driver, and are left alone for a while",
         )
-        self._set_stuck(device, why)
-        for client in passed.left_of & device.owners.keys() if why else ():
+        for client in passed.left_of & device.owners.keys():
             device.owners[client].vain_until = now + self._limits.retry_s
 
     def _set_stuck(self, device: DeviceRecord, why: str) -> None:
@@ -333,7 +331,10 @@ class Devices:
             self._outbox.log("warning", "owner does not answer", **about, device=device, entries=entries)
 
     def _use(self, entry: HeldEntry, now: float) -> None:
-        entry.owner.device.use(entry, now)
+        entries = entry.owner.device.entries
+        entries[entry.key] = entries.pop(entry.key)
+        entry.uses += 1
+        entry.used_at = now
         self._outbox.counters.used += 1
 
     def _add(self, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
@@ -345,7 +346,9 @@ class Devices:
                 # An owner that brings an entry back does not remember it.
                 about = trace.tokens, trace.agent, trace.cost_ms
             self._outbox.counters.promoted += 1
-        owner.device.add(HeldEntry(message.key, owner, message.size_bytes, *about, uses, now))
+        entry = HeldEntry(message.key, owner, message.size_bytes, *about, uses, now)
+        owner.device.entries[message.key] = entry
+        owner.count(entry, 1)
         self._outbox.counters.registered += 1
         # What the last pass has shown may be different now.
         self._set_stuck(owner.device, "")
@@ -353,4 +356,6 @@ class Devices:
     def _remove(self, entries: list[HeldEntry], now: float) -> None:
         for entry in entries:
             self._orders.detach(entry, now)
-            entry.owner.device.remove(entry)
+            entry.not_before = 0.0
+            del entry.owner.device.entries[entry.key]
+            entry.owner.count(entry, -1)

@@ -79,6 +79,12 @@ class Owner:
         """Whether the owner acknowledges nothing for SLOW_S, as if it were stopped. Others do not wait for it."""
         return bool(self.orders) and now >= self.waits_since + SLOW_S
 
+    def count(self, entry: HeldEntry, sign: int) -> None:
+        """Adds an entry to the sums, or with -1 takes it out of them."""
+        self.entries += sign
+        self.size_bytes += sign * entry.size_bytes
+        self.tokens += sign * entry.tokens
+
     def own(self, keys: Iterable[bytes]) -> list[HeldEntry]:
         """The owner's entries of these keys, in their order."""
         found = [self.device.entries.get(key) for key in keys]
@@ -132,24 +138,6 @@ class DeviceRecord:
         self.freed = UnseenBytes()
 
     # ---- entries
-
-    def add(self, entry: HeldEntry) -> None:
-        """Adds an entry that was used now."""
-        self.entries[entry.key] = entry
-        self._count(entry, 1)
-
-    def use(self, entry: HeldEntry, now: float) -> None:
-        """Counts a use."""
-        entry.uses += 1
-        entry.used_at = now
-        del self.entries[entry.key]
-        self.entries[entry.key] = entry
-
-    def remove(self, entry: HeldEntry) -> None:
-        """Removes an entry that no order names any more."""
-        entry.not_before = 0.0
-        del self.entries[entry.key]
-        self._count(entry, -1)
 
     def may_go(self, now: float) -> Iterator[HeldEntry]:
         """The entries that are resident, were not kept recently, and whose owners respond; least recently used
@@ -216,9 +204,3 @@ class DeviceRecord:
         assert sum(owner.entries for owner in self.owners.values()) == len(entries), "an entry without an owner"
         assert not self.offloaded.keys() & self.entries.keys(), "an entry is remembered and registered"
         assert all(entry.owner.client in self.owners for entry in self.offloaded.values())
-
-    def _count(self, entry: HeldEntry, sign: int) -> None:
-        owner = entry.owner
-        owner.entries += sign
-        owner.size_bytes += sign * entry.size_bytes
-        owner.tokens += sign * entry.tokens

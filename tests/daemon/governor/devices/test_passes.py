@@ -136,14 +136,6 @@ def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_wor
     assert len(stand.reading(used, 20_000)) == ENTRIES_MAX
 
 
-def test_a_pass_ranks_the_least_recently_used_of_very_many_entries(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.daemon.governor.devices.choices.CANDIDATES_MAX", 4)
-    stand = card(make, 6)
-    use(stand, 1, 1, 2, 2, 3, 3, 4, 4)
-    use(stand, 5, 6)
-    assert stand.reading(100) == [1, 2], "5 and 6 were used less, but later than four others"
-
-
 def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest(make: Make) -> None:
     stand = card(make, 0)
     for each, agent in enumerate(("next", "far", "", "done", "stranger", "near", "farther"), 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tensord.daemon.governor.forms.limits import BASELINE_SHARE_MAX
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
@@ -64,17 +66,17 @@ def test_a_baseline_is_of_one_card_or_of_all_and_lasts_until_a_reload_whatever_h
     assert baseline(stand) == 0
 
 
-def test_a_baseline_leaves_a_rest_about_which_modes_can_be(make: Make) -> None:
-    stand = make(**planned(2000))
-    stand.sample(0.96)
-    assert baseline(stand) == int(BASELINE_SHARE_MAX * 1000)
-    assert stand.mode() is Mode.RELAXED
-
-
-def test_the_host_has_no_baseline(make: Make) -> None:
-    stand = make(baselines=(("", 900 * MIB),))
-    stand.sample(0.9, HOST_GAUGE)
-    assert stand.mode(HOST_GAUGE) is Mode.PRESSURE
+@pytest.mark.parametrize(
+    ("gauge", "planned_bytes", "mode"),
+    [(GPU, int(BASELINE_SHARE_MAX * TOTAL), Mode.RELAXED), (HOST_GAUGE, 0, Mode.PRESSURE)],
+)
+def test_a_baseline_leaves_a_rest_about_which_modes_can_be_and_the_host_has_none(
+    make: Make, gauge: str, planned_bytes: int, mode: Mode
+) -> None:
+    stand = make(baselines=(("", 2000 * MIB),))
+    stand.sample(0.9, gauge)
+    assert stand.status()["gauges"][0]["baseline_bytes"] == planned_bytes
+    assert stand.mode(gauge) is mode
 
 
 def test_a_reservation_makes_room_beside_a_baseline(make: Make) -> None:

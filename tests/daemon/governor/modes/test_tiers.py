@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
@@ -62,32 +64,24 @@ def test_a_new_subscriber_first_gets_every_gauge(make: Make) -> None:
     ]
 
 
-def test_a_stale_gauge_keeps_its_value_and_mode_and_is_shown_as_stale(make: Make) -> None:
+@pytest.mark.parametrize(
+    ("began_s", "stale", "used"),
+    [(1.0, False, 0.5), (-5.0, False, 0.9), (1.0, True, 0.5)],
+    ids=["twice", "older", "stale"],
+)
+def test_a_reading_that_is_not_newer_or_stale_changes_no_mode(
+    make: Make, began_s: float, stale: bool, used: float
+) -> None:
     stand = make()
     stand.sample(0.9)
+    began_at = stand.now
     for _ in range(5):
-        stand.sample(0.9, stale=True)
+        stand.sample(0.5, began_at=began_at + began_s, stale=stale)
     row = stand.status()["gauges"][0]
-    assert (row["stale"], row["mode"], row["share"]) == (True, "pressure", 0.9)
-    assert row["since_s"] == 5.0
-
-
-def test_the_same_reading_twice_is_no_second_one_below_a_threshold(make: Make) -> None:
-    stand = make()
-    stand.sample(0.9)
-    stand.sample(0.5, began_at=stand.now + 1)
-    stand.sample(0.5, began_at=stand.now)
-    assert stand.mode() is Mode.PRESSURE
-    stand.sample(0.5)
+    assert (row["stale"], row["mode"], row["share"], row["since_s"]) == (stale, "pressure", used, 5.0)
+    for _ in range(2):
+        stand.sample(0.5)
     assert stand.mode() is Mode.RELAXED
-
-
-def test_a_reading_that_is_older_than_the_last_counts_for_nothing(make: Make) -> None:
-    stand = make()
-    stand.sample(0.5)
-    stand.sample(0.97, began_at=stand.now - 5)
-    row = stand.status()["gauges"][0]
-    assert (row["mode"], row["share"]) == ("relaxed", 0.5)
 
 
 def test_a_gauge_that_is_gone_leaves_its_mode(make: Make) -> None:

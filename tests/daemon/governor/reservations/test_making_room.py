@@ -11,16 +11,54 @@ from tensord.daemon.governor.devices.record import SLOW_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
 
-from ..card import Card
-from ..stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+from ..stand import GPU, MIB, TOTAL, Make, Stand, key, named, refused
 
 OTHER = "0000:66:00.0"
+
+
+class Card:
+    """A card of TOTAL bytes: others hold `others` MiB, and client 1 has three idle entries of 100 MiB on it."""
+
+    def __init__(self, make: Make, others: int = 500, **limits: Any) -> None:
+        self.stand = make(**limits)
+        self.others = others
+        self.stand.open(1, 2)
+        for number in (1, 2, 3):
+            self.stand.register(1, number, 100 * MIB, tokens=0)
+        self.sample()
+        self.requests = 100
+
+    @property
+    def held(self) -> int:
+        """MiB of entries."""
+        return int(self.stand.device()["bytes"] // MIB)
+
+    def sample(self, **more: Any) -> None:
+        self.stand.sample((self.others + self.held) * MIB, **{"after_s": 0.25, **more})
+
+    def reserve(self, client: int, size: int, wait_s: float = 5.0, **more: Any) -> int:
+        """Asks for MiB; returns the request's number."""
+        self.requests += 1
+        self.stand.say(client, messages.ReserveDevice(self.requests, GPU, size * MIB, 30.0, wait_s, **more))
+        self.stand.settle()
+        return self.requests
+
+    def answer(self, client: int, request: int) -> Any:
+        found = [each for each in self.stand.answers[client] if getattr(each, "id", None) == request]
+        assert len(found) <= 1, "answered twice"
+        return found[0] if found else None
+
+    def carry_out(self) -> None:
+        """All open orders are acknowledged, and all their memory comes back."""
+        self.stand.carry_out_all(100 * MIB)
 
 
 def test_idle_entries_leave_for_a_reservation_that_does_not_fit(make: Make) -> None:
     card = Card(make)
     request = card.reserve(2, 250)
-    assert card.answer(2, request) is None and len(card.ordered()) == 1, "200 MiB are free: 50 more are needed"
+    assert card.answer(2, request) is None and len(named(card.stand.orders(None, "offload", "drop"))) == 1, (
+        "200 MiB are free: 50 more are needed"
+    )
     (order,) = card.stand.orders(1)
     assert order.reason == "reservation" and card.stand.mode() is Mode.NORMAL
     assert card.stand.governor.sample_every_s == card.stand.limits.sample_pressed_s
@@ -34,19 +72,19 @@ def test_idle_entries_leave_for_a_reservation_that_does_not_fit(make: Make) -> N
 def test_in_relaxed_too_entries_just_used_leave_if_a_reservation_needs_them(make: Make) -> None:
     card = Card(make, others=100)
     request = card.reserve(2, 700)
-    assert card.stand.mode() is Mode.RELAXED and len(card.ordered()) == 1
+    assert card.stand.mode() is Mode.RELAXED and len(named(card.stand.orders(None, "offload", "drop"))) == 1
     card.carry_out()
     card.sample()
     assert isinstance(card.answer(2, request), messages.Reserved)
     card.stand.pass_time(5)
-    assert len(card.ordered()) == 1, "no more than the reservation needs"
+    assert len(named(card.stand.orders(None, "offload", "drop"))) == 1, "no more than the reservation needs"
 
 
 def test_a_reservation_that_does_not_wait_orders_nothing(make: Make) -> None:
     card = Card(make)
     text = refused(card.answer(2, card.reserve(2, 250, wait_s=0.0)), "DeviceFull")
     assert f"{200 * MIB} are free" in text and f"of {300 * MIB} cached bytes 0 are pinned" in text
-    assert card.ordered() == []
+    assert named(card.stand.orders(None, "offload", "drop")) == []
 
 
 def test_a_reservation_waits_for_the_end_of_another(make: Make) -> None:
@@ -78,7 +116,7 @@ def test_entries_in_use_stay_and_the_refusal_says_so(make: Make) -> None:
     card.stand.carry_out(1, order, freed_bytes=0, keep=True)
     for _ in range(3):
         card.sample()
-    assert len(card.ordered()) == 3, "what is in use is not ordered again and again"
+    assert len(named(card.stand.orders(None, "offload", "drop"))) == 3, "what is in use is not ordered again and again"
     card.stand.pass_time(5)
     assert f"of {300 * MIB} cached bytes {300 * MIB} are pinned" in refused(card.answer(2, request), "DeviceFull")
 
@@ -117,11 +155,8 @@ def test_promotions_leave_the_card_below_pressure_each_counted_before_the_gauge_
 
 def test_a_promotion_waits_for_nothing_and_makes_no_entry_leave(make: Make) -> None:
     card = Card(make, others=500)
-    card.requests += 1
-    message = messages.ReserveDevice(card.requests, GPU, 100 * MIB, 30.0, 5.0, promotes=True)
-    card.stand.say(2, message)
-    refused(card.answer(2, card.requests), "DeviceFull")
-    assert card.ordered() == []
+    refused(card.answer(2, card.reserve(2, 100, promotes=True)), "DeviceFull")
+    assert named(card.stand.orders(None, "offload", "drop")) == []
 
 
 def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) -> None:
@@ -293,7 +328,7 @@ def test_a_stopped_owner_delays_the_others_orders_by_a_second_and_not_by_ack_s(m
 def test_entries_of_a_stopped_owner_are_not_called_pinned_nor_leaving(make: Make, silent_s: float) -> None:
     card = Card(make, ack_s=10.0)
     request = card.reserve(2, 450, wait_s=60.0)
-    assert card.ordered() and card.answer(2, request) is None
+    assert named(card.stand.orders(None, "offload", "drop")) and card.answer(2, request) is None
     card.stand.pass_time(silent_s)
     text = refused(card.answer(3, card.reserve(3, 450, wait_s=0.0)), "DeviceFull")
     assert (
