@@ -50,7 +50,7 @@ from .forms.events import (
     SourceState,
 )
 from .forms.limits import GovernorLimits
-from .forms.outbox import GovernorCounters, GovernorOutbox
+from .forms.outbox import GovernorOutbox
 from .host import Host
 from .reservations import FreeRoom, Reservations
 from .rooms import Rooms
@@ -65,14 +65,14 @@ class Governor:
 
     def __init__(self, limits: GovernorLimits) -> None:
         self.limits = limits = replace(limits)
-        self._outbox = GovernorOutbox()
-        self.workflows = Workflows(limits, self._outbox)
-        self.tiers = Tiers(limits, self._outbox)
-        self.devices = Devices(limits, self._outbox, self.workflows)
-        self.reservations = Reservations(limits, self._outbox, self._room)
-        self.rooms = Rooms(limits, self._outbox, self.reservations, self._room)
+        self.outbox = GovernorOutbox()
+        self.workflows = Workflows(limits, self.outbox)
+        self.tiers = Tiers(limits, self.outbox)
+        self.devices = Devices(limits, self.outbox, self.workflows)
+        self.reservations = Reservations(limits, self.outbox, self._room)
+        self.rooms = Rooms(limits, self.outbox, self.reservations, self._room)
         self.floors = Floors(lambda device: device in self.tiers or bool(self.devices.find(device).entries))
-        self.host = Host(limits, self._outbox)
+        self.host = Host(limits, self.outbox)
         self.sources: tuple[SourceState, ...] = ()
         self._now = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
@@ -113,7 +113,7 @@ class Governor:
         """
         self._now = now
         self._handlers[type(event)](event, now)
-        return self._outbox.take()
+        return self.outbox.take()
 
     def next_timer(self) -> float | None:
         """When the next Tick is due. Not after the time of the last event if a pass was postponed."""
@@ -127,16 +127,6 @@ class Governor:
         pressed = self.tiers.pressed or self.reservations.devices(waited_for=True)
         return self.limits.sample_pressed_s if pressed else self.limits.sample_s
 
-    @property
-    def clients(self) -> dict[int, GovernorClientJoined]:
-        """The connected clients."""
-        return self._outbox.clients
-
-    @property
-    def counters(self) -> GovernorCounters:
-        """Counters since the daemon started."""
-        return self._outbox.counters
-
     def modes(self) -> list[messages.TierState]:
         """The state of every gauge."""
         return [gauge.to_message() for gauge in self.tiers]
@@ -147,25 +137,20 @@ class Governor:
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""
-        self.tiers.check_invariants()
-        self.devices.check_invariants()
-        self.reservations.check_invariants(set(self.clients))
-        self.rooms.check_invariants(set(self.clients))
-        self.workflows.check_invariants()
-        self.host.check_invariants()
-        self.floors.check_invariants()
+        for part in (self.tiers, self.devices, self.reservations, self.rooms, self.workflows, self.floors, self.host):
+            part.check_invariants()
         gauge = self.tiers.find(HOST_GAUGE)
         assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"
 
     # ---- events
 
     def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
-        assert event.client not in self.clients, "client numbers are not used again"
-        self.clients[event.client] = event
+        assert event.client not in self.outbox.clients, "client numbers are not used again"
+        self.outbox.clients[event.client] = event
 
     def _client_left(self, event: ClientLeft, now: float) -> None:
         client = event.client
-        del self.clients[client]
+        del self.outbox.clients[client]
         self.rooms.client_left(client)
         self.reservations.client_left(client, now)
         self.devices.client_left(client, now)
@@ -180,10 +165,10 @@ class Governor:
             answer = self._requests[type(message)](event.client, message, now)
         except TensordError as error:
             # Handlers raise before they change anything. Messages without an answer have no id.
-            self._outbox.refuse(event.client, id_of(message), error)
+            self.outbox.refuse(event.client, id_of(message), error)
             return
         if answer is not None:
-            self._outbox.send(event.client, answer)
+            self.outbox.send(event.client, answer)
         if isinstance(message, messages.RegisterWorkflow | messages.EndWorkflow):
             self._workflows_changed(now)
         elif isinstance(message, messages.AdvanceWorkflow):

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from ...ipc.messages.modes import Tier
 from .forms.events import OWNERS_SOURCE, SourceState
 from .tiers import Gauge
@@ -32,7 +34,7 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
         },
         "remembered": governor.devices.remembered,
         "reservations": governor.reservations.granted,
-        "counters": governor.counters.as_dict(),
+        "counters": governor.outbox.counters.as_dict(),
     }
 
 
@@ -58,19 +60,13 @@ def _gauge(gauge: Gauge, now: float) -> dict[str, Any]:
     sample = gauge.sample
     return {
         **sample.shown,
-        "gauge": sample.gauge,
-        "tier": sample.tier.value,
+        **to_builtins(gauge.to_message()),
         "source": sample.source,
-        "used_bytes": sample.used_bytes,
-        "total_bytes": sample.total_bytes,
-        "baseline_bytes": gauge.baseline_bytes,
         "share": round(gauge.share, 4),
-        "mode": gauge.mode.value,
         "level": gauge.level.value,
         "stale": sample.stale,
         "age_s": max(0.0, now - sample.began_at),
         "since_s": 0.0 if gauge.since is None else max(0.0, now - gauge.since),
-        "refuses": gauge.refuses,
     }
 
 
@@ -111,8 +107,8 @@ def _owners(governor: Governor) -> list[dict[str, Any]]:
     return [
         {
             "client": owner.client,
-            "name": governor.clients[owner.client].name,
-            "pid": governor.clients[owner.client].pid,
+            "name": governor.outbox.clients[owner.client].name,
+            "pid": governor.outbox.clients[owner.client].pid,
             "device": device.name,
             "entries": owner.entries,
             "bytes": owner.size_bytes,

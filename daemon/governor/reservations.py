@@ -146,12 +146,14 @@ class Reservations:
         first = self._timers.next_timer()
         return first if first is None or math.isinf(self._grants_from) else min(first, self._grants_from)
 
-    def check_invariants(self, clients: set[int]) -> None:
+    def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         self._timers.check_invariants()
         assert all(number in self._timers for number in self._all), "a reservation that would never end"
         assert len(self._timers) == len(self._all)
-        assert {each.owner for each in self._all.values()} <= clients | {OPERATOR}, "of a client that left"
+        assert {each.owner for each in self._all.values()} <= self._outbox.clients.keys() | {OPERATOR}, (
+            "of a client that left"
+        )
         assert max(len(self._ended), len(self._registered)) <= self._limits.devices_max
 
     # ---- requests

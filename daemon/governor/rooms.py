@@ -162,10 +162,10 @@ class Rooms:
         if event.outcome == "busy":
             self._go_on(making)
 
-    def check_invariants(self, clients: set[int]) -> None:
+    def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         for device, making in self._making.items():
-            assert making.client in clients, "a room of a client that left"
+            assert making.client in self._outbox.clients, "a room of a client that left"
             assert making.reservation in self._reservations.waiting(device), "a room that is neither made nor waits"
             assert making.message.device == device
             if making.asking is not None and making.answer is None:

@@ -6,11 +6,9 @@ Owns: the thresholds, which the configuration gives. Does not own the level of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import pairwise
 
 from ....errors import BadConfiguration
-from ....ipc.messages.modes import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +41,10 @@ class Thresholds:
                     "be above the one before by more than the hysteresis, and at most 1"
                 )
 
-    def rising(self) -> list[tuple[Mode, float]]:
-        """The levels with their thresholds, from low to high, without relaxed."""
-        return [
-            (Mode.NORMAL, self.normal),
-            (Mode.PRESSURE, self.pressure),
-            (Mode.CRITICAL, self.critical),
-            (Mode.EMERGENCY, self.emergency),
-        ]
+    def rising(self) -> list[tuple[str, float]]:
+        """The names of the levels with their thresholds, from low to high, without relaxed."""
+        names = "normal", "pressure", "critical", "emergency"
+        return [(name, getattr(self, name)) for name in names]
 
     def level(self, share: float) -> int:
         """The level of a share, as an index of LEVELS. A threshold belongs to the level that begins there."""
@@ -67,4 +61,4 @@ class Thresholds:
 
 def _below(threshold: float, hysteresis: float) -> float:
     """The decimal difference: 0.02 below 0.7 is 0.68, while floats give 0.6799999999999999."""
-    return float(Decimal(repr(threshold)) - Decimal(repr(hysteresis)))
+    return round(threshold - hysteresis, 12)

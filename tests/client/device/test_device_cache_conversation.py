@@ -145,9 +145,9 @@ class Conversation(RuleBasedStateMachine):
     @rule(s=st.sampled_from([1.0, 6.0, 30.0, 60.0]))
     def wait(self, s: float) -> None:
         self.wire.now += s
-        before = self.wire.governor.counters.timed_out
+        before = self.wire.governor.outbox.counters.timed_out
         self.wire.happen(Tick())
-        self.somebody_was_late |= self.wire.governor.counters.timed_out > before
+        self.somebody_was_late |= self.wire.governor.outbox.counters.timed_out > before
 
     @rule(full=st.booleans())
     def fill_host(self, full: bool) -> None:
