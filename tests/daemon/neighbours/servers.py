@@ -169,7 +169,7 @@ class StandInComfy(StandIn):
 
 
 class StandInVllm(StandIn):
-    """vLLM's server with --enable-sleep-mode; `dev_mode`: VLLM_SERVER_DEV_MODE."""
+    """vLLM's server with --enable-sleep-mode; `dev_mode`: VLLM_SERVER_DEV_MODE. `metrics`: in place of its own."""
 
     kind = "vllm"
 
@@ -177,13 +177,14 @@ class StandInVllm(StandIn):
         self.running = self.waiting = 0
         self.dev_mode = dev_mode
         self.sleeps = False
+        self.metrics = ""
         super().__init__(card, holds)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         match method, path:
             case "GET", "/metrics":
                 labels = '{engine="0",model_name="tiny, {or} not"}'
-                return 200, (
+                return 200, self.metrics or (
                     "# HELP vllm:num_requests_running Number of requests in model execution batches.\n"
                     "# TYPE vllm:num_requests_running gauge\n"
                     f"vllm:num_requests_running{labels} {float(self.running)}\n"

@@ -75,28 +75,6 @@ def test_comfyui_is_asked_to_free_when_its_queue_is_empty_only(card: FakeCard) -
         assert server.paths[-1] == "POST /free"
 
 
-@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (0, 2)])
-def test_vllm_with_requests_is_left_alone(card: FakeCard, running: int, waiting: int) -> None:
-    with StandInVllm(card, 9 * GIB) as server:
-        server.running, server.waiting = running, waiting
-        said = "1 request runs or waits" if running else "2 requests run or wait"
-        assert asked(server) == ("busy", said)
-        assert not server.sleeps
-
-
-@pytest.mark.parametrize(("count", "told"), [(0, ("done", "")), (1, ("busy", "1 request runs or waits"))])
-def test_the_time_of_a_count_is_not_taken_for_the_count(card: FakeCard, count: int, told: tuple[str, str]) -> None:
-    class Timed(StandInVllm):
-        def answer(self, method: str, path: str, body: object) -> tuple[int, object]:
-            metrics = (
-                f'{RUNNING}{{engine="0 }}"}} {count}.0 1764170000000\n{WAITING}{{engine="0 }}"}} 0.0 1764170000000\n'
-            )
-            return (200, metrics) if path == "/metrics" else super().answer(method, path, body)
-
-    with Timed(card, 9 * GIB) as server:
-        assert asked(server) == told
-
-
 def test_an_idle_vllm_is_put_to_sleep_once(card: FakeCard) -> None:
     with StandInVllm(card, 9 * GIB) as server:
         assert asked(server) == ("done", "")
@@ -111,29 +89,34 @@ def test_a_vllm_without_the_endpoints_says_how_to_start_it(card: FakeCard) -> No
         assert outcome == "failed" and "VLLM_SERVER_DEV_MODE=1" in why
 
 
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+RUNNING, WAITING, AT = "vllm:num_requests_running", "vllm:num_requests_waiting", "1764170000000"
+UNKNOWN = "failed", "whether it is idle is unknown"
 
 
 @pytest.mark.parametrize(
-    "metrics",
+    ("metrics", "outcome", "why"),
     [
-        "other 0.0\n",
-        f'{RUNNING}{{engine="0"}} 0.0\n',
-        f'{WAITING}{{engine="0"}} 0.0\n',
-        f"{RUNNING} nan\n{WAITING} 0.0\n",
-        f"{RUNNING} -1\n{WAITING} 1\n",
-        f'{RUNNING}{{engine="0"}} 0.0\n{RUNNING}{{engine="1"}} 0.0\n{WAITING}{{engine="0"}} 0.0\n',
+        (f'{RUNNING}{{engine="0"}} 1.0\n{WAITING}{{engine="0"}} 0.0\n', "busy", "1 request runs or waits"),
+        (f'{RUNNING}{{engine="0"}} 0.0\n{WAITING}{{engine="0"}} 2.0\n', "busy", "2 requests run or wait"),
+        (f'{RUNNING}{{engine="0 }}"}} 1.0 {AT}\n{WAITING}{{engine="0 }}"}} 0.0 {AT}\n', "busy", "1 request runs"),
+        (f'{RUNNING}{{engine="0 }}"}} 0.0 {AT}\n{WAITING}{{engine="0 }}"}} 0.0 {AT}\n', "done", ""),
+        ("other 0.0\n", *UNKNOWN),
+        (f'{RUNNING}{{engine="0"}} 0.0\n', *UNKNOWN),
+        (f'{WAITING}{{engine="0"}} 0.0\n', *UNKNOWN),
+        (f"{RUNNING} nan\n{WAITING} 0.0\n", *UNKNOWN),
+        (f"{RUNNING} -1\n{WAITING} 1\n", *UNKNOWN),
+        (f'{RUNNING}{{engine="0"}} 0.0\n{RUNNING}{{engine="1"}} 0.0\n{WAITING}{{engine="0"}} 0.0\n', *UNKNOWN),
     ],
 )
-def test_a_vllm_that_does_not_tell_all_counts_is_not_taken_for_idle(card: FakeCard, metrics: str) -> None:
-    class Partly(StandInVllm):
-        def answer(self, method: str, path: str, body: object) -> tuple[int, object]:
-            return (200, metrics) if path == "/metrics" else super().answer(method, path, body)
-
-    with Partly(card, 9 * GIB) as server:
-        outcome, why = asked(server)
-        assert outcome == "failed" and "whether it is idle is unknown" in why
-        assert not server.sleeps
+def test_a_vllm_is_put_to_sleep_only_if_all_its_engines_count_no_request(
+    card: FakeCard, metrics: str, outcome: str, why: str
+) -> None:
+    """The time of a count, at its end, is not taken for the count."""
+    with StandInVllm(card, 9 * GIB) as server:
+        server.metrics = metrics
+        told = asked(server)
+        assert told[0] == outcome and why in told[1]
+        assert server.sleeps == (outcome == "done")
 
 
 @pytest.mark.parametrize(
