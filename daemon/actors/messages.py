@@ -26,7 +26,7 @@ from ..core.events import (
     RemoteDone,
     WritesInPlace,
 )
-from ..core.host_memory import HostHolds, Pressed
+from ..core.host_memory import Pressed
 from ..core.limits import StoreLimits
 from ..governor.forms import events as governor
 from ..memory.copier import InboxCopied
@@ -173,17 +173,7 @@ StoreMessage = (
 )
 
 
-GovernorMessage = (
-    Joined
-    | Left
-    | governor.Governed
-    | Queried
-    | governor.Sampled
-    | HostHolds
-    | governor.GovernorLimitsChanged
-    | governor.FormerDaemonFound
-    | governor.NeighbourAnswered
-)
+GovernorMessage = Joined | Left | Queried | governor.Event
 
 
 class WatchEvent(Struct, frozen=True):

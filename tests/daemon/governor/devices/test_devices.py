@@ -234,6 +234,18 @@ def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted(make: Make
     assert stand.reading(10) == [1]
 
 
+def test_entries_of_an_owner_that_does_not_answer_are_not_asked_for(make: Make) -> None:
+    stand = offloaded(make, *["next"] * 3, max_entries=4)
+    for number in (7, 8):  # client 1 is ordered to give 7 back, and does not answer
+        stand.register(1, number, 10)
+    stand.change_limits(max_entries=1)
+    stand.register(2, 9, 10)
+    stand.pass_time(20)
+    stand.change_limits(max_entries=100)
+    stand.reading(10)
+    assert stand.reading(10) == [3] and stand.mode() is Mode.RELAXED
+
+
 def test_no_more_is_remembered_than_the_limit_and_the_oldest_is_forgotten(make: Make) -> None:
     stand = card(make, remembered_max=3, max_entries=1)
     for each in range(1, 7):

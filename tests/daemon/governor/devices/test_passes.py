@@ -206,7 +206,7 @@ def test_entries_ordered_for_a_budget_count_as_gone_until_the_next_sample(make: 
     stand = card(make, 10, max_entries=10)
     stand.register(1, 11, 10)
     assert [order.reason for order in stand.orders()] == ["budget"]
-    assert stand.reading(94) == [], "the 10 bytes that must go are ordered already"
+    assert stand.reading(94, after_s=READING_S) == [], "the 10 bytes that must go are ordered already"
     stand.now += 1
     stand.carry_out_all(10)
     assert stand.reading(94, began_at=stand.now - 0.5) == [], "a sample of before"
@@ -323,6 +323,19 @@ def test_an_owner_that_returned_something_is_asked_again_at_once(make: Make) -> 
     stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, offloaded=order.keys[:1])
     stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, offloaded=order.keys[1:], freed_bytes=10)
     assert stand.reading(800, 1000) == [3, 4] and not stand.device()["stuck"]
+
+
+def test_owners_that_returned_nothing_are_asked_again_once_they_have_returned_something(make: Make) -> None:
+    stand = two(make, 800, 10, max_entries=10)
+    stand.carry_out_all()
+    assert stand.reading(800, 1000) == [6]
+    stand.carry_out_all()
+    assert stand.reading(800, 1000) == []
+    stand.change_limits(max_entries=8)
+    stand.register(1, 11, 10)
+    assert stand.came() == [2], "for the budget"
+    stand.carry_out_all(10)
+    assert stand.reading(800, 1000) == [3]
 
 
 def test_another_mode_asks_every_owner_again(make: Make) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.events import Tick
 from tensord.daemon.governor.devices.record import SLOW_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
@@ -221,6 +222,7 @@ def reloaded(card: Card) -> None:
 def gauge_is_stale(card: Card) -> None:
     for _ in range(8):
         card.sample(stale=True)
+        card.stand.do(Tick())
 
 
 def gauge_is_gone(card: Card) -> None:

@@ -162,6 +162,8 @@ def test_nothing_is_granted_before_clients_of_before_have_said_what_they_hold(ma
 
 def test_what_waits_is_granted_once_that_time_is_over_without_another_reading(make: Make) -> None:
     stand = following(make)
+    stand.sample(0, after_s=0.1)
+    assert not granted(stand, 2)
     stand.pass_time(REATTACH_S)
     assert granted(stand, 2)
     assert isinstance(reserve(stand, 3, 300), messages.Reserved)

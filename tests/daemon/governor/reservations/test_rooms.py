@@ -198,10 +198,13 @@ def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Mak
     site = Site(make, used=100)
     site.make_room(300)
     site.make_room(200)
+    site.stand.sample(0.1, "other")
+    site.stand.ask(OPERATOR, messages.MakeRoom, "other", 7 * MIB, 50.0, 5.0)
     site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 100 * MIB, 50.0)
     assert site.stand.ask(3, messages.EndRoom, GPU).count == 2
     site.sample()
     assert site.stand.device()["reserved_bytes"] == 100 * MIB
+    assert site.stand.device("other")["reserved_bytes"] == 7 * MIB
 
 
 def test_cached_tensors_leave_before_a_neighbour_is_asked(make: Make) -> None:
