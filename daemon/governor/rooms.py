@@ -107,13 +107,11 @@ class Rooms:
         )
         used_bytes = room.total_bytes - room.free_bytes
         left = deque(place for place in self._limits.neighbours if place.card in ("", device))
-        making = self._making[device] = _Making(client, message, used_bytes, used_bytes, left)
-        try:
-            making.reservation = self._reservations.ask(client, waits, now, partial(self._told, making))
-        except TensordError:
-            del self._making[device]
-            raise
+        making = _Making(client, message, used_bytes, used_bytes, left)
+        making.reservation = self._reservations.ask(client, waits, now, partial(self._told, making))
         making.unshown = not self._reservations.wanted_bytes(device, room.free_bytes)
+        if making.reservation in self._reservations.waiting(device):
+            self._making[device] = making
 
     def end(self, client: int, message: messages.EndRoom, now: float) -> messages.Counted:
         """Ends the operator's reservations of a device, and a room that is being made on it."""
@@ -236,7 +234,7 @@ class Rooms:
     def _told(self, making: _Making, answer: messages.Reserved | TensordError) -> None:
         """The reservation was granted or refused: the room is made or not."""
         device, size_bytes = making.message.device, making.message.size_bytes
-        del self._making[device]
+        self._making.pop(device, None)
         room = self._room_of(device)
         if room.total_bytes:
             making.last_bytes = room.total_bytes - room.free_bytes

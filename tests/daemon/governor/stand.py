@@ -99,14 +99,23 @@ class Stand:
     def say(self, client: int, message: Any) -> None:
         self.do(Governed(client, message))
 
-    def ask(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        """Sends a request, and returns its answer, of which there is one."""
+    def begin(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> int:
+        """Sends a request, and returns its number."""
         self._requests += 1
-        request = self._requests
-        self.say(client, make(request, *args, **more))
-        answers = [answer for answer in self.answers[client] if getattr(answer, "id", None) == request]
-        assert len(answers) == 1, f"{len(answers)} answers"
-        return answers[0]
+        self.say(client, make(self._requests, *args, **more))
+        return self._requests
+
+    def answer(self, client: int, request: int) -> Any:
+        """The answer to a request; None if there is none yet."""
+        found = [each for each in self.answers[client] if getattr(each, "id", None) == request]
+        assert len(found) <= 1, "answered twice"
+        return found[0] if found else None
+
+    def ask(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        """Sends a request, and returns its answer."""
+        answer = self.answer(client, self.begin(client, make, *args, **more))
+        assert answer is not None, "no answer"
+        return answer
 
     def pass_time(self, seconds: float) -> None:
         """Time passes; Ticks come when they are due."""

@@ -17,20 +17,7 @@ from .stand import GPU, MIB, Make, key, refused
 OTHER = "0000:66:00.0"
 
 
-# ---- faults of earlier designs
-
-
-def test_a_device_that_refused_in_emergency_accepts_when_that_ends(make: Make) -> None:
-    stand = make()
-    stand.open(1)
-    stand.sample(0.97)
-    text = refused(stand.register(1, 1), "UnderPressure")
-    assert "97.0%" in text and "96.0%" in text and GPU in text
-    assert stand.status()["gauges"][0]["refuses"]
-    stand.sample(0.5)
-    stand.sample(0.5)
-    assert isinstance(stand.register(1, 1), messages.Registered)
-    assert not stand.status()["gauges"][0]["refuses"]
+# ---- modes
 
 
 def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_card(make: Make) -> None:
@@ -88,25 +75,7 @@ def test_a_step_graph_changes_nothing_for_the_cards_of_others(make: Make) -> Non
     assert gone(with_graph=True) == gone(with_graph=False) == ("normal", [key(0), key(1), key(2)])
 
 
-def test_the_victims_depend_on_the_workflows_current_step(make: Make) -> None:
-    steps = [AgentStep("first"), AgentStep("second", step_index=1), AgentStep("third", step_index=2)]
-
-    def victim(step: int) -> bytes:
-        stand = make()
-        stand.open(1)
-        for number, agent in enumerate(("first", "second", "third")):
-            stand.register(1, number, 10 * MIB, agent=agent)
-        stand.ask(1, messages.RegisterWorkflow, "w", steps)
-        stand.ask(1, messages.AdvanceWorkflow, "w", step)
-        stand.sample(855 * MIB)
-        (order,) = stand.orders(1)
-        (gone,) = order.keys
-        return gone
-
-    assert [victim(step) for step in (0, 1, 2)] == [key(2), key(0), key(0)]
-
-
-def test_a_stale_gauge_begins_no_pass_and_a_gauge_that_is_gone_ends_the_refusal(make: Make) -> None:
+def test_a_stale_gauge_begins_no_pass_and_the_refusal_ends_with_emergency_or_with_the_gauge(make: Make) -> None:
     stand = make()
     stand.open(1)
     stand.register(1, 1, MIB)
@@ -117,8 +86,14 @@ def test_a_stale_gauge_begins_no_pass_and_a_gauge_that_is_gone_ends_the_refusal(
     stand.sample(0.97)
     assert len(stand.orders()) == 1
     refused(stand.register(1, 2), "UnderPressure")
+    assert stand.status()["gauges"][0]["refuses"]
     stand.lose()
     assert isinstance(stand.register(1, 2), messages.Registered)
+    stand.sample(0.97)
+    refused(stand.register(1, 3), "UnderPressure")
+    for _ in range(2):
+        stand.sample(0.5)
+    assert isinstance(stand.register(1, 3), messages.Registered)
 
 
 # ---- opening, reading

@@ -99,16 +99,6 @@ def test_a_graph_that_cannot_be_run_is_refused_and_nothing_changes(
     assert distance(stand, "tester") == 4
 
 
-def test_a_workflow_goes_on_and_never_back(make: Make) -> None:
-    stand = make()
-    register(stand, 1, "w", PLAN)
-    advance(stand, 1, "w", 3)
-    advance(stand, 1, "w", 3)
-    text = refused(advance(stand, 1, "w", 2), "BadStep")
-    assert "at step 3, and step 2" in text
-    assert distance(stand, "tester") == 1
-
-
 def test_workflows_and_their_steps_together_are_limited(make: Make) -> None:
     stand = make(workflows_max=2, workflow_steps_max=9)
     register(stand, 1, "a", PLAN)

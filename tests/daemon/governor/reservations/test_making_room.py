@@ -26,8 +26,8 @@ class Card:
         self.stand.open(1, 2)
         for number in (1, 2, 3):
             self.stand.register(1, number, 100 * MIB, tokens=0)
+        self.answer = self.stand.answer
         self.sample()
-        self.requests = 100
 
     @property
     def held(self) -> int:
@@ -39,15 +39,9 @@ class Card:
 
     def reserve(self, client: int, size: int, wait_s: float = 5.0, **more: Any) -> int:
         """Asks for MiB; returns the request's number."""
-        self.requests += 1
-        self.stand.say(client, messages.ReserveDevice(self.requests, GPU, size * MIB, 30.0, wait_s, **more))
+        request = self.stand.begin(client, messages.ReserveDevice, GPU, size * MIB, 30.0, wait_s, **more)
         self.stand.settle()
-        return self.requests
-
-    def answer(self, client: int, request: int) -> Any:
-        found = [each for each in self.stand.answers[client] if getattr(each, "id", None) == request]
-        assert len(found) <= 1, "answered twice"
-        return found[0] if found else None
+        return request
 
     def carry_out(self) -> None:
         """All open orders are acknowledged, and all their memory comes back."""

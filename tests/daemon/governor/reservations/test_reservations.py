@@ -17,16 +17,8 @@ def reserve(stand: Stand, client: int, size: int, for_s: float = 10.0, **more: A
     return stand.ask(client, messages.ReserveDevice, GPU, size * MIB, for_s, **more)
 
 
-def wait(stand: Stand, client: int, size: int, wait_s: float = 5.0) -> None:
-    stand.say(client, messages.ReserveDevice(70, GPU, size * MIB, 10.0, wait_s=wait_s))
-
-
-def granted(stand: Stand, client: int) -> bool:
-    """Whether a reservation that the client waited for was granted, or a room of its was made."""
-    said = stand.answers[client]
-    return any(
-        isinstance(each, messages.Reserved) or (isinstance(each, messages.RoomMade) and each.made) for each in said
-    )
+def wait(stand: Stand, client: int, size: int, wait_s: float = 5.0) -> int:
+    return stand.begin(client, messages.ReserveDevice, GPU, size * MIB, 10.0, wait_s=wait_s)
 
 
 def test_a_reservation_that_expired_counts_until_a_reading_that_began_later(make: Make) -> None:
@@ -91,13 +83,13 @@ def test_memory_of_entries_registered_since_the_reading_is_not_reserved(make: Ma
 
 def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour_is_asked_before(make: Make) -> None:
     stand = filled(make)
-    stand.say(2, messages.MakeRoom(70, GPU, 500 * MIB, 30.0, 30.0))
+    request = stand.begin(2, messages.MakeRoom, GPU, 500 * MIB, 30.0, 30.0)
     stand.sample(0, after_s=0.2, began_at=stand.now - 0.1)
-    assert stand.orders() == [] and not any(isinstance(each, messages.RoomMade) for each in stand.answers[2])
+    assert stand.orders() == [] and stand.answer(2, request) is None
     stand.sample(600 * MIB, after_s=0.25)
     stand.carry_out_all(600 * MIB)
     stand.sample(0, after_s=0.25)
-    (made,) = (each for each in stand.answers[2] if isinstance(each, messages.RoomMade))
+    made = stand.answer(2, request)
     assert made.made and [step.who for step in made.steps] == ["cached tensors"]
 
 
@@ -137,35 +129,34 @@ def test_of_many_devices_without_a_gauge_the_oldest_are_forgotten(make: Make) ->
 # ---- of a daemon that is gone: its clients tell the next one, which grants nothing to others before
 
 
-def following(make: Make) -> Stand:
-    """A daemon that follows another one, on a card of which 1,000 MiB are free."""
+def following(make: Make) -> tuple[Stand, int]:
+    """A daemon that follows another one, on a card of which 1,000 MiB are free; client 2 waits for 700."""
     stand = make()
     stand.do(FormerDaemonFound())
     stand.sample(0, after_s=0.1)
-    wait(stand, 2, 700)
-    return stand
+    return stand, wait(stand, 2, 700)
 
 
 def test_nothing_is_granted_before_clients_of_before_have_said_what_they_hold(make: Make) -> None:
-    stand = following(make)
-    stand.say(3, messages.MakeRoom(71, GPU, 200 * MIB, 30.0, 5.0))
+    stand, request = following(make)
+    room = stand.begin(3, messages.MakeRoom, GPU, 200 * MIB, 30.0, 5.0)
     text = refused(reserve(stand, 2, 1), "DeviceFull")
     assert "a daemon waits for what clients held before it" in text
     held = reserve(stand, 1, 400, held=True)
     assert isinstance(held, messages.Reserved) and held.lasts_s == 10.0
     stand.pass_time(REATTACH_S)
-    assert not granted(stand, 2), "400 of 1,000 are held"
+    assert stand.answer(2, request) is None, "400 of 1,000 are held"
     stand.ask(1, messages.ReleaseReservation, held.reservation)
     stand.sample(0, after_s=0.1)
-    assert granted(stand, 2) and granted(stand, 3)
+    assert isinstance(stand.answer(2, request), messages.Reserved) and stand.answer(3, room).made
 
 
 def test_what_waits_is_granted_once_that_time_is_over_without_another_reading(make: Make) -> None:
-    stand = following(make)
+    stand, request = following(make)
     stand.sample(0, after_s=0.1)
-    assert not granted(stand, 2)
+    assert stand.answer(2, request) is None
     stand.pass_time(REATTACH_S)
-    assert granted(stand, 2)
+    assert isinstance(stand.answer(2, request), messages.Reserved)
     assert isinstance(reserve(stand, 3, 300), messages.Reserved)
 
 

@@ -26,24 +26,19 @@ class Site:
     def __init__(self, make: Make, used: int = 900, neighbours: tuple[NeighbourPlace, ...] = BOTH, **limits: Any):
         self.stand: Stand = make(neighbours=neighbours, **limits)
         self.used = used
-        self.requests = 500
         self.sample()
 
     def sample(self, used: int | None = None, **more: Any) -> None:
         self.used = self.used if used is None else used
         self.stand.sample(self.used * MIB, **{"after_s": 0.25, **more})
 
-    def make_room(self, size: int, for_s: float = 600.0, wait_s: float = 60.0, client: int = OPERATOR) -> int:
-        self.requests += 1
-        message = messages.MakeRoom(self.requests, GPU, size * MIB, for_s, wait_s)
-        self.stand.say(client, message)
+    def make_room(self, size: int, for_s: float = 600.0, wait_s: float = 60.0) -> int:
+        request = self.stand.begin(OPERATOR, messages.MakeRoom, GPU, size * MIB, for_s, wait_s)
         self.stand.settle()
-        return self.requests
+        return request
 
-    def answer(self, request: int, client: int = OPERATOR) -> Any:
-        found = [each for each in self.stand.answers[client] if getattr(each, "id", None) == request]
-        assert len(found) <= 1, "answered twice"
-        return found[0] if found else None
+    def answer(self, request: int) -> Any:
+        return self.stand.answer(OPERATOR, request)
 
     @property
     def asked(self) -> list[NeighbourPlace]:
