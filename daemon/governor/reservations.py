@@ -28,7 +28,6 @@ from typing import Final
 from ...errors import DeviceFull, LimitReached, TensordError, UnknownOrder
 from ...ipc.messages import control as messages
 from ...ipc.quantities import rounded_size
-from ..claims.deadlines import Deadlines
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
 from .unseen import UnseenBytes
@@ -64,12 +63,14 @@ Told = Callable[[messages.Reserved | TensordError], object]
 
 @dataclass(slots=True, eq=False)
 class _Reservation:
-    """`told`: gets the answer in place of the client; the reservation is the operator's once it is granted."""
+    """`ends_at`: of the reservation, or of the wait. `told`: gets the answer in place of the client; the reservation is
+    the operator's once it is granted."""
 
     client: int
     message: messages.ReserveDevice
     told: Told | None
     waits: bool = True
+    ends_at: float = 0.0
 
     @property
     def owner(self) -> int:
@@ -90,7 +91,6 @@ class Reservations:
         self._grants_from = -math.inf
         self._last = 0
         self._all: dict[int, _Reservation] = {}
-        self._timers: Deadlines[int] = Deadlines()
         self._ended: dict[str, UnseenBytes] = {}
         self._registered: dict[str, UnseenBytes] = {}
 
@@ -143,14 +143,12 @@ class Reservations:
 
     def next_timer(self) -> float | None:
         """When `expire` is due, and when the first request may be granted."""
-        first = self._timers.next_timer()
+        first = min((each.ends_at for each in self._all.values()), default=None)
         return first if first is None or math.isinf(self._grants_from) else min(first, self._grants_from)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        self._timers.check_invariants()
-        assert all(number in self._timers for number in self._all), "a reservation that would never end"
-        assert len(self._timers) == len(self._all)
+        assert all(each.ends_at > 0 for each in self._all.values()), "a reservation that would never end"
         assert {each.owner for each in self._all.values()} <= self._outbox.clients.keys() | {OPERATOR}, (
             "of a client that left"
         )
@@ -195,7 +193,7 @@ class Reservations:
             self._grant(number, now)
         else:
             wait_s_max = self._limits.reserve_s_max if told is None else self._limits.room_s_max
-            self._timers.set(number, now + min(message.wait_s, wait_s_max))
+            asked.ends_at = now + min(message.wait_s, wait_s_max)
         return number
 
     def release(self, client: int, message: messages.ReleaseReservation, now: float) -> messages.Done:
@@ -224,7 +222,7 @@ class Reservations:
         if error is None:
             device = asked.message.device
             error = self._full(asked, self._room_of(device), self.waiting(device).index(number))
-        self._remove(number)
+        del self._all[number]
         if asked.told is None:
             self._outbox.refuse(asked.client, asked.message.id, error)
         else:
@@ -256,10 +254,8 @@ class Reservations:
         """Ends up to DUE_MAX reservations whose time is up, and refuses requests whose wait is over."""
         if now >= self._grants_from:
             self._grants_from = -math.inf
-        for _ in range(DUE_MAX):
-            number = self._timers.pop_due(now)
-            if number is None:
-                break
+        due = [number for number, each in self._all.items() if each.ends_at <= now]
+        for number in sorted(due, key=lambda number: self._all[number].ends_at)[:DUE_MAX]:
             if self._all[number].waits:
                 self.refuse(number)
             else:
@@ -269,7 +265,7 @@ class Reservations:
         """Forgets the client's requests, and ends its reservations."""
         for number in [number for number, each in self._all.items() if each.owner == client]:
             if self._all[number].waits:
-                self._remove(number)
+                del self._all[number]
             else:
                 self._end(number, now)
 
@@ -285,7 +281,7 @@ class Reservations:
         granted.waits = False
         message, for_room = granted.message, granted.told is not None
         lasts_s = min(message.for_s, self._limits.room_s_max if for_room else self._limits.reserve_s_max)
-        self._timers.set(number, now + lasts_s)
+        granted.ends_at = now + lasts_s
         answer = messages.Reserved(message.id, number, lasts_s)
         if granted.told is None:
             self._outbox.send(granted.client, answer)
@@ -293,12 +289,8 @@ class Reservations:
             granted.told(answer)
 
     def _end(self, number: int, now: float) -> None:
-        message = self._remove(number).message
+        message = self._all.pop(number).message
         self._count(self._ended, message.device, message.size_bytes, now)
-
-    def _remove(self, number: int) -> _Reservation:
-        self._timers.drop(number)
-        return self._all.pop(number)
 
     def _count(self, sums: dict[str, UnseenBytes], device: str, size_bytes: int, now: float) -> None:
         if not size_bytes:

@@ -179,7 +179,7 @@ class Devices:
             self._orders.detach(entry, now)
             entry.not_before = now + self._limits.retry_s
         self._mark(owner, unresponsive=False)
-        self._orders.extend_deadline(owner, now)
+        owner.waits_since = now
         return messages.Done(message.id)
 
     def client_left(self, client: int, now: float) -> None:
@@ -233,18 +233,20 @@ class Devices:
     # ---- time
 
     def next_timer(self) -> float | None:
-        """When `tick` is due."""
-        return self._orders.next_timer()
+        """When `tick` is due: `ack_s` after an owner was sent its first open order, or acknowledged a part of them."""
+        waits = [owner.waits_since for device in self for owner in device.owners.values() if owner.orders]
+        return min(waits) + self._limits.ack_s if waits else None
 
     def tick(self, now: float) -> None:
         """Processes missed deadlines: entries of late owners are resident again, since they are not known to be
         gone."""
-        while late := self._orders.pop_late_owner(now):
-            owner, entries = late
-            for entry in entries:
-                entry.not_before = now + self._limits.retry_s
-            self._outbox.counters.timed_out += len(entries)
-            self._mark(owner, unresponsive=True, entries=len(entries))
+        for owner in [owner for device in self for owner in device.owners.values()]:
+            if owner.orders and now >= owner.waits_since + self._limits.ack_s:
+                entries = self._orders.close_late(owner, now)
+                for entry in entries:
+                    entry.not_before = now + self._limits.retry_s
+                self._outbox.counters.timed_out += len(entries)
+                self._mark(owner, unresponsive=True, entries=len(entries))
 
     # ---- questions
 

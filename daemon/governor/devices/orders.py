@@ -1,10 +1,10 @@
-"""Orders to owners: their numbers, their open keys, and the owners' deadlines.
+"""Orders to owners: their numbers, and their open keys.
 
-Owns the orders and the deadlines. Does not own the choice of entries, nor what happens to acknowledged entries.
+Owns the orders. Does not own the choice of entries, nor what happens to acknowledged entries.
 
 Entries of a late owner are resident again and stay known under their order, so a late acknowledgement is accepted.
 
-Invariants: numbers rise and are never used twice. An owner has a deadline while it has an open order.
+Invariant: numbers rise and are never used twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ....ipc.messages import control as messages
-from ...claims.deadlines import Deadlines
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
 from .choices import is_worth_its_copy
@@ -27,11 +26,6 @@ class DeviceOrders:
         self._limits = limits
         self._outbox = outbox
         self._last = 0
-        self._due: Deadlines[Owner] = Deadlines()
-
-    def next_timer(self) -> float | None:
-        """The deadline of the first owner."""
-        return self._due.next_timer()
 
     def order_away(
         self, entries: Sequence[HeldEntry], host_accepts: bool, reason: str, now: float, part_of: Pass | None = None
@@ -51,7 +45,7 @@ class DeviceOrders:
         ]
         for _, owner, offload, part in sorted(parts, key=lambda each: each[0]):
             if not owner.orders:
-                self._wait(owner, now)
+                owner.waits_since = now
             by_key, size_bytes = {entry.key: entry for entry in part}, sum(entry.size_bytes for entry in part)
             number = self._send(owner, "offload" if offload else "drop", list(by_key), size_bytes, reason)
             order = owner.orders[number] = OpenOrder(number, owner, by_key, size_bytes, part_of)
@@ -67,11 +61,6 @@ class DeviceOrders:
             wanted.setdefault(entry.owner, []).append(entry)
         for owner, own in wanted.items():
             self._send(owner, "promote", [e.key for e in own], sum(e.size_bytes for e in own), reason)
-
-    def extend_deadline(self, owner: Owner, now: float) -> None:
-        """Restarts the deadline of an owner that acknowledged a part of its orders."""
-        if owner.orders:
-            self._wait(owner, now)
 
     def leave_slow_owners(self, device: DeviceRecord, now: float) -> None:
         """Takes the orders of slow owners out of the current pass, which then ends without them."""
@@ -90,32 +79,23 @@ class DeviceOrders:
             if not order.entries:
                 self._close(order, now)
 
-    def pop_late_owner(self, now: float) -> tuple[Owner, list[HeldEntry]] | None:
-        """One owner that missed its deadline, and its entries that were still ordered away. Its orders are no longer
-        open."""
-        owner = self._due.pop_due(now)
-        if owner is None:
-            return None
+    def close_late(self, owner: Owner, now: float) -> list[HeldEntry]:
+        """The orders of an owner that missed its deadline are no longer open. Returns the entries of these."""
         late = list(owner.orders.values())
         for order in late:
             self._close(order, now)
-        return owner, [entry for order in late for entry in order.entries.values()]
+        return [entry for order in late for entry in order.entries.values()]
 
     def check_invariants(self, device: DeviceRecord) -> None:
         """Asserts what the module's docstring promises."""
         for entry in device.entries.values():
             assert entry.order is None or entry.order.entries[entry.key] is entry
         for owner in device.owners.values():
-            assert bool(owner.orders) == (owner in self._due)
             for number, order in owner.orders.items():
                 assert number == order.number <= self._last and order.owner is owner
                 assert order.open and order.entries and order.part_of in (None, device.current_pass)
                 assert order.size_bytes == sum(entry.size_bytes for entry in order.entries.values())
                 assert all(device.entries[key].order is order for key in order.entries)
-
-    def _wait(self, owner: Owner, now: float) -> None:
-        owner.waits_since = now
-        self._due.set(owner, now + self._limits.ack_s)
 
     def _send(
         self,
@@ -137,9 +117,6 @@ class DeviceOrders:
         if not order.open:
             return
         order.open = False
-        owner = order.owner
-        del owner.orders[order.number]
-        if not owner.orders:
-            self._due.drop(owner)
+        del order.owner.orders[order.number]
         if order.part_of is not None:
             order.part_of.closed_at = max(order.part_of.closed_at, now)
