@@ -111,9 +111,7 @@ class StoreActor:
         self._copier = Copier(memory.ring, TREE_DEPTH_MAX, tell)
         self._remote: RemoteThreads | None = None
         if remote is not None:
-            self._remote = RemoteThreads(
-                remote, memory.ring, self._copier.check, tell, clock=clock, unix_at_zero=unix_at_zero
-            )
+            self._remote = RemoteThreads(remote, memory.ring, self._copier.check, tell, clock)
         times = times or RequestTimes(config.log.slow_s)
         self._report = StoreReport(
             store,

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ...ipc.messages import control as messages
-from .events import RemoteFound
 from .host_memory import HostHolds
 
 
@@ -77,11 +76,11 @@ class Seek(Struct, frozen=True):
 
 class ReadRemote(Struct, frozen=True):
     """Reads the object of `key` from the remote store into the place at byte `ring_offset` of the ring, which nobody
-    else knows. The object must be the one that was `found`, and its tree valid. Answered by the payload's checksum."""
+    else knows. It must have `payload_bytes`, and a valid tree. Answered by the RemoteEntry."""
 
     key: bytes
     ring_offset: int
-    found: RemoteFound
+    payload_bytes: int
 
 
 class SaveRemote(Struct, frozen=True):

@@ -55,8 +55,13 @@ class WritesInPlace(Struct, frozen=True):
     client: int
 
 
-class RemoteFound(Struct, frozen=True):
-    """What the header of an object in the remote store says. `lives_s`: the seconds until it expires; None: never."""
+class RemoteEntry(Struct, frozen=True):
+    """An entry of the remote store, as the header of its object has it.
+
+    `tree_bytes`: the length of the tree header, with which the payload begins. `tokens`, `cost_ms`: 0 if unknown.
+    `prefix_bytes`: the length of the record of a block of a sequence; 0 if the payload is not a block. `lives_s`: the
+    seconds until the entry expires; None: never. `parent`: the key of its parent. `checksum`: xxh3-64 of the payload.
+    """
 
     payload_bytes: int
     tree_bytes: int
@@ -65,6 +70,7 @@ class RemoteFound(Struct, frozen=True):
     prefix_bytes: int = 0
     lives_s: float | None = None
     parent: bytes | None = None
+    checksum: int = 0
 
 
 class Sought(Struct, frozen=True):
@@ -73,7 +79,7 @@ class Sought(Struct, frozen=True):
     this host has the claim on the key now. `others_s`: since when another host has it; None if none has."""
 
     generation: int
-    found: tuple[RemoteFound, ...] = ()
+    found: tuple[RemoteEntry, ...] = ()
     answer_s: float = 0.0
     claimed: bool = False
     others_s: float | None = None

@@ -22,7 +22,7 @@ from ...errors import Refusal, TensordError
 from ...shm.lanes.records import NO_KEY, RECORD
 from ...shm.ring.layout import span_bytes
 from ..core.effects import ReadRemote
-from ..core.events import RemoteFound
+from ..core.events import RemoteEntry
 from ..core.outbox import StoreOutbox
 from ..store.commit import Submitter
 from ..store.grants import LentGrant
@@ -47,7 +47,7 @@ class Fetch:
 
     `token`: the daemon's claim; 0 for a key of a run. `cost_s`: what computing takes. `due_at`: when the store's
     answer is overdue. `found`: what the store has; `grant`: where it is read into, since `read_at`, in `read_s`;
-    `checksum`: of what was read, or the error. `waited`: another host has claimed the key. `void`: the key was evicted
+    `read`: what was read, or the error. `waited`: another host has claimed the key. `void`: the key was evicted
     by name meanwhile. `then`: called when the fetch has ended.
     """
 
@@ -59,11 +59,11 @@ class Fetch:
     ends_at: float
     cost_s: float = 0.0
     due_at: float = 0.0
-    found: RemoteFound | None = None
+    found: RemoteEntry | None = None
     grant: LentGrant | None = None
     read_at: float = 0.0
     read_s: float = 0.0
-    checksum: int | TensordError | None = None
+    read: RemoteEntry | TensordError | None = None
     waited: bool = False
     void: bool = False
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -107,18 +107,18 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def begin(self, fetch: Fetch, found: RemoteFound) -> None:
+    def begin(self, fetch: Fetch, found: RemoteEntry) -> None:
         """Has a found entry read into the ring, once there is a place."""
         fetch.found = found
         self._by_key[fetch.key] = fetch
         self._waiting.append(fetch)
         self._ask()
 
-    def read(self, key: bytes, checksum: int | TensordError) -> None:
+    def read(self, key: bytes, read: RemoteEntry | TensordError) -> None:
         """An object was read, or could not be."""
         fetch = self._by_key[key]
         assert fetch.found is not None
-        fetch.checksum, fetch.read_s = checksum, self._outbox.now - fetch.read_at
+        fetch.read, fetch.read_s = read, self._outbox.now - fetch.read_at
         parent = self._by_key.get(fetch.found.parent or b"")
         # Numbers rise along a run, so no two wait for each other, whatever a store says of parents.
         if parent is not None and parent.number < fetch.number:
@@ -134,7 +134,7 @@ class Arrivals:
         assert not self._waiting or self._asks
         assert set(lent.values()) == set(self._own.grants)
         for key, children in self._children.items():
-            assert key in self._by_key and all(each.checksum is not None for each in children)
+            assert key in self._by_key and all(each.read is not None for each in children)
 
     def _ask(self) -> None:
         if self._waiting and not self._asks:
@@ -151,22 +151,22 @@ class Arrivals:
             fetch.grant = next(grant for grant in self._own.grants.values() if place in grant.pieces)
             fetch.read_at = self._outbox.now
             assert fetch.found is not None
-            self._outbox.add(ReadRemote(fetch.key, self._table.offsets[place], fetch.found))
+            self._outbox.add(ReadRemote(fetch.key, self._table.offsets[place], fetch.found.payload_bytes))
         self._ask()
 
     def _store(self, fetch: Fetch) -> None:
         """Stores what was read."""
-        key, checksum, grant, by_key = fetch.key, fetch.checksum, fetch.grant, self._table.by_key
-        assert checksum is not None and grant is not None
+        key, read, grant, by_key = fetch.key, fetch.read, fetch.grant, self._table.by_key
+        assert read is not None and grant is not None
         outcome, error = "failed", None
-        if isinstance(checksum, TensordError):
-            error = checksum
+        if isinstance(read, TensordError):
+            error = read
         elif fetch.void:
             error = Refusal("the key was evicted by name meanwhile")
         elif key in by_key:
             outcome = "overtaken"
         else:
-            self._commit_one(fetch, grant, checksum)
+            self._commit_one(fetch, grant, read)
             if key in by_key:
                 self._fetched(by_key[key])
                 outcome = "fetched"
@@ -174,15 +174,14 @@ class Arrivals:
             self._places.give_back_own(grant)
         self._end(fetch, outcome, error)
 
-    def _commit_one(self, fetch: Fetch, grant: LentGrant, checksum: int) -> None:
-        table, own, found, row = self._table, self._own, fetch.found, grant.pieces[0]
-        assert found is not None
+    def _commit_one(self, fetch: Fetch, grant: LentGrant, found: RemoteEntry) -> None:
+        table, own, row = self._table, self._own, grant.pieces[0]
         own.owner = table.owners[row]
         own.uid = self._tenants.uids[own.owner]
         ttl_s, parent, tokens = found.lives_s or 0.0, found.parent or NO_KEY, min(found.tokens, 0xFFFF_FFFF)
         record = RECORD.pack(
-            own.expected, fetch.key, table.offsets[row], found.payload_bytes, checksum, 0, parent, found.cost_ms, ttl_s,
-            grant.number, found.tree_bytes, tokens, found.prefix_bytes, 0, 0,
+            own.expected, fetch.key, table.offsets[row], found.payload_bytes, found.checksum, 0, parent,
+            found.cost_ms, ttl_s, grant.number, found.tree_bytes, tokens, found.prefix_bytes, 0, 0,
         )  # fmt: skip
         self._commit(memoryview(record), self._outbox.now)
 

@@ -42,8 +42,9 @@ from ...errors import (
 from ...ipc.quantities import SIZE_WANTS, read_size, show_size
 from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ..core.events import RemoteEntry
 from .directory_room import TMP, DirectoryRoom
-from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .store import NAME, RemoteStore
 from .urls import options, shown, split
 
@@ -99,7 +100,7 @@ class DirectoryStore(RemoteStore):
         header = memoryview(bytearray(OBJECT_HEADER_BYTES))
         for key in keys:
             stored = self._found(key, header)
-            found.append(None if stored is None else self._head(key, stored[0]))
+            found.append(None if stored is None else self._checked(key, stored[0], header=True))
         return generation, found
 
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
@@ -108,8 +109,8 @@ class DirectoryStore(RemoteStore):
             return None
         return self._checked(key, stored[0])
 
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
-        pieces = [memoryview(object_header(key, len(payload), meta)), memoryview(payload)]
+    def put_from(self, key: bytes, payload: Buffer, entry: RemoteEntry) -> None:
+        pieces = [memoryview(object_header(key, entry, time.time())), memoryview(payload)]
         with self._told(writes=True):
             self._room.make(OBJECT_HEADER_BYTES + len(payload))
             self._write(self._path(key), pieces)

@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -31,7 +32,8 @@ from typing import Any, Final
 from ...errors import BadConfiguration, TensordError, TierFull, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from ..core.events import RemoteEntry
+from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .mooncake_worker import BUFFER_BYTES
 from .store import NAME, RemoteStore
 from .urls import one_of, options, shown, split
@@ -139,15 +141,15 @@ class MooncakeStore(RemoteStore):
             sizes = self._call("heads", [_name(key) for key in some], into=headers)
             for at, (key, size) in enumerate(zip(some, sizes, strict=True)):
                 header = headers[OBJECT_HEADER_BYTES * at :][: max(0, size)]
-                found.append(None if self._missed(size) else self._head(key, header))
+                found.append(None if self._missed(size) else self._checked(key, header, header=True))
         return self._last(keys[0][:NAMESPACE_TAG_BYTES])[1], found
 
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
         size = self._call("get", _name(key), len(buffer), into=buffer)
         return None if self._missed(size) else self._checked(key, buffer[:size])
 
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
-        stored = b"".join((object_header(key, len(payload), meta), payload))
+    def put_from(self, key: bytes, payload: Buffer, entry: RemoteEntry) -> None:
+        stored = b"".join((object_header(key, entry, time.time()), payload))
         code = self._call("put", _name(key), sent=stored)
         # A key has one payload: what another host writes meanwhile is the same.
         if code not in _DONE_BY_OTHERS:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...errors import Corrupt, TierTimedOut, TierUnavailable
-from .form import OBJECT_FORMAT, Buffer, Meta, RemoteEntry, check, check_header
+from ..core.events import RemoteEntry
+from .form import OBJECT_FORMAT, Buffer, check, check_header
 
 NAME: Final = f"tensord-{OBJECT_FORMAT}"
 """What the names of all objects begin with, so that builds of different formats share no object."""
@@ -69,9 +70,9 @@ class RemoteStore(ABC):
         """
 
     @abstractmethod
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
-        """Stores a payload under `key`, in place of what is stored there. Readers find the old object
-        or the new one, never a part of either."""
+    def put_from(self, key: bytes, payload: Buffer, entry: RemoteEntry) -> None:
+        """Stores the payload of `entry` under `key`, in place of what is stored there. Readers find the old object or
+        the new one, never a part of either."""
 
     @abstractmethod
     def remove(self, keys: Sequence[bytes]) -> None:
@@ -104,19 +105,10 @@ class RemoteStore(ABC):
         """Ends a claim of `owner`. False if `owner` does not have the claim; None as for `claim`."""
         return None
 
-    def _checked(self, key: bytes, stored: memoryview) -> RemoteEntry | None:
-        """`check` of an object that was read. A wrong one is counted, and a miss."""
-        return self._counted(check, key, stored)
-
-    def _head(self, key: bytes, stored: memoryview) -> RemoteEntry | None:
-        """`check_header` of a header that was read. A wrong one is counted, and a miss."""
-        return self._counted(check_header, key, stored)
-
-    def _counted(
-        self, checked: Callable[[bytes, memoryview, float], RemoteEntry | None], key: bytes, stored: memoryview
-    ) -> RemoteEntry | None:
+    def _checked(self, key: bytes, stored: memoryview, *, header: bool = False) -> RemoteEntry | None:
+        """What an object that was read holds; `header`: its header alone. A wrong one is counted, and a miss."""
         try:
-            return checked(key, stored, time.time())
+            return (check_header if header else check)(key, stored, time.time())
         except Corrupt as error:
             self._count_corrupt(str(error))
             return None

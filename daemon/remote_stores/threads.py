@@ -12,14 +12,13 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import takewhile
 from math import inf
 from typing import Any, Final
 
 import numpy as np
-from msgspec.structs import replace
 
 from ...errors import Corrupt, TensordError
 from ...shm.index.keys import generation_of
@@ -36,16 +35,14 @@ from ..core.effects import (
     Seek,
     WithdrawClaim,
 )
-from ..core.events import RemoteDone, RemoteFound, RemoteSaved, Sought
+from ..core.events import RemoteDone, RemoteEntry, RemoteSaved, Sought
 from ..process.give_way import GivesWay
 from ..process.logs import logger
-from .form import Meta, RemoteEntry
 from .store import RemoteStore
 
 _log = logger("store")
 READERS: Final = 8
 DAMAGED_MAX: Final = 1024
-LIVES_S_LEAST: Final = 0.001
 GRACE_S: Final = 1.0
 """How much longer than its time a read may take before it counts as hanging."""
 THREAD_NAME: Final = "tensord-remote"
@@ -79,7 +76,6 @@ class RemoteThreads:
         ring: (ring_bytes,) uint8.
         report: takes each outcome. It is called in the threads.
         clock: gives the seconds of `shm.clock`.
-        unix_at_zero: gives the Unix time at which `clock` was zero.
     """
 
     def __init__(
@@ -88,13 +84,10 @@ class RemoteThreads:
         ring: np.ndarray[Any, np.dtype[np.uint8]],
         check: Check,
         report: Callable[[RemoteDone], object],
-        *,
         clock: Callable[[], float],
-        unix_at_zero: Callable[[], float],
     ) -> None:
         self._store = store
         self._clock = clock
-        self._unix_at_zero = unix_at_zero
         self._ring = ring.data
         self._check = check
         self._report = report
@@ -108,14 +101,10 @@ class RemoteThreads:
         self._gives_way = GivesWay(self._closing)
         self._writer = ThreadPoolExecutor(1, f"{THREAD_NAME}-write", GivesWay.lower_priority)
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> dict[str, Any]:
         """The store's address, and what was read from it that is wrong."""
         store = self._store
-        return {
-            "address": store.address,
-            "corrupt": store.corrupt,
-            "last_corrupt": store.last_corrupt,
-        }
+        return {"address": store.address, "corrupt": store.corrupt, "last_corrupt": store.last_corrupt}
 
     def submit(self, request: RemoteRequest) -> None:
         """Queues a request. After `close` it is dropped: entries are still published then, which the store is not told
@@ -189,7 +178,7 @@ class RemoteThreads:
         answer_s = time.monotonic() - began
         if generation != generation_of(seek.keys[0]):
             return Sought(generation, answer_s=answer_s)
-        found = tuple(self._found(head) for head in takewhile(lambda head: head is not None, heads) if head)
+        found = tuple(head for head in takewhile(lambda head: head is not None, heads) if head)
         claim = None
         if seek.claims_s and not found:
             claim = self._store.claim(seek.keys[0], self._owner, seek.claims_s)
@@ -197,30 +186,20 @@ class RemoteThreads:
             return Sought(generation, found, answer_s, claimed=claim is not None)
         return Sought(generation, found, answer_s, others_s=claim.age_s)
 
-    def _found(self, head: RemoteEntry) -> RemoteFound:
-        meta = head.meta
-        lives_s = None
-        if meta.expires_unix_s:
-            lives_s = max(meta.expires_unix_s - self._unix_at_zero() - self._clock(), LIVES_S_LEAST)
-        return RemoteFound(
-            head.payload_bytes, meta.tree_bytes, meta.tokens, meta.cost_ms, meta.prefix_bytes, lives_s, meta.parent
-        )
-
-    def _read(self, read: ReadRemote) -> int:
+    def _read(self, read: ReadRemote) -> RemoteEntry:
         """Reads an object into its place, where the object's header stands in for the span's until it is stored."""
-        key, found, address = read.key, read.found, self._store.address
-        payload_at = read.ring_offset + SPAN_HEADER_BYTES
-        entry = self._store.get_into(key, self._ring[read.ring_offset : payload_at + found.payload_bytes])
+        key, address, payload_at = read.key, self._store.address, read.ring_offset + SPAN_HEADER_BYTES
+        entry = self._store.get_into(key, self._ring[read.ring_offset : payload_at + read.payload_bytes])
         if entry is None:
             # Its header was in order a moment ago. If the payload is damaged, nobody else replaces it.
             self._damaged[key] = None
             while len(self._damaged) > DAMAGED_MAX:
                 self._damaged.pop(next(iter(self._damaged)), None)
             raise Corrupt(f"{address}: the object of {key.hex()} is gone, or is not what was stored")
-        if not _fits(entry, found):
+        if entry.payload_bytes != read.payload_bytes:
             raise Corrupt(f"{address}: the object of {key.hex()} was replaced by another meanwhile")
-        self._check(payload_at, key, found.payload_bytes, found.tree_bytes, found.prefix_bytes)
-        return entry.meta.checksum
+        self._check(payload_at, key, entry.payload_bytes, entry.tree_bytes, entry.prefix_bytes)
+        return entry
 
     def _write(self, save: SaveRemote) -> RemoteSaved:
         generation, [there] = self._store.look([save.key])
@@ -229,14 +208,20 @@ class RemoteThreads:
         if has or generation != generation_of(save.key):
             return RemoteSaved(generation, written=False)
         start = save.offset + SPAN_HEADER_BYTES
-        header = SpanHeader.unpack(bytes(self._ring[save.offset : start]))
-        if not header.checksum:
-            # Its client has left the checksum to the scrub, which has not come to it yet.
-            header = replace(
-                header, checksum=checksum_of(np.frombuffer(self._ring[start : start + save.payload_bytes], np.uint8))
-            )
-        meta = Meta.of_span(header, self._unix_at_zero())
-        self._store.put_from(save.key, self._ring[start : start + save.payload_bytes], meta)
+        span = SpanHeader.unpack(bytes(self._ring[save.offset : start]))
+        payload = self._ring[start : start + save.payload_bytes]
+        entry = RemoteEntry(
+            save.payload_bytes,
+            span.tree_bytes,
+            span.tokens,
+            span.cost_ms,
+            span.prefix_bytes,
+            lives_s=span.expires_s - self._clock() if span.expires_s else None,
+            parent=span.parent,
+            # Its client may have left the checksum to the scrub, which has not come to it yet.
+            checksum=span.checksum or checksum_of(np.frombuffer(payload, np.uint8)),
+        )
+        self._store.put_from(save.key, payload, entry)
         self._damaged.pop(save.key, None)
         return RemoteSaved(generation)
 
@@ -249,10 +234,3 @@ def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
     else:
         _log.info("the remote store was reached for the first time" if turned.first else ends)
     return {"event": event, field: not turned.why, "why": turned.why}
-
-
-def _fits(entry: RemoteEntry, found: RemoteFound) -> bool:
-    """Whether an object is the one whose header was read before."""
-    meta = entry.meta
-    had = entry.payload_bytes, meta.tree_bytes, meta.tokens, meta.prefix_bytes, meta.parent
-    return had == (found.payload_bytes, found.tree_bytes, found.tokens, found.prefix_bytes, found.parent)

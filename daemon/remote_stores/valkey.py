@@ -24,8 +24,9 @@ from ...errors import BadConfiguration, TensordError, TierFull, TierReadOnly, Ti
 from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ..core.events import RemoteEntry
 from ..process.small_files import small_text
-from .form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .store import NAME, HostClaim, RemoteStore
 from .urls import options, shown, split, switch
 
@@ -182,19 +183,17 @@ class ValkeyStore(RemoteStore):
                 if len(piece) < PIECE_BYTES:
                     return self._checked(key, buffer[:at]) if at else None
 
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
+    def put_from(self, key: bytes, payload: Buffer, entry: RemoteEntry) -> None:
         value_bytes = OBJECT_HEADER_BYTES + len(payload)
         if value_bytes > VALUE_BYTES_MAX:
             raise TierTooLarge(
                 f"{self.address}: an object of {value_bytes} bytes is larger than a value's {VALUE_BYTES_MAX} bytes"
             )
-        times_s = [self._expiry_s] if self._expiry_s is not None else []
-        if meta.expires_unix_s:
-            times_s.append(meta.expires_unix_s - time.time())
+        times_s = [each for each in (self._expiry_s, entry.lives_s) if each is not None]
         ttl_ms = round(min(times_s) * 1000) if times_s else None
         if ttl_ms is None or ttl_ms > 0:
             with self._asking(writes=True) as client:
-                client.set(_name(key), b"".join((object_header(key, len(payload), meta), payload)), px=ttl_ms)
+                client.set(_name(key), b"".join((object_header(key, entry, time.time()), payload)), px=ttl_ms)
 
     def remove(self, keys: Sequence[bytes]) -> None:
         with self._asking(writes=True) as client:
@@ -319,7 +318,7 @@ class ValkeyStore(RemoteStore):
         if isinstance(stored, Exception):
             self._count_corrupt(f"the value of {key.hex()} is no object: {stored}")
             return None
-        return self._head(key, memoryview(stored)) if stored else None
+        return self._checked(key, memoryview(stored), header=True) if stored else None
 
     def _generation(self, tag: bytes, reply: Any) -> int:
         try:

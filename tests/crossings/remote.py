@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tensord.daemon.core.events import RemoteEntry
 from tensord.daemon.remote_stores.directory import DirectoryStore
-from tensord.daemon.remote_stores.form import Meta
 from tensord.shm.payloads.copy import checksum_of
 from tensord.shm.payloads.packing import pack
 
@@ -34,9 +34,10 @@ class Fetching(State):
         encoded = pack(words(key, self.size_bytes))
         payload = bytearray(encoded.payload_bytes)
         encoded.write(memoryview(payload), 0)
-        meta = Meta(len(encoded.header), checksum_of(np.frombuffer(payload, np.uint8)), cost_ms=COST_MS)
+        checksum = checksum_of(np.frombuffer(payload, np.uint8))
+        entry = RemoteEntry(len(payload), len(encoded.header), cost_ms=COST_MS, checksum=checksum)
         store = DirectoryStore(Path(self.party.place.card_folder) / FOLDER)
-        store.put_from(key, payload, meta)
+        store.put_from(key, payload, entry)
         store.close()
         self.lease: Any = None
         self.client = self.party.client

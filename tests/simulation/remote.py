@@ -6,9 +6,11 @@ Owns: the objects and the generations. They outlive the daemon.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 
-from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Buffer, Meta, RemoteEntry, object_header
+from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Buffer, object_header
 from tensord.daemon.remote_stores.store import HostClaim, RemoteStore
 from tensord.errors import TierUnavailable
 from tensord.shm.ring.layout import NAMESPACE_TAG_BYTES
@@ -45,7 +47,7 @@ class SimulatedStore(RemoteStore):
     def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
         self._may_fail()
         found = {key: self.objects[key] for key in keys if key in self.objects}
-        heads = [self._head(key, memoryview(found[key])) if key in found else None for key in keys]
+        heads = [self._checked(key, memoryview(found[key]), header=True) if key in found else None for key in keys]
         return self.given_out.get(keys[0][:NAMESPACE_TAG_BYTES], 0), heads
 
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
@@ -59,9 +61,9 @@ class SimulatedStore(RemoteStore):
         buffer[: len(raw)] = raw
         return self._checked(key, buffer[: len(raw)])
 
-    def put_from(self, key: bytes, payload: Buffer, meta: Meta) -> None:
+    def put_from(self, key: bytes, payload: Buffer, entry: RemoteEntry) -> None:
         self._may_fail()
-        self.objects[key] = object_header(key, len(payload), meta) + bytes(payload)
+        self.objects[key] = object_header(key, entry, time.time()) + bytes(payload)
         assert len(self.objects[key]) == OBJECT_HEADER_BYTES + len(payload)
 
     def remove(self, keys: Sequence[bytes]) -> None:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from .daemon import Daemon
     from .world import World
 
-FAR_FUTURE_S = 1e12
-"""The Unix time at 0 for the remote store, so that no entry's time is over by the machine's clock."""
-
 
 class ScheduledCopier(Copier):
     """A copier without a thread: the schedule runs the turns of its copies."""
@@ -55,8 +52,7 @@ class Work:
             daemon.memory.ring,
             self.copier.check,
             daemon.remote_answered,
-            clock=lambda: world.now,
-            unix_at_zero=lambda: FAR_FUTURE_S,
+            lambda: world.now,
         )
         self.requests: deque[effects.RemoteRequest] = deque()
         """Requests of the remote store that are under way."""
@@ -154,7 +150,7 @@ class Work:
         for request in self.requests:
             if isinstance(request, effects.ReadRemote):
                 # A read of the remote store has come so far. It begins with the object's header.
-                ring[request.ring_offset :][: SPAN_HEADER_BYTES + request.found.payload_bytes // 2] = 0xEE
+                ring[request.ring_offset :][: SPAN_HEADER_BYTES + request.payload_bytes // 2] = 0xEE
 
     @property
     def busy(self) -> bool:

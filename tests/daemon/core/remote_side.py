@@ -16,7 +16,7 @@ from tensord.daemon.core.effects import (
     Seek,
     WithdrawClaim,
 )
-from tensord.daemon.core.events import Event, RemoteDone, RemoteFound, RemoteSaved, Sought
+from tensord.daemon.core.events import Event, RemoteDone, RemoteEntry, RemoteSaved, Sought
 from tensord.errors import TensordError
 from tensord.shm.index.keys import generation_of
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
@@ -29,7 +29,7 @@ class RemoteSide:
     now: float
 
     def __init__(self) -> None:
-        self.remote: dict[bytes, RemoteFound] = {}
+        self.remote: dict[bytes, RemoteEntry] = {}
         self.remote_generations: dict[bytes, int] = {}
         self.others: dict[bytes, float] = {}
         """When another host has claimed a key there."""
@@ -40,7 +40,8 @@ class RemoteSide:
     def forget_remote(self) -> None:
         """Nothing is under way."""
         self.seeks: deque[Seek] = deque()
-        self.reads: deque[ReadRemote] = deque()
+        self.reads: deque[tuple[ReadRemote, RemoteEntry]] = deque()
+        """With what each finds."""
         self.writes: deque[tuple[SaveRemote | RemoveRemote, bytes]] = deque()
         """With the bytes that each must find in the ring."""
         self.generation_requests: deque[AskGenerations | RaiseGeneration] = deque()
@@ -60,7 +61,7 @@ class RemoteSide:
             case Seek():
                 self.seeks.append(effect)
             case ReadRemote():
-                self.reads.append(effect)
+                self.reads.append((effect, self.remote[effect.key]))
             case SaveRemote(key, offset, payload_bytes):
                 assert self.header(offset).key == key
                 start = offset + SPAN_HEADER_BYTES
@@ -110,13 +111,13 @@ class RemoteSide:
 
     def read_remote(self, at: int = 0, error: TensordError | None = None) -> None:
         """The at-th read is carried out, or fails halfway."""
-        effect = self.reads[at]
+        effect, found = self.reads[at]
         del self.reads[at]
-        start, size = effect.ring_offset + SPAN_HEADER_BYTES, effect.found.payload_bytes
+        start, size = effect.ring_offset + SPAN_HEADER_BYTES, effect.payload_bytes
         size = size if error is None else size // 2
         self.touch(start, size)
         self.bytes[start : start + size] = effect.key[8:9] * size
-        self.do(RemoteDone(effect, 7 if error is None else None, error))
+        self.do(RemoteDone(effect, found if error is None else None, error))
 
     def write_remote(self, at: int = 0, error: TensordError | None = None) -> None:
         """Carries the at-th write to the remote store out, or has it fail."""
@@ -138,7 +139,7 @@ class RemoteSide:
         if written:
             header = self.header(effect.offset)
             sizes = header.payload_bytes, header.tree_bytes, header.tokens
-            self.remote[effect.key] = RemoteFound(*sizes, header.cost_ms, parent=header.parent)
+            self.remote[effect.key] = RemoteEntry(*sizes, header.cost_ms, parent=header.parent)
         self.do(RemoteDone(effect, RemoteSaved(generation, written)))
 
     def answer_generations(self, error: TensordError | None = None) -> None:

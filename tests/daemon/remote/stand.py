@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensord.daemon.core.events import RemoteFound, Tick
+from tensord.daemon.core.events import RemoteEntry, Tick
 from tensord.daemon.remote.remote import Remote
 from tensord.errors import TensordError, TierUnavailable
 from tensord.ipc.messages import control as messages
@@ -16,7 +16,7 @@ from ..core.stand import SPAN as SPAN
 from ..core.stand import Stand, key
 
 REMOTE: dict[str, Any] = {"remote_s": 2.0, "remote_writes": True}
-FOUND = RemoteFound(64, 16, tokens=3, cost_ms=8.0)
+FOUND = RemoteEntry(64, 16, tokens=3, cost_ms=8.0, checksum=7)
 
 
 class RemoteStand(Stand):

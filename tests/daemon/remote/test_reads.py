@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.events import RemoteFound
+from tensord.daemon.core.events import RemoteEntry
 from tensord.daemon.remote import fetches, speed
 from tensord.daemon.remote.fetches import UNKNOWN_S
 from tensord.errors import Corrupt, TierTimedOut
@@ -219,7 +219,7 @@ def test_a_found_entry_without_room_is_computed(make: Make) -> None:
 
 def test_an_entry_whose_parent_is_not_here_is_computed(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote[key(1)] = RemoteFound(64, 16, parent=key(2))
+    stand.remote[key(1)] = RemoteEntry(64, 16, parent=key(2))
     ask(stand)
     stand.settle()
     assert verdicts(stand) == ["wait", "compute"]
@@ -227,7 +227,7 @@ def test_an_entry_whose_parent_is_not_here_is_computed(make: Make) -> None:
 
 def test_a_fetched_entry_lives_for_what_was_left_of_its_time(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote[key(1)] = RemoteFound(64, 16, lives_s=5.0)
+    stand.remote[key(1)] = RemoteEntry(64, 16, lives_s=5.0)
     ask(stand)
     stand.settle()
     header = stand.header_of(key(1))

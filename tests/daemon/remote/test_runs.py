@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.core.events import RemoteFound
+from tensord.daemon.core.events import RemoteEntry
 from tensord.daemon.remote.runs import RUN_KEYS_MAX
 from tensord.errors import Corrupt, TierUnavailable
 from tensord.ipc.messages import control as messages
@@ -23,9 +23,9 @@ from ..core.stand import key
 from .stand import REMOTE, Make, RemoteStand, ask, verdicts
 
 
-def chain(count: int) -> dict[bytes, RemoteFound]:
+def chain(count: int) -> dict[bytes, RemoteEntry]:
     """Objects in the store, each the parent of the next: the keys from 0 on."""
-    return {key(at): RemoteFound(64, 16, cost_ms=8.0, parent=key(at - 1) if at else None) for at in range(count)}
+    return {key(at): RemoteEntry(64, 16, cost_ms=8.0, parent=key(at - 1) if at else None) for at in range(count)}
 
 
 def fetch(stand: RemoteStand, *numbers: int, client: int = 1, within_s: float = 0.5) -> None:
@@ -94,7 +94,7 @@ def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make)
 
 def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
     stand = make(ring_bytes=1 << 22, **REMOTE)
-    stand.remote = {key(at): RemoteFound(1 << 19, 16) for at in range(3)}
+    stand.remote = {key(at): RemoteEntry(1 << 19, 16) for at in range(3)}
     fetch(stand, 0, within_s=1.0)
     stand.seek()
     stand.now += 0.4
@@ -178,7 +178,7 @@ def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(
 
 def test_entries_that_the_store_says_are_each_others_parents_are_refused(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote = {key(0): RemoteFound(64, 16, parent=key(1)), key(1): RemoteFound(64, 16, parent=key(0))}
+    stand.remote = {key(0): RemoteEntry(64, 16, parent=key(1)), key(1): RemoteEntry(64, 16, parent=key(0))}
     fetch(stand, 0, 1)
     stand.settle()
     assert counted(stand) == [0] and stand.counted == {"failed": 2} and not stand.store.parts.own.grants

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.core.events import RemoteFound
+from tensord.daemon.core.events import RemoteEntry
 from tensord.daemon.remote import speed, writes
 from tensord.errors import TierTimedOut
 from tensord.ipc.messages import control as messages
@@ -55,7 +55,7 @@ def test_an_entry_that_was_not_worth_its_write_is_counted_once_and_reconsidered_
 
 def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None:
     stand = make(**REMOTE)
-    stand.remote[key(1)] = RemoteFound(64, 16)
+    stand.remote[key(1)] = RemoteEntry(64, 16)
     ask(stand)
     stand.settle()
     stand.use(1)

@@ -7,14 +7,14 @@ are changed behind its back. One with a server of its own derives `AnyServer` (`
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 import pytest
 
-from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, RemoteEntry
+from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierUnavailable
@@ -59,9 +59,9 @@ class AnyStore:
 
     @pytest.mark.parametrize("payload_bytes", [1, 63, 4096, 65_537, MIB, 34 * MIB])
     def test_a_payload_comes_back_as_it_was_put(self, store: RemoteStore, payload_bytes: int) -> None:
-        entry = made(1, payload_bytes, tokens=77, cost_ms=12.5, prefix_bytes=0, ttl_s=60.0, parent=key_of(2))
+        entry = made(1, payload_bytes, tokens=77, cost_ms=12.5, parent=key_of(2))
         put(store, entry)
-        assert get(store, entry.key, payload_bytes) == (entry.payload, entry.meta)
+        assert get(store, entry.key, payload_bytes) == (entry.payload, entry.entry)
 
     def test_a_read_into_a_larger_buffer_leaves_the_rest_alone(self, store: RemoteStore) -> None:
         entry = made(1)
@@ -80,15 +80,15 @@ class AnyStore:
         small, large = made(1, 10), made(2, 70_000, tokens=5, cost_ms=1.5, parent=key_of(4))
         put(store, small, large)
         keys = [large.key, key_of(3), small.key]
-        expected = [RemoteEntry(large.meta, 70_000), None, RemoteEntry(small.meta, 10)]
+        expected = [large.entry, None, small.entry]
         assert store.look(keys) == (0, expected)
         exact = memoryview(bytearray(large.stored_bytes))
-        assert payload_of(store.get_into(large.key, exact), exact) == (large.payload, large.meta)
+        assert payload_of(store.get_into(large.key, exact), exact) == (large.payload, large.entry)
 
     def test_a_damaged_header_and_one_whose_time_is_over_are_no_headers(
         self, backend: Backend, store: RemoteStore
     ) -> None:
-        damaged, over = made(1), made(2, expires_unix_s=time.time() - 1)
+        damaged, over = made(1), made(2, lives_s=-1.0)
         put(store, damaged, over)
         raw = backend.raw(damaged.key)
         backend.set_raw(damaged.key, raw[:20] + bytes([raw[20] ^ 1]) + raw[21:])
@@ -99,8 +99,8 @@ class AnyStore:
         for payload_bytes in (5000, 90_000, 3):
             entry = made_of(key_of(1), np.random.default_rng(payload_bytes).bytes(payload_bytes))
             put(store, entry)
-            assert get(store, entry.key) == (entry.payload, entry.meta)
-        assert heads(store, [key_of(1)]) == [RemoteEntry(entry.meta, 3)]
+            assert get(store, entry.key) == (entry.payload, entry.entry)
+        assert heads(store, [key_of(1)]) == [entry.entry]
 
     def test_a_removed_key_is_a_miss(self, store: RemoteStore) -> None:
         entries = [made(number) for number in range(3)]
@@ -112,14 +112,15 @@ class AnyStore:
         large, small = made(1, 3 * MIB), made(2)
         put(store, large, small)
         assert get(store, large.key, 3 * MIB - 1) is None
-        assert get(store, small.key) == (small.payload, small.meta)
+        assert get(store, small.key) == (small.payload, small.entry)
         assert store.corrupt == 0
 
     def test_an_entry_whose_time_is_over_is_a_miss(self, store: RemoteStore) -> None:
-        over, not_over = made(1, expires_unix_s=time.time() - 1), made(2, expires_unix_s=time.time() + 3600)
+        over, not_over = made(1, lives_s=-1.0), made(2, lives_s=3600.0)
         put(store, over, not_over)
         assert get(store, over.key) is None
-        assert get(store, not_over.key) == (not_over.payload, not_over.meta)
+        found = get(store, not_over.key)
+        assert found is not None and found[0] == not_over.payload and 3500 < (found[1].lives_s or 0) <= 3600
         assert store.corrupt == 0
 
     # ---- nothing wrong is returned
@@ -146,9 +147,9 @@ class AnyStore:
         assert get(store, entry.key) is None
         assert store.corrupt == 1
         assert store.address in store.last_corrupt
-        assert get(store, other.key) == (other.payload, other.meta)
+        assert get(store, other.key) == (other.payload, other.entry)
         put(store, entry)
-        assert get(store, entry.key) == (entry.payload, entry.meta)
+        assert get(store, entry.key) == (entry.payload, entry.entry)
         assert store.corrupt == 1
 
     def test_the_object_of_another_key_is_a_counted_miss(self, backend: Backend, store: RemoteStore) -> None:
@@ -171,7 +172,7 @@ class AnyStore:
             self.one_of(whole, get(store, key, 9 * MIB))
         assert store.corrupt == 0
 
-    def one_of(self, payloads: Collection[bytes], found: tuple[bytes, Meta] | None) -> None:
+    def one_of(self, payloads: Collection[bytes], found: tuple[bytes, RemoteEntry] | None) -> None:
         """Asserts that one of the payloads was found."""
         assert found[0] in payloads if found is not None else not self.replaces_at_once
 
@@ -183,7 +184,7 @@ class AnyStore:
             try:
                 for entry in entries[first::8]:
                     put(store, entry)
-                    if get(store, entry.key) != (entry.payload, entry.meta):
+                    if get(store, entry.key) != (entry.payload, entry.entry):
                         wrong.append(entry.key)
             except BaseException as error:
                 wrong.append(error)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, RemoteEntry
+from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.shm.index.keys import make_key
 from tensord.shm.payloads.copy import checksum_of
@@ -16,7 +17,7 @@ from tensord.shm.payloads.copy import checksum_of
 class Made(NamedTuple):
     key: bytes
     payload: bytes
-    meta: Meta
+    entry: RemoteEntry
 
     @property
     def stored_bytes(self) -> int:
@@ -28,36 +29,33 @@ def key_of(number: int) -> bytes:
     return make_key(b"a model.", rng.bytes(20), 3)
 
 
-def made(number: int, payload_bytes: int = 5000, **meta: object) -> Made:
+def made(number: int, payload_bytes: int = 5000, **meta: Any) -> Made:
     """An entry of its own for each number."""
     payload = np.random.default_rng(number).bytes(payload_bytes)
     return made_of(key_of(number), payload, **meta)
 
 
-def made_of(key: bytes, payload: bytes, **meta: object) -> Made:
-    given: dict[str, object] = {
-        "tree_bytes": min(len(payload), 40),
-        "checksum": checksum_of(np.frombuffer(payload, np.uint8)),
-        **meta,
-    }
-    return Made(key, payload, Meta(**given))  # type: ignore[arg-type]
+def made_of(key: bytes, payload: bytes, **meta: Any) -> Made:
+    checksum = checksum_of(np.frombuffer(payload, np.uint8))
+    entry = RemoteEntry(len(payload), min(len(payload), 40), checksum=checksum, **meta)
+    return Made(key, payload, entry)
 
 
 def put(store: RemoteStore, *entries: Made) -> None:
     for entry in entries:
-        store.put_from(entry.key, entry.payload, entry.meta)
+        store.put_from(entry.key, entry.payload, entry.entry)
 
 
-def get(store: RemoteStore, key: bytes, room_bytes: int = 1 << 20) -> tuple[bytes, Meta] | None:
+def get(store: RemoteStore, key: bytes, room_bytes: int = 1 << 20) -> tuple[bytes, RemoteEntry] | None:
     """The payload and its metadata, read into a buffer that had other bytes before."""
     buffer = memoryview(bytearray(b"\xa5" * (OBJECT_HEADER_BYTES + room_bytes)))
     return payload_of(store.get_into(key, buffer), buffer)
 
 
-def payload_of(found: RemoteEntry | None, buffer: memoryview) -> tuple[bytes, Meta] | None:
+def payload_of(found: RemoteEntry | None, buffer: memoryview) -> tuple[bytes, RemoteEntry] | None:
     if found is None:
         return None
-    return bytes(buffer[OBJECT_HEADER_BYTES : OBJECT_HEADER_BYTES + found.payload_bytes]), found.meta
+    return bytes(buffer[OBJECT_HEADER_BYTES : OBJECT_HEADER_BYTES + found.payload_bytes]), found
 
 
 def heads(store: RemoteStore, keys: Sequence[bytes]) -> list[RemoteEntry | None]:

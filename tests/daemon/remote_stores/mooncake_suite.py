@@ -74,14 +74,14 @@ def test_a_master_that_is_stopped_costs_a_call_its_time_and_no_byte(cluster: Clu
         for call in (
             lambda: store.get_into(entry.key, buffer),
             lambda: store.look([entry.key]),
-            lambda: store.put_from(key_of(2), b"x" * 100, made(2, 100).meta),
+            lambda: store.put_from(key_of(2), b"x" * 100, made(2, 100).entry),
         ):
             with pytest.raises(TierTimedOut, match=r"within 0\.1 s"):
                 call()
     finally:
         cluster.master.resume()
     store.timeout_s = PATIENCE_S
-    assert get(store, entry.key) == (entry.payload, entry.meta)
+    assert get(store, entry.key) == (entry.payload, entry.entry)
     assert not any(buffer), "a late answer is not written into the caller's memory"
 
 
@@ -99,7 +99,7 @@ def test_the_end_of_the_clients_process_costs_the_calls_under_way(cluster: Clust
                 under_way.result()
     finally:
         cluster.master.resume()
-    assert get(store, entry.key) == (entry.payload, entry.meta)
+    assert get(store, entry.key) == (entry.payload, entry.entry)
 
 
 def test_a_store_is_closed_while_a_call_hangs(cluster: Cluster, backend: Cluster) -> None:

@@ -50,7 +50,7 @@ class AnyServer:
         backend.fill()
         with pytest.raises(TierFull, match=r"bytes"):
             put(store, made(2, MIB))
-        assert get(store, small.key) in (None, (small.payload, small.meta))
+        assert get(store, small.key) in (None, (small.payload, small.entry))
         assert get(store, key_of(2)) is None
         assert store.corrupt == 0
 
@@ -76,7 +76,7 @@ class AnyServer:
             backend.resume()
         store = backend.open()
         put(store, entry)
-        assert get(store, entry.key, 8 * MIB) == (entry.payload, entry.meta)
+        assert get(store, entry.key, 8 * MIB) == (entry.payload, entry.entry)
         assert store.corrupt == 0
         store.close()
 
@@ -95,4 +95,4 @@ class AnyServer:
         backend.restart()
         assert get(store, entry.key) is None
         put(store, entry)
-        assert get(store, entry.key) == (entry.payload, entry.meta)
+        assert get(store, entry.key) == (entry.payload, entry.entry)

@@ -4,44 +4,46 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Meta, check, check_header, object_header
+from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, check, check_header, object_header
 from tensord.errors import Corrupt, UsageError
-from tensord.shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, SpanHeader
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX
 
 from .entries import key_of, made
 
 NOW_S = 1e9
 
 
-def stored(**meta: object) -> bytes:
+def stored(**meta: Any) -> bytes:
     entry = made(1, 1000, **meta)
-    return object_header(entry.key, len(entry.payload), entry.meta) + entry.payload
+    return object_header(entry.key, entry.entry, NOW_S) + entry.payload
 
 
 def test_the_header_is_as_long_as_a_spans() -> None:
-    assert OBJECT_HEADER_BYTES == SPAN_HEADER_BYTES == len(object_header(key_of(1), 100, Meta(10, 0)))
+    assert OBJECT_HEADER_BYTES == SPAN_HEADER_BYTES == len(object_header(key_of(1), RemoteEntry(100, 10), NOW_S))
 
 
 def test_the_format_of_version_1_never_changes() -> None:
     """Another host may run another release: what a header means is fixed for its version."""
-    meta = Meta(40, 0x1122334455667788, 1024, 12.5, 96, 60.0, 2e9, bytes(range(32, 64)))
-    header = object_header(bytes(range(32)), 5000, meta)
     key, parent = bytes(range(32)), bytes(range(32, 64))
-    numbers = (5000, 40, 0x1122334455667788, 1024, 96, 12.5, 60.0, 2e9, 1)
+    entry = RemoteEntry(5000, 40, 1024, 12.5, 96, 1e9, parent, 0x1122334455667788)
+    header = object_header(key, entry, NOW_S)
+    numbers = (5000, 40, 0x1122334455667788, 1024, 96, 12.5, 0.0, 2e9, 1)
     fields = struct.pack("<8sI32sQIQQIdddB32s", b"TNSROBJ\0", 1, key, *numbers, parent).ljust(188, b"\0")
     assert header == fields + zlib.crc32(fields).to_bytes(4, "little")
 
 
 def test_an_object_is_found_until_its_time_is_over() -> None:
-    raw = memoryview(stored(expires_unix_s=NOW_S))
-    found = check(key_of(1), raw, NOW_S - 0.001)
-    assert found is not None and found.payload_bytes == 1000
-    assert check(key_of(1), raw, NOW_S) is None
+    raw = memoryview(stored(lives_s=2.0))
+    found = check(key_of(1), raw, NOW_S + 1.5)
+    assert found is not None and (found.payload_bytes, found.lives_s) == (1000, 0.5)
+    assert check(key_of(1), raw, NOW_S + 2.0) is None
 
 
 @pytest.mark.parametrize(
@@ -49,9 +51,9 @@ def test_an_object_is_found_until_its_time_is_over() -> None:
     [
         {"cost_ms": float("nan")},
         {"cost_ms": -1.0},
-        {"ttl_s": float("inf")},
-        {"ttl_s": -0.5},
-        {"expires_unix_s": float("nan")},
+        {"lives_s": float("inf")},
+        {"lives_s": float("nan")},
+        {"lives_s": -2 * NOW_S},
         {"prefix_bytes": 1001},
     ],
 )
@@ -104,11 +106,4 @@ def test_no_changed_byte_of_an_object_goes_unnoticed(at: int, change: int) -> No
 @pytest.mark.parametrize(("payload_bytes", "tree_bytes"), [(0, 0), (10, 0), (10, 11), (1 << 20, TREE_BYTES_MAX + 1)])
 def test_a_payload_without_a_whole_tree_is_not_stored(payload_bytes: int, tree_bytes: int) -> None:
     with pytest.raises(UsageError, match=f"{payload_bytes} bytes with a tree header of {tree_bytes}"):
-        object_header(key_of(1), payload_bytes, Meta(tree_bytes, 0))
-
-
-def test_the_metadata_of_a_span_keeps_all_but_the_times_of_its_host() -> None:
-    header = SpanHeader(key_of(1), 7, 1000, 40, 99, 12, 100.0, 160.0, 1000, 8, 2.5, 60.0, 0, key_of(2))
-    meta = Meta.of_span(header, boot_unix_s=5000.0)
-    assert meta == Meta(40, 99, 12, 2.5, 8, 60.0, 5160.0, key_of(2))
-    assert Meta.of_span(SpanHeader(key_of(1), 7, 1000, 40, 99, 0, 100.0, 0.0, 0), 5000.0).expires_unix_s == 0
+        object_header(key_of(1), RemoteEntry(payload_bytes, tree_bytes), NOW_S)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tensord.daemon.core.effects import ReadRemote, RemoteRequest, RemoveRemote, SaveRemote, Seek, WithdrawClaim
-from tensord.daemon.core.events import RemoteDone, RemoteFound
+from tensord.daemon.core.events import RemoteDone, RemoteEntry
 from tensord.daemon.remote_stores.directory import DirectoryStore
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.daemon.remote_stores.threads import THREAD_NAME, RemoteThreads
@@ -28,9 +29,7 @@ class Running:
     def __init__(self, store: RemoteStore) -> None:
         self.outcomes: Queue[RemoteDone] = Queue()
         self.ring: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(4096, np.uint8)
-        self.threads = RemoteThreads(
-            store, self.ring, lambda *_: None, self.outcomes.put, clock=lambda: 0.0, unix_at_zero=lambda: 0.0
-        )
+        self.threads = RemoteThreads(store, self.ring, lambda *_: None, self.outcomes.put, lambda: 0.0)
 
     def outcome(self, request: RemoteRequest) -> RemoteDone:
         self.threads.submit(request)
@@ -53,7 +52,7 @@ class Running:
 
 def entry_at(running: Running, offset: int, checksum: int) -> None:
     """Places an entry in the ring."""
-    header = SpanHeader(KEY, 5, 100, 10, checksum, 3, 1.0, 0.0, 0)
+    header = SpanHeader(KEY, 5, 100, 10, checksum, 3, 1.0, 60.0, 0)
     running.ring[offset : offset + 192] = np.frombuffer(header.pack(), np.uint8)
     running.ring[offset + 192 : offset + 292] = np.arange(100, dtype=np.uint8)
 
@@ -64,11 +63,13 @@ def test_an_entry_is_read_back_whole_whether_or_not_its_checksum_was_known_when_
 ) -> None:
     running = Running(DirectoryStore(folder))
     entry_at(running, 0, checksum_of(np.arange(100, dtype=np.uint8)) if known else 0)
-    found = RemoteFound(100, 10, tokens=3)
     assert running.outcome(SaveRemote(KEY, 0, 100)).answer.written
-    assert running.outcome(ReadRemote(KEY, 1024, found)).answer == checksum_of(np.arange(100, dtype=np.uint8))
+    checksum = checksum_of(np.arange(100, dtype=np.uint8))
+    read: RemoteEntry = running.outcome(ReadRemote(KEY, 1024, 100)).answer
+    assert replace(read, lives_s=None) == RemoteEntry(100, 10, tokens=3, checksum=checksum)
+    assert read.lives_s == pytest.approx(60.0, abs=5.0)
     assert running.ring[1024 + 192 : 1024 + 292].tolist() == list(range(100))
-    assert isinstance(running.outcome(ReadRemote(KEY, 1024, RemoteFound(100, 10, tokens=4))).error, Corrupt)
+    assert isinstance(running.outcome(ReadRemote(KEY, 1024, 101)).error, Corrupt)
     running.close()
 
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -100,7 +99,7 @@ def test_a_server_with_tls_and_a_users_password_is_used(certificates: Path) -> N
     with RedisServer("--user", "tensord", "on", ">s%cret", "~tensord-*", "+@all", tls=certificates) as server:
         store = open_store(f"rediss://tensord:s%25cret@{HOST}:{server.port}?ssl_ca_certs={ca}")
         put(store, made(1, MIB))
-        assert get(store, key_of(1)) == (made(1, MIB).payload, made(1, MIB).meta)
+        assert get(store, key_of(1)) == (made(1, MIB).payload, made(1, MIB).entry)
         store.close()
 
 
@@ -158,13 +157,13 @@ def test_a_password_file_is_read_for_each_new_connection(tmp_path: Path) -> None
 def test_objects_live_for_the_urls_expiry_or_their_own_shorter_time(backend: Redis) -> None:
     for option, low_ms, high_ms in (("", 86_000_000, 86_400_000), ("?expiry=10m", 500_000, 600_000)):
         store = open_store(backend.url + option)
-        put(store, made(1), made(2, expires_unix_s=time.time() + 300), made(3, expires_unix_s=time.time() + 1e7))
+        put(store, made(1), made(2, lives_s=300.0), made(3, lives_s=1e7))
         assert low_ms < int(backend.direct.pttl(name_of(key_of(1)))) <= high_ms
         assert 200_000 < int(backend.direct.pttl(name_of(key_of(2)))) <= 300_000
         assert low_ms < int(backend.direct.pttl(name_of(key_of(3)))) <= high_ms
         store.close()
     store = open_store(backend.url + "?expiry=none")
-    put(store, made(1), made(4, expires_unix_s=time.time() - 1))
+    put(store, made(1), made(4, lives_s=-1.0))
     assert backend.direct.pttl(name_of(key_of(1))) == -1
     assert not backend.direct.exists(name_of(key_of(4)))
     store.close()

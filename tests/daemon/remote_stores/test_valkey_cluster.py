@@ -70,8 +70,8 @@ def test_entries_are_spread_over_the_servers_and_their_headers_come_back_in_orde
     put(store, *entries)
     assert [client.dbsize() for client in cluster.clients] == [len(home) for home in keys_by_home(cluster)]
     keys = [entry.key for entry in entries]
-    assert [each and each.meta for each in heads(store, keys)] == [entry.meta for entry in entries]
-    assert [get(store, entry.key) for entry in entries] == [(entry.payload, entry.meta) for entry in entries]
+    assert heads(store, keys) == [entry.entry for entry in entries]
+    assert [get(store, entry.key) for entry in entries] == [(entry.payload, entry.entry) for entry in entries]
     store.remove(keys)
     assert not any(heads(store, keys))
     store.close()

@@ -127,7 +127,7 @@ def test_a_value_that_is_no_string_is_a_miss_counts_as_corrupt_and_is_replaced(k
         assert get(store, wrong.key) is None and get(store, right.key) is not None
         assert store.corrupt == 2
         put(store, wrong)
-        assert get(store, wrong.key) == (wrong.payload, wrong.meta)
+        assert get(store, wrong.key) == (wrong.payload, wrong.entry)
         make_wrong(server, name_of(wrong.key), kind)
         store.remove([wrong.key])
         assert get(store, wrong.key) is None and store.corrupt == 2
