@@ -90,7 +90,7 @@ class Requests:
 
     def _fetch(self, client: int, request: messages.FetchRun, now: float) -> None:
         self._check_keys(request.keys)
-        self._parts.remote.runs.begin(client, self._outbox.clients[client].uid, request, now)
+        self._parts.remote.fetches.run(client, self._outbox.clients[client].uid, request, now)
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:

@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from ..core.outbox import StoreOutbox
-from ..store.slots import Slots
 from ..store.table import RowTable
+from .link import RemoteLink
 from .writes import Writes
 
 DEMOTION_S: Final = 1.0
@@ -33,9 +33,9 @@ DEMOTION_S: Final = 1.0
 class Demotion:
     """The victims that stay until they are written."""
 
-    def __init__(self, table: RowTable, slots: Slots, writes: Writes, outbox: StoreOutbox) -> None:
+    def __init__(self, table: RowTable, link: RemoteLink, writes: Writes, outbox: StoreOutbox) -> None:
         self._table = table
-        self._slots = slots
+        self._link = link
         self._writes = writes
         self._outbox = outbox
         self._ends_at: float | None = None
@@ -45,7 +45,7 @@ class Demotion:
     @property
     def waits(self) -> bool:
         """Whether victims stay until a write ends or `advance` ends the wait."""
-        return self._writes.leaving and self._writes.serves
+        return bool(self._writes.leaving) and self._link.takes_writes
 
     def next_timer(self) -> float | None:
         """When `advance` is due."""
@@ -55,23 +55,23 @@ class Demotion:
         """Ends the wait if its time is over."""
         if self._ends_at is not None and now >= self._ends_at:
             self._late = True
-            self._writes.calm()
+            self._writes.leaving.clear()
 
     def staying(self, victims: Iterable[int], now: float) -> set[int]:
         """The rows of the victims that must stay for now, since they are being written. The coldest victim comes
         first."""
         writes, table = self._writes, self._table
-        if not writes.serves:
+        if not self._link.takes_writes:
             return set()
         stay: dict[int, bytes] = {}
         for row in victims:
-            key = self._slots.key(table.slots[row])
+            key = writes.key(row)
             goes_at_once = bool(table.records[row] or table.parents[row])
             if writes.has(key):
-                if self._late or goes_at_once:
-                    writes.give_up(key)
-                else:
+                if not self._late and not goes_at_once:
                     stay[row] = key
+                elif key in writes.queue:
+                    writes.drop(key)
             elif key not in self._tried and not goes_at_once and writes.takes(row, key, now):
                 if self._late:
                     self._outbox.counters.remote["dropped"] += 1
@@ -87,7 +87,7 @@ class Demotion:
     def end(self) -> None:
         """No memory is to be given back any more, or none can be. The next time has a deadline of its own."""
         if self._ends_at is not None:
-            self._writes.calm()
+            self._writes.leaving.clear()
             self._ends_at, self._late = None, False
             self._tried.clear()
 

@@ -1,7 +1,7 @@
 """The door of the room: the parts of one remote store's core, and what each event does to them.
 
     requests ─ begin, run, evicted, invalidated ─┐
-    entries  ─ published, used ──────────────────┤→ link ← agreement ← writes ← arrivals ← fetches ← runs
+    entries  ─ published, used ──────────────────┤→ link ← agreement ← writes ← fetches → arrivals
     events   ─ handle, tick ─────────────────────┘                     └ demotion
 
 Owns: the order of the parts. Without a remote store (`remote_s` = 0) nothing here does anything.
@@ -31,12 +31,10 @@ from ..store.slots import Slots
 from ..store.table import RowTable
 from ..store.tenants import Tenants
 from .agreement import Agreement
-from .arrivals import Arrivals, OwnPlaces
+from .arrivals import OwnPlaces
 from .demotion import Demotion
 from .fetches import Fetches
-from .host_claims import HostClaims
 from .link import RemoteLink
-from .runs import Runs
 from .writes import Writes
 
 
@@ -65,16 +63,13 @@ class Remote:
         outbox: StoreOutbox,
         limits: StoreLimits,
     ) -> None:
-        self._outbox = outbox
+        self._counts = outbox.counters.remote
         self.link = link = RemoteLink(outbox, limits)
         self.agreement = Agreement(tenants, generations, invalidate, claims, link, outbox)
-        self.host_claims = HostClaims(link, outbox)
-        self.writes = Writes(table, slots, link, self.agreement, self.host_claims, outbox)
-        self.arrivals = Arrivals(table, tenants, own, places, commit, self.writes.fetched, outbox)
-        self.fetches = Fetches(claims, link, self.agreement, self.host_claims, self.writes, self.arrivals, outbox)
-        self.runs = Runs(table, link, self.fetches, outbox)
-        self.demotion = Demotion(table, slots, self.writes, outbox)
-        claims.given_up = self.host_claims.given_up
+        self.writes = Writes(table, slots, link, self.agreement, outbox)
+        self.fetches = Fetches(table, tenants, own, places, commit, claims, link, self.agreement, self.writes, outbox)
+        self.demotion = Demotion(table, link, self.writes, outbox)
+        claims.given_up = link.end_claim
 
     def handle(self, done: RemoteDone, now: float) -> None:
         """Processes the outcome of a request."""
@@ -83,13 +78,15 @@ class Remote:
             case Seek() as seek:
                 self.fetches.sought(seek, answer, error, now)
             case ReadRemote(key):
-                self.arrivals.read(key, answer if error is None else error)
+                self.fetches.read(key, answer, error)
             case SaveRemote() as save:
                 self.writes.saved(save, answer, error, now)
             case RemoveRemote() as remove:
                 self.writes.removed(remove, error, now)
             case WithdrawClaim():
-                self.host_claims.withdrawn(answer)
+                # One that could not be withdrawn ends by itself.
+                if answer:
+                    self._counts["withdrawn"] += 1
             case AskGenerations():
                 self.agreement.answered(answer, error, now)
             case RaiseGeneration() as request:
@@ -117,9 +114,9 @@ class Remote:
         """What the daemon knows of the remote store, for the status; None without one. `why`: the error for which it is
         left alone; `refuses_writes`: the one for which it is only read; `not_agreed`: namespaces whose generation it
         does not take."""
-        if not self.link.limits.remote_s:
-            return None
         link, writes = self.link, self.writes
+        if not link.limits.remote_s:
+            return None
         refuses_writes = link.taking.why if link.limits.remote_writes else ""
         return {
             "serves": link.breaker.closed,
@@ -131,12 +128,12 @@ class Remote:
             "not_agreed": self.agreement.untold,
             "not_agreed_why": self.agreement.why,
             "fetches": len(self.fetches),
-            "writes": writes.under_way,
-            "queued": writes.queued,
-            "removals": writes.removals,
-            "removals_dropped": self._outbox.counters.remote["removals_dropped"],
-            "answer_s": link.speed.answer_s.known(now),
-            "read_bytes_per_s": link.speed.bytes_per_s(now),
+            "writes": int(writes.under_way is not None),
+            "queued": len(writes.queue),
+            "removals": len(writes.removed_keys),
+            "removals_dropped": self._counts["removals_dropped"],
+            "answer_s": link.answer_s.known(now) or None,
+            "read_bytes_per_s": 1.0 / s_per_byte if (s_per_byte := link.s_per_byte.known(now)) else None,
         }
 
     def change_limits(self, limits: StoreLimits) -> None:
@@ -145,5 +142,5 @@ class Remote:
 
     def check_invariants(self) -> None:
         """Asserts what the docstrings of the parts promise."""
-        for part in (self.agreement, self.arrivals, self.fetches, self.runs, self.writes, self.demotion):
+        for part in (self.agreement, self.fetches, self.writes, self.demotion):
             part.check_invariants()

@@ -33,7 +33,6 @@ from ..core.outbox import StoreOutbox
 from ..store.slots import Slots
 from ..store.table import EDGE, RowTable
 from .agreement import Agreement
-from .host_claims import HostClaims
 from .link import RemoteLink
 
 QUEUED_MAX: Final = 1024
@@ -59,50 +58,42 @@ class Writes:
         slots: Slots,
         link: RemoteLink,
         agreement: Agreement,
-        host_claims: HostClaims,
         outbox: StoreOutbox,
     ) -> None:
         self._table = table
         self._slots = slots
         self._link = link
         self._agreement = agreement
-        self._host_claims = host_claims
         self._outbox = outbox
+        self._counts = outbox.counters.remote
         self._marks = np.zeros(table.row_mask + 1, np.uint8)
-        self._queue: OrderedDict[bytes, None] = OrderedDict()
-        self._leaving: set[bytes] = set()
-        self._removed: dict[bytes, None] = {}
-        self._under_way: SaveRemote | RemoveRemote | None = None
+        self.queue: OrderedDict[bytes, None] = OrderedDict()
+        """The keys that wait."""
+        self.leaving: set[bytes] = set()
+        """Those that are about to be evicted, and wait or are being written. The caller of `hurry` empties it when
+        nobody waits for them any more: they are written as any other."""
+        self.removed_keys: dict[bytes, None] = {}
+        """Keys whose removal waits."""
+        self.under_way: SaveRemote | RemoveRemote | None = None
         self.reading: frozenset[int] = frozenset()
         """The span id that a thread reads now, if it reads one."""
-
-    @property
-    def queued(self) -> int:
-        """The number of entries that wait."""
-        return len(self._queue)
-
-    @property
-    def under_way(self) -> int:
-        """The number of writes under way."""
-        return int(self._under_way is not None)
 
     def published(self, rows: Sequence[int], now: float) -> None:
         """Clients' puts were published."""
         if not self._link.limits.remote_s or not rows:
             return
         self._marks[rows] = 0
-        costs, counters = self._table.costs, self._outbox.counters.remote
-        may_offer = self._link.limits.remote_writes and self._may_write(now)
+        may_offer = self._may_write(now)
         for row in rows:
             # A host that only reads waits for what computing takes, too.
-            cost_s, key = costs[row] / 1e3, self._key(row)
-            self._link.costs.reported(key[:NAMESPACE_TAG_BYTES], cost_s)
+            cost_s, key = self._table.costs[row] / 1e3, self.key(row)
+            self._link.cost_reported(key, cost_s)
             if cost_s > 0 and may_offer:
                 self._offer(row, key, now)
             elif cost_s > 0 and self._link.limits.remote_writes:
-                counters["dropped"] += 1
+                self._counts["dropped"] += 1
             if not self.has(key):
-                self._host_claims.given_up(key)
+                self._link.end_claim(key)
 
     def fetched(self, row: int) -> None:
         """An entry came from the store."""
@@ -110,29 +101,19 @@ class Writes:
 
     def used(self, rows: Sequence[int], now: float) -> None:
         """Published entries were used. Those that were dropped earlier are offered again."""
-        if not self._link.limits.remote_writes or not self._link.limits.remote_s or not len(rows):
-            return
-        if self._may_write(now):
+        if len(rows) and self._may_write(now):
             at = np.asarray(rows, np.int64)
             for row in at[(self._marks[at] & OFFERED) == 0].tolist():
-                if not self._marks[row] & OFFERED:
-                    self._offer(row, self._key(row), now)
-
-    @property
-    def serves(self) -> bool:
-        """Whether entries can be written now."""
-        link, limits = self._link, self._link.limits
-        return bool(limits.remote_s) and limits.remote_writes and link.breaker.closed and link.taking.closed
-
-    @property
-    def leaving(self) -> bool:
-        """Whether an entry of `hurry` waits or is being written."""
-        return bool(self._leaving)
+                self._offer(row, self.key(row), now)
 
     def has(self, key: bytes) -> bool:
         """Whether the key's entry waits or is being written."""
-        write = self._under_way
-        return key in self._queue or (isinstance(write, SaveRemote) and write.key == key)
+        write = self.under_way
+        return key in self.queue or (isinstance(write, SaveRemote) and write.key == key)
+
+    def key(self, row: int) -> bytes:
+        """The key of a published entry."""
+        return self._slots.key(self._table.slots[row])
 
     def takes(self, row: int, key: bytes, now: float) -> bool:
         """Whether the entry is to be written, and neither waits nor was written. If it is not worth it, that is
@@ -140,8 +121,8 @@ class Writes:
         if self._marks[row] & OFFERED or not self._agreement.shares(key):
             return False
         cost_s = self._table.costs[row] / 1e3
-        if cost_s and cost_s < self._link.speed.read_s(self._table.payloads[row], now):
-            self._outbox.counters.remote["not_worth"] += not self._marks[row] & NOT_WORTH
+        if cost_s and cost_s < self._link.read_s(self._table.payloads[row], now):
+            self._counts["not_worth"] += not self._marks[row] & NOT_WORTH
             self._marks[row] |= NOT_WORTH
             return False
         return True
@@ -149,76 +130,59 @@ class Writes:
     def hurry(self, rows: Sequence[int], now: float) -> None:
         """Writes entries that are about to be evicted, in this order, before all others: these make room in the queue,
         the newest first. An entry that does not fit then is left out."""
-        keys = [self._key(row) for row in rows]
+        keys = [self.key(row) for row in rows]
         for row, key in zip(rows, keys, strict=True):
             if not self.has(key):
-                if len(self._queue) >= QUEUED_MAX:
-                    newest = next(reversed(self._queue))
-                    if newest in self._leaving:
+                if len(self.queue) >= QUEUED_MAX:
+                    newest = next(reversed(self.queue))
+                    if newest in self.leaving:
                         continue
-                    self._drop(newest)
+                    self.drop(newest)
                 self._append(row, key)
-                self._queue.move_to_end(key, last=False)
-            self._leaving.add(key)
+                self.queue.move_to_end(key, last=False)
+            self.leaving.add(key)
         for key in reversed(keys):
-            if key in self._queue:
-                self._queue.move_to_end(key, last=False)
+            if key in self.queue:
+                self.queue.move_to_end(key, last=False)
         self.start(now)
-
-    def give_up(self, key: bytes) -> None:
-        """An entry is evicted: it is dropped if it still waits."""
-        if key in self._queue:
-            self._drop(key)
-
-    def calm(self) -> None:
-        """Nobody waits for the entries of `hurry` any more. They are written as any other."""
-        self._leaving.clear()
 
     def evicted(self, keys: Iterable[bytes], now: float) -> None:
         """A client has evicted keys by name: their objects are removed too."""
-        if not self._link.limits.remote_writes:
-            return
-        self._keep(keys)
-        self.start(now)
+        if self._link.limits.remote_writes:
+            self._keep(keys)
+            self.start(now)
 
     def removes(self, key: bytes) -> bool:
         """Whether the key's object is about to be removed."""
-        write = self._under_way
-        return key in self._removed or (isinstance(write, RemoveRemote) and key in write.keys)
-
-    @property
-    def removals(self) -> int:
-        """The number of keys whose removal waits."""
-        return len(self._removed)
+        write = self.under_way
+        return key in self.removed_keys or (isinstance(write, RemoveRemote) and key in write.keys)
 
     def saved(self, save: SaveRemote, saved: RemoteSaved | None, error: TensordError | None, now: float) -> None:
         """Processes the outcome of a write."""
-        self._end()
-        key, counters = save.key, self._outbox.counters
+        self.under_way, self.reading = None, frozenset()
+        key, link = save.key, self._link
         if error is not None or saved is None:
-            counters.remote["write_failed"] += 1
-            self._unmark(key)
-            self._host_claims.given_up(key)
+            self._lose(key, "write_failed")
             if error is not None:
-                self._link.failed(error, now)
+                link.failed(error, now)
         else:
-            self._link.succeeded()
+            link.succeeded()
             if saved.written:
-                self._link.changed()
-                counters.remote_written_bytes += save.payload_bytes
+                link.changed()
+                self._outbox.counters.remote_written_bytes += save.payload_bytes
             self._agreement.told(key[:NAMESPACE_TAG_BYTES], saved.generation)
-            if key in self._leaving and self._agreement.shares(key):
-                counters.remote["demoted"] += 1
-            counters.remote["written" if saved.written else "there"] += 1
-            self._host_claims.written(key)
-        self._leaving.discard(key)
+            if key in self.leaving and self._agreement.shares(key):
+                self._counts["demoted"] += 1
+            self._counts["written" if saved.written else "there"] += 1
+            link.end_claim(key, written=True)
+            self.leaving.discard(key)
         self.start(now)
 
     def removed(self, remove: RemoveRemote, error: TensordError | None, now: float) -> None:
         """Processes the outcome of a removal."""
-        self._end()
+        self.under_way = None
         if error is not None:
-            self._outbox.counters.remote["write_failed"] += 1
+            self._counts["write_failed"] += 1
             self._keep(remove.keys)
             self._link.failed(error, now)
         else:
@@ -229,50 +193,48 @@ class Writes:
 
     def start(self, now: float) -> None:
         """Begins the next write or removal, if none is under way."""
-        if self._under_way is not None:
+        if self.under_way is not None:
             return
-        may_write = self._may_write(now)
+        link, table = self._link, self._table
         # A full store may be rid of objects.
-        if self._removed and (may_write or (self._link.full and self._link.breaker.closed)):
-            keys = tuple(islice(self._removed, REMOVED_AT_ONCE))
+        if self.removed_keys and link.serves and (link.full or link.taking.may_try(now)):
+            keys = tuple(islice(self.removed_keys, REMOVED_AT_ONCE))
             for key in keys:
-                del self._removed[key]
-            self._under_way = RemoveRemote(keys)
-        elif not may_write:
-            # What waits is offered again when it is used or put again.
-            for key in [*self._queue]:
-                self._drop(key)
+                del self.removed_keys[key]
+            self.under_way = RemoveRemote(keys)
+            self._outbox.add(self.under_way)
             return
-        else:
-            key, row = self._next()
-            if not row:
+        while self.queue:
+            key = next(iter(self.queue))
+            row = table.by_key.get(key, EDGE)
+            if row and self._may_write(now) and self._agreement.shares(key):
+                del self.queue[key]
+                self.reading = frozenset((table.span_ids[row],))
+                self.under_way = SaveRemote(key, table.offsets[row], table.payloads[row], key in self.leaving)
+                self._outbox.add(self.under_way)
                 return
-            table = self._table
-            self.reading = frozenset((table.span_ids[row],))
-            self._under_way = SaveRemote(key, table.offsets[row], table.payloads[row], key in self._leaving)
-        self._outbox.add(self._under_way)
+            self.drop(key)
+
+    def drop(self, key: bytes) -> None:
+        """Drops an entry that waits."""
+        del self.queue[key]
+        self._lose(key, "dropped")
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert len(self._queue) <= QUEUED_MAX
-        assert all(map(self.has, self._leaving))
-        assert bool(self.reading) == isinstance(self._under_way, SaveRemote)
-
-    def _end(self) -> None:
-        """The write or removal under way has ended."""
-        self._under_way, self.reading = None, frozenset()
+        assert len(self.queue) <= QUEUED_MAX
+        assert all(map(self.has, self.leaving))
+        assert bool(self.reading) == isinstance(self.under_way, SaveRemote)
 
     def _may_write(self, now: float) -> bool:
-        return self._link.breaker.closed and self._link.taking.may_try(now)
-
-    def _key(self, row: int) -> bytes:
-        return self._slots.key(self._table.slots[row])
+        """Whether entries are written, be it to see if the store takes them again."""
+        return self._link.serves and self._link.limits.remote_writes and self._link.taking.may_try(now)
 
     def _offer(self, row: int, key: bytes, now: float) -> None:
         if not self.takes(row, key, now):
             return
-        if len(self._queue) >= QUEUED_MAX and key not in self._queue:
-            self._outbox.counters.remote["dropped"] += 1
+        if len(self.queue) >= QUEUED_MAX and key not in self.queue:
+            self._counts["dropped"] += 1
             return
         self._append(row, key)
         self.start(now)
@@ -280,35 +242,18 @@ class Writes:
     def _append(self, row: int, key: bytes) -> None:
         self._marks[row] |= OFFERED
         # It may wait since an entry of the same key, which has ended.
-        self._queue.setdefault(key)
-
-    def _unmark(self, key: bytes) -> None:
-        """The key's entry is offered again when it is used or put again."""
-        self._marks[self._table.by_key.get(key, EDGE)] &= ~np.uint8(OFFERED)
-
-    def _next(self) -> tuple[bytes, int]:
-        """The next entry of the queue that is still published, and its row; EDGE if there is none."""
-        while self._queue:
-            key, _ = self._queue.popitem(last=False)
-            row = self._table.by_key.get(key, EDGE)
-            if row and self._agreement.shares(key):
-                return key, row
-            self._host_claims.given_up(key)
-            self._leaving.discard(key)
-            self._outbox.counters.remote["dropped"] += 1
-        return b"", EDGE
+        self.queue.setdefault(key)
 
     def _keep(self, keys: Iterable[bytes]) -> None:
         """Remembers keys whose objects are to be removed."""
-        self._removed.update(dict.fromkeys(keys))
-        while len(self._removed) > REMOVED_MAX:
-            del self._removed[next(iter(self._removed))]
-            self._outbox.counters.remote["removals_dropped"] += 1
+        self.removed_keys.update(dict.fromkeys(keys))
+        while len(self.removed_keys) > REMOVED_MAX:
+            del self.removed_keys[next(iter(self.removed_keys))]
+            self._counts["removals_dropped"] += 1
 
-    def _drop(self, key: bytes) -> None:
-        """Drops an entry that waits. It is offered again when it is used or put again."""
-        del self._queue[key]
-        self._unmark(key)
-        self._host_claims.given_up(key)
-        self._leaving.discard(key)
-        self._outbox.counters.remote["dropped"] += 1
+    def _lose(self, key: bytes, outcome: str) -> None:
+        """A key's entry does not come to the store. It is offered again when it is used or put again."""
+        self._marks[self._table.by_key.get(key, EDGE)] &= ~np.uint8(OFFERED)
+        self._link.end_claim(key)
+        self.leaving.discard(key)
+        self._counts[outcome] += 1

@@ -234,7 +234,7 @@ FAULTS = [
         ("an object's expiry holds", "if expires and now_unix_s >= expires:", "if expires and now_unix_s < 0:"),
         (
             "the queue for the remote store is bounded",
-            "if len(self._queue) >= QUEUED_MAX and key not in self._queue:",
+            "if len(self.queue) >= QUEUED_MAX and key not in self.queue:",
             "if key in ():",
         ),
         (

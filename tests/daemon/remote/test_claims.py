@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.remote import speed, writes
-from tensord.daemon.remote.breaker import FAILURES_MAX
+from tensord.daemon.remote import link, writes
 from tensord.daemon.remote.fetches import WAIT_TIMES
+from tensord.daemon.remote.link import FAILURES_MAX
 from tensord.errors import TierTimedOut, TierUnavailable
 from tensord.ipc.messages import control as messages
 
@@ -141,7 +141,7 @@ def test_a_claim_stays_until_the_entry_is_written(stand: RemoteStand) -> None:
 def test_a_claim_whose_entry_is_not_written_is_withdrawn(
     stand: RemoteStand, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
+    monkeypatch.setattr(link, "LARGE_BYTES", 1)
     ask(stand, within_s=0.5)
     stand.seek(answer_s=0.1)
     cost_ms = {"its cost is unknown": 0.0, "it is not worth it": 1.0}.get(why, 900.0)

@@ -83,10 +83,10 @@ def test_what_is_about_to_go_is_written_before_what_waits(make: Make, monkeypatc
     stand = full(make)
     for number in range(10, 15):
         stand.put(number, cost_ms=9.0, settles=False)
-    waits = stand.room.writes.queued
+    waits = len(stand.room.writes.queue)
     assert waits == 4
     assert staying(stand, 0, 1) == {0, 1}
-    assert stand.room.writes.queued == waits and stand.counted["dropped"] == 2, "the newest make room"
+    assert len(stand.room.writes.queue) == waits and stand.counted["dropped"] == 2, "the newest make room"
     stand.write_remote()
     assert written(stand) == [key(0)]
     stand.write_remote()

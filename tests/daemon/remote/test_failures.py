@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensord.daemon.core.effects import AskGenerations
-from tensord.daemon.remote.breaker import FAILURES_MAX, FIRST_S, LONGEST_S
+from tensord.daemon.remote.link import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TierRefused, TierUnavailable
 
 from .stand import REMOTE, Make, RemoteStand, ask, fail

@@ -9,7 +9,7 @@ import pytest
 from tensord.daemon.core.effects import AskGenerations
 from tensord.daemon.core.events import RemoteDone, RemoteSaved
 from tensord.daemon.remote.agreement import EVERY_S
-from tensord.daemon.remote.breaker import FAILURES_MAX
+from tensord.daemon.remote.link import FAILURES_MAX
 from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
 from tensord.ipc.messages import control as messages
 

@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.core.effects import RemoveRemote
 from tensord.daemon.core.events import RemoteDone, RemoteSaved
-from tensord.daemon.remote.breaker import FIRST_S, LONGEST_S
+from tensord.daemon.remote.link import FIRST_S, LONGEST_S
 from tensord.errors import TierFull, TierReadOnly, TierTooLarge, TierUnavailable
 from tensord.ipc.messages import control as messages
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.core.events import RemoteEntry
-from tensord.daemon.remote import fetches, speed
+from tensord.daemon.remote import fetches, link
 from tensord.daemon.remote.fetches import UNKNOWN_S
 from tensord.errors import Corrupt, TierTimedOut
 from tensord.ipc.messages import control as messages
@@ -110,7 +110,7 @@ def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgot
 
 
 def test_a_payload_that_would_come_too_late_is_not_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "LARGE_BYTES", 1)
+    monkeypatch.setattr(link, "LARGE_BYTES", 1)
     stand = make(**REMOTE)
     stand.remote[key(1)] = stand.remote[key(2)] = FOUND
     ask(stand, number=1, within_s=2.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 
 from tensord.daemon.core.events import RemoteEntry
-from tensord.daemon.remote import speed, writes
+from tensord.daemon.remote import link, writes
 from tensord.errors import TierTimedOut
 from tensord.ipc.messages import control as messages
 
@@ -48,7 +48,7 @@ def test_an_entry_that_was_not_worth_its_write_is_counted_once_and_reconsidered_
     for _ in range(2):
         stand.put(5, cost_ms=100.0)
         assert key(5) not in stand.remote and stand.counted["not_worth"] == 1
-    stand.now += speed.FORGOTTEN_S + 1
+    stand.now += link.FORGOTTEN_S + 1
     stand.put(5, cost_ms=100.0)
     assert key(5) in stand.remote
 
@@ -84,7 +84,7 @@ def test_a_full_queue_drops_what_is_new_and_counts_it(make: Make, monkeypatch: p
     stand = make(8192, **REMOTE)
     publish(stand, 5, 400)
     assert len(stand.writes) == 1
-    assert stand.room.writes.queued == 2
+    assert len(stand.room.writes.queue) == 2
     assert stand.counted["dropped"] == 2
     stand.settle()
     assert len(stand.remote) == 3
@@ -201,7 +201,7 @@ def test_removals_beyond_those_that_may_wait_are_counted(make: Make, monkeypatch
     stand.send(1, messages.Evict(1, [key(1)]))
     stand.send(1, messages.Evict(2, [key(2)]))
     stand.send(1, messages.Evict(3, [key(number) for number in range(3, 25)]))
-    assert (stand.room.writes.removals, stand.counted["removals_dropped"]) == (10, 13)
+    assert (len(stand.room.writes.removed_keys), stand.counted["removals_dropped"]) == (10, 13)
 
 
 def test_a_write_waits_for_the_removal_of_its_key(make: Make) -> None:
