@@ -24,18 +24,18 @@ claim. For example, an engine's scheduler claims a key, and a worker in another 
 waiter one attempt.
 
 Invariants: a claim lasts `claim_s` from its grant or last renewal, and at most `claim_s_max` from its grant. A token is
-never used twice, in any epoch. A key has at most one claim. A client has at most `per_client_max` claims and waits
-together.
+never used twice, in any epoch. A key has at most one claim. A client has at most `per_client_max` stakes: claims and
+waits together.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...errors import LimitReached
+from ...errors import LimitReached, UsageError
 from .deadlines import Deadlines
 
 TOKEN_COUNTER_BITS = 48
@@ -58,48 +58,35 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Claim:
+    """`client`, `request`: who holds it; NOBODY while the daemon asks the remote store. `waiters`: by client and
+    request, the uid and the seconds within which this client would store the key if it got the claim."""
+
     key: bytes
     client: int
+    request: int
     uid: int
     token: int
     ends_at: float
-    expected_at: float = 0.0
+    expected_at: float
     handed_over: bool = False
-    seeks: bool = False
-    """The daemon has the claim while it asks the remote store. No client holds it."""
-    waiters: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By client and request: the seconds within which this client would store the key if it got the claim."""
+    waiters: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
 
-
-@dataclass(slots=True)
-class _ClientClaims:
-    """The tokens that one client holds, and the (key, request) pairs that it waits for."""
-
-    uid: int
-    held: set[int] = field(default_factory=set)
-    waits: set[tuple[bytes, int]] = field(default_factory=set)
-
-    def __len__(self) -> int:
-        return len(self.held) + len(self.waits)
+    @property
+    def seeks(self) -> bool:
+        return self.client == NOBODY
 
 
 class ClaimTable:
-    """The claims of one daemon. The first `tag_bytes` of a key name its namespace."""
+    """The claims of one daemon."""
 
-    def __init__(self, claim_s: float, claim_s_max: float, per_client_max: int, epoch: int, tag_bytes: int = 8) -> None:
-        self._claim_s = claim_s
-        self._claim_s_max = claim_s_max
-        self._per_client_max = self._per_client_most = per_client_max
+    def __init__(self, claim_s: float, claim_s_max: float, per_client_max: int, epoch: int) -> None:
+        self.change_limits(claim_s, claim_s_max, per_client_max)
         # On the wire, a token is a positive 63-bit number.
         self._last_token = (epoch & 0x7FFF) << TOKEN_COUNTER_BITS
-        self._first_token = self._last_token + 1
-        self._tag_bytes = tag_bytes
-        self._by_key: dict[bytes, _Claim] = {}
-        self.by_key: Container[bytes] = self._by_key
-        """The keys that are claimed."""
+        self.by_key: dict[bytes, _Claim] = {}
         self._by_token: dict[int, _Claim] = {}
-        self._by_tag: dict[bytes, set[bytes]] = {}
-        self._by_client: dict[int, _ClientClaims] = {}
+        self._stakes: defaultdict[int, set[tuple[bytes, int]]] = defaultdict(set)
+        """By client: the key and request of each of its claims and waits."""
         self.of_uid: Counter[int] = Counter()
         """The number of claims and waits of each uid that has any."""
         self._timers: Deadlines[int] = Deadlines()
@@ -109,18 +96,13 @@ class ClaimTable:
         self.handed_over = 0
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self.by_key)
 
     def change_limits(self, claim_s: float, claim_s_max: float, per_client_max: int) -> None:
         """Applies to later claims and renewals."""
         self._claim_s = claim_s
         self._claim_s_max = claim_s_max
         self._per_client_max = per_client_max
-        self._per_client_most = max(self._per_client_most, per_client_max)
-
-    def claimed(self, key: bytes) -> bool:
-        """Whether a client has the claim on `key`."""
-        return key in self._by_key
 
     def holds(self, token: int) -> bool:
         """Whether the token's claim is active."""
@@ -129,7 +111,7 @@ class ClaimTable:
     @property
     def waiting(self) -> int:
         """The number of requests that wait for another client's result."""
-        return sum(len(own.waits) for own in self._by_client.values())
+        return sum(len(claim.waiters) for claim in self.by_key.values())
 
     def next_timer(self) -> float | None:
         """When `expire` is due."""
@@ -143,9 +125,10 @@ class ClaimTable:
 
         Raises:
             LimitReached: the client has as many claims and waits as it may.
+            UsageError: it has asked for the key by a request of this number before.
         """
-        self._admit(client)
-        claim = self._by_key.get(key)
+        self._admit(client, uid, key, request)
+        claim = self.by_key.get(key)
         if claim is None:
             return self._grant(key, client, uid, request, now, within_s)
         return self._wait(claim, client, uid, request, now, within_s)
@@ -161,11 +144,8 @@ class ClaimTable:
         Raises:
             LimitReached: as `claim`.
         """
-        self._admit(client)
-        claim = self._begin(key, NOBODY, uid, now + for_s)
-        claim.expected_at = now + for_s
-        claim.seeks = True
-        self._timers.set(claim.token, now + for_s)
+        self._admit(client, uid, key, request)
+        claim = self._begin(key, NOBODY, 0, uid, now + for_s, now + for_s, now + for_s)
         return claim.token, self._wait(claim, client, uid, request, now, within_s)
 
     def extend(self, token: int, ends_at: float) -> None:
@@ -195,13 +175,11 @@ class ClaimTable:
     def key_held(self, token: int, uid: int) -> bytes | None:
         """The key of a claim that a client of this uid holds; None if there is none."""
         claim = self._by_token.get(token)
-        if claim is None or claim.uid != uid or claim.seeks:
-            return None
-        return claim.key
+        return None if claim is None or claim.uid != uid or claim.seeks else claim.key
 
     def committed(self, key: bytes) -> list[Verdict]:
         """`key` is stored, by any client."""
-        claim = self._by_key.get(key)
+        claim = self.by_key.get(key)
         return [] if claim is None else self._end(claim, "hit")
 
     def refused(self, token: int, uid: int, key: bytes, now: float) -> list[Verdict]:
@@ -214,23 +192,20 @@ class ClaimTable:
 
     def void(self, tag: bytes) -> list[Verdict]:
         """Ends every claim in the namespace."""
-        verdicts: list[Verdict] = []
-        for key in sorted(self._by_tag.get(tag, ())):
-            verdicts += self._give_up(self._by_key[key])
-        return verdicts
+        keys = sorted(key for key in self.by_key if key.startswith(tag))
+        return [verdict for key in keys for verdict in self._give_up(self.by_key[key])]
 
     def client_left(self, client: int, now: float) -> list[Verdict]:
         """Drops the client's waits and fails its claims."""
-        own = self._by_client.pop(client, None)
-        if own is None:
-            return []
-        self._uncount(own.uid, len(own))
-        for key, request in own.waits:
-            del self._by_key[key].waiters[client, request]
-        verdicts: list[Verdict] = []
-        for token in sorted(own.held):
-            verdicts += self._failed(self._by_token[token], now)
-        return verdicts
+        held = []
+        for key, request in list(self._stakes.get(client, ())):
+            claim = self.by_key[key]
+            if (client, request) in claim.waiters:
+                self._settled(client, claim.waiters.pop((client, request))[0], key, request)
+            else:
+                held.append(claim)
+        held.sort(key=lambda claim: claim.token)
+        return [verdict for claim in held for verdict in self._failed(claim, now)]
 
     def expire(self, now: float, most: int) -> list[Verdict]:
         """Fails up to `most` claims whose time is up."""
@@ -245,71 +220,58 @@ class ClaimTable:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         self._timers.check_invariants()
-        assert {c.token: c for c in self._by_key.values()} == self._by_token
-        tags: dict[bytes, set[bytes]] = {}
-        waits: dict[int, set[tuple[bytes, int]]] = {}
-        held: dict[int, set[int]] = {}
-        for key, claim in self._by_key.items():
-            assert claim.key == key
-            assert self._first_token <= claim.token <= self._last_token
-            tags.setdefault(key[: self._tag_bytes], set()).add(key)
+        assert {c.token: c for c in self.by_key.values()} == self._by_token
+        stakes: dict[int, set[tuple[bytes, int]]] = {}
+        of_uid: Counter[int] = Counter()
+        for key, claim in self.by_key.items():
+            assert claim.key == key and claim.token <= self._last_token
             due = self._timers.when(claim.token)
             assert due is not None and due <= claim.ends_at
-            assert claim.seeks == (claim.client == NOBODY)
-            if not claim.seeks:
-                held.setdefault(claim.client, set()).add(claim.token)
-            for client, request in claim.waiters:
-                waits.setdefault(client, set()).add((key, request))
-        assert tags == self._by_tag
-        of_uid: Counter[int] = Counter()
-        for own in self._by_client.values():
-            of_uid[own.uid] += len(own)
+            of = [(client, request, uid) for (client, request), (uid, _) in claim.waiters.items()]
+            for client, request, uid in of if claim.seeks else [*of, (claim.client, claim.request, claim.uid)]:
+                stakes.setdefault(client, set()).add((key, request))
+                of_uid[uid] += 1
+        assert stakes == self._stakes
         assert of_uid == self.of_uid
-        for client, own in self._by_client.items():
-            assert 0 < len(own) <= self._per_client_most
-            assert own.held == held.pop(client, set())
-            assert own.waits == waits.pop(client, set())
-        assert not held, "a claim of a client that is not known"
-        assert not waits, "a waiter that is not known"
 
-    def _of_client(self, client: int, uid: int) -> _ClientClaims:
-        own = self._by_client.get(client)
-        if own is None:
-            own = self._by_client[client] = _ClientClaims(uid)
-        return own
+    def _admit(self, client: int, uid: int, key: bytes, request: int) -> None:
+        """Counts the stake of a request, which is to get a claim or to wait."""
+        stakes = self._stakes.get(client, ())
+        if len(stakes) >= self._per_client_max:
+            raise LimitReached(
+                f"this client has {len(stakes)} claims and waits, and may have {self._per_client_max}: compute without "
+                "a claim"
+            )
+        if (key, request) in stakes:
+            raise UsageError(f"request {request} asks for this key already: give each request an id of its own")
+        self._stakes[client].add((key, request))
+        self.of_uid[uid] += 1
 
-    def _uncount(self, uid: int, count: int) -> None:
-        self.of_uid[uid] -= count
+    def _settled(self, client: int, uid: int, key: bytes, request: int) -> None:
+        """A request neither waits nor has its claim any more."""
+        self._stakes[client].remove((key, request))
+        if not self._stakes[client]:
+            del self._stakes[client]
+        self.of_uid[uid] -= 1
         if not self.of_uid[uid]:
             del self.of_uid[uid]
 
-    def _admit(self, client: int) -> None:
-        own = self._by_client.get(client)
-        if own is not None and len(own) >= self._per_client_max:
-            raise LimitReached(
-                f"this client has {len(own)} claims and waits, and may have "
-                f"{self._per_client_max}: compute without a claim"
-            )
-
-    def _begin(self, key: bytes, client: int, uid: int, ends_at: float) -> _Claim:
+    def _begin(
+        self, key: bytes, client: int, request: int, uid: int, due: float, ends_at: float, expected_at: float
+    ) -> _Claim:
         self._last_token += 1
-        claim = _Claim(key, client, uid, self._last_token, ends_at)
-        self._by_key[key] = self._by_token[claim.token] = claim
-        self._by_tag.setdefault(key[: self._tag_bytes], set()).add(key)
+        claim = _Claim(key, client, request, uid, self._last_token, ends_at, expected_at)
+        self.by_key[key] = self._by_token[claim.token] = claim
+        self._timers.set(claim.token, due)
         return claim
 
     def _wait(self, claim: _Claim, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
-        claim.waiters[client, request] = within_s
-        self._of_client(client, uid).waits.add((claim.key, request))
-        self.of_uid[uid] += 1
+        claim.waiters[client, request] = uid, within_s
         return Verdict(client, request, claim.key, "wait", lasts_s=max(0.0, claim.expected_at - now))
 
     def _grant(self, key: bytes, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
-        claim = self._begin(key, client, uid, now + self._claim_s_max)
-        claim.expected_at = now + within_s if within_s else 0.0
-        self._of_client(client, uid).held.add(claim.token)
-        self.of_uid[uid] += 1
-        self._timers.set(claim.token, now + self._claim_s)
+        expected_at = now + within_s if within_s else 0.0
+        claim = self._begin(key, client, request, uid, now + self._claim_s, now + self._claim_s_max, expected_at)
         self.granted += 1
         return Verdict(client, request, key, "compute", claim.token, self._claim_s)
 
@@ -317,17 +279,12 @@ class ClaimTable:
         """The holder will not store the key: hands the claim over once, or lets every waiter compute."""
         if claim.handed_over or not claim.waiters:
             return self._give_up(claim)
-        waiters = claim.waiters
-        client, request = next(iter(waiters))
-        within_s = waiters.pop((client, request))
-        uid = self._by_client[client].uid
-        self._drop_wait(client, claim.key, request)
-        claim.waiters = {}
-        self._end(claim, "alone")
+        self._remove(claim)
+        (client, request), (uid, within_s) = next(iter(claim.waiters.items()))
+        del claim.waiters[client, request]
         verdict = self._grant(claim.key, client, uid, request, now, within_s)
-        successor = self._by_key[claim.key]
-        successor.handed_over = not claim.seeks
-        successor.waiters = waiters
+        successor = self.by_key[claim.key]
+        successor.waiters, successor.handed_over = claim.waiters, not claim.seeks
         self.handed_over += successor.handed_over
         return [verdict]
 
@@ -337,30 +294,14 @@ class ClaimTable:
         return verdicts
 
     def _end(self, claim: _Claim, answer: Literal["hit", "alone"]) -> list[Verdict]:
-        del self._by_key[claim.key]
+        self._remove(claim)
+        for (client, request), (uid, _) in claim.waiters.items():
+            self._settled(client, uid, claim.key, request)
+        return [Verdict(client, request, claim.key, answer) for client, request in claim.waiters]
+
+    def _remove(self, claim: _Claim) -> None:
+        del self.by_key[claim.key]
         del self._by_token[claim.token]
-        tag = claim.key[: self._tag_bytes]
-        self._by_tag[tag].discard(claim.key)
-        if not self._by_tag[tag]:
-            del self._by_tag[tag]
         self._timers.drop(claim.token)
-        holder = self._by_client.get(claim.client)
-        if holder is not None and not claim.seeks:
-            holder.held.remove(claim.token)
-            self._uncount(holder.uid, 1)
-            self._drop_if_empty(claim.client)
-        verdicts = []
-        for client, request in claim.waiters:
-            self._drop_wait(client, claim.key, request)
-            verdicts.append(Verdict(client, request, claim.key, answer))
-        return verdicts
-
-    def _drop_wait(self, client: int, key: bytes, request: int) -> None:
-        own = self._by_client[client]
-        own.waits.remove((key, request))
-        self._uncount(own.uid, 1)
-        self._drop_if_empty(client)
-
-    def _drop_if_empty(self, client: int) -> None:
-        if not self._by_client[client]:
-            del self._by_client[client]
+        if not claim.seeks:
+            self._settled(claim.client, claim.uid, claim.key, claim.request)

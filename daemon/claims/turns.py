@@ -31,19 +31,14 @@ class Turns(Generic[Item]):
     def push(self, uid: int, client: int, item: Item) -> None:
         """Adds the client's last item. A client or uid without items is queued after all others."""
         self._items(uid, client).append(item)
-        self._length += 1
 
     def push_first(self, uid: int, client: int, item: Item) -> None:
         """Adds an item before the client's other items."""
         self._items(uid, client).appendleft(item)
-        self._length += 1
 
     def head(self) -> Item | None:
         """The next item to leave."""
-        for clients in self._uids.values():
-            for items in clients.values():
-                return items[0]
-        return None
+        return next(iter(self), None)
 
     def take(self) -> Item:
         """Removes the head. Its client and its uid are queued after all others.
@@ -53,18 +48,14 @@ class Turns(Generic[Item]):
         """
         if not self._length:
             raise IndexError("nothing waits")
-        uid, clients = next(iter(self._uids.items()))
-        client, items = next(iter(clients.items()))
-        item = items.popleft()
         self._length -= 1
+        uid, clients = self._uids.popitem(last=False)
+        client, items = clients.popitem(last=False)
+        item = items.popleft()
         if items:
-            clients.move_to_end(client)
-        else:
-            del clients[client]
+            clients[client] = items
         if clients:
-            self._uids.move_to_end(uid)
-        else:
-            del self._uids[uid]
+            self._uids[uid] = clients
         return item
 
     def remove(self, uid: int, client: int, item: Item) -> bool:
@@ -73,25 +64,23 @@ class Turns(Generic[Item]):
         Returns:
             Whether the item was queued.
         """
-        clients = self._uids.get(uid)
-        items = clients.get(client) if clients is not None else None
-        if items is None or item not in items:
+        if not self.waiting(uid, client) or item not in (items := self._uids[uid][client]):
             return False
         items.remove(item)
         self._length -= 1
         if not items:
-            self._drop(uid, client)
+            del self._uids[uid][client]
+        if not self._uids[uid]:
+            del self._uids[uid]
         return True
 
     def waiting(self, uid: int, client: int) -> int:
         """The number of the client's items."""
-        clients = self._uids.get(uid)
-        return len(clients.get(client, ())) if clients is not None else 0
+        return len(self._uids.get(uid, OrderedDict()).get(client, ()))
 
     def firsts(self, uid: int) -> list[Item]:
         """The first item of each client of the uid, in the order of their turns."""
-        clients = self._uids.get(uid)
-        return [items[0] for items in clients.values()] if clients is not None else []
+        return [items[0] for items in self._uids.get(uid, OrderedDict()).values()]
 
     def __iter__(self) -> Iterator[Item]:
         """Every item, client by client."""
@@ -105,16 +94,6 @@ class Turns(Generic[Item]):
         assert all(clients and all(clients.values()) for clients in self._uids.values())
 
     def _items(self, uid: int, client: int) -> deque[Item]:
-        clients = self._uids.get(uid)
-        if clients is None:
-            clients = self._uids[uid] = OrderedDict()
-        items = clients.get(client)
-        if items is None:
-            items = clients[client] = deque()
-        return items
-
-    def _drop(self, uid: int, client: int) -> None:
-        clients = self._uids[uid]
-        del clients[client]
-        if not clients:
-            del self._uids[uid]
+        """The client's items, to which one is added."""
+        self._length += 1
+        return self._uids.setdefault(uid, OrderedDict()).setdefault(client, deque())

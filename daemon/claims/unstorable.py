@@ -9,7 +9,6 @@ Invariants: at most KEYS_MAX keys and REASONS_MAX reasons are remembered; the ol
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ...errors import TensordError
@@ -21,22 +20,14 @@ KEYS_MAX: Final = 4096
 REASONS_MAX: Final = 32
 
 
-@dataclass(slots=True)
-class _Reason:
-    """`count`: values of one namespace that one error kept out. `text` and `at`: of the last one."""
-
-    count: int
-    text: str
-    at: float
-
-
 class Unstorable:
     """The keys and the reasons of one daemon. `counts`: counts values by the error's code."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
         self._until: dict[bytes, float] = {}
-        self._reasons: dict[tuple[bytes, str], _Reason] = {}
+        self._reasons: dict[tuple[bytes, str], tuple[int, str, float]] = {}
+        """By namespace and the error's code: the number of values, and the text and the time of the last one."""
 
     def __len__(self) -> int:
         return len(self._until)
@@ -49,8 +40,8 @@ class Unstorable:
             del self._until[next(iter(self._until))]
         self._counts[error.code] += 1
         name = key[:NAMESPACE_TAG_BYTES], error.code
-        known = self._reasons.pop(name, None)
-        self._reasons[name] = _Reason(known.count + 1 if known else 1, escaped(str(error)), now)
+        count, _, _ = self._reasons.pop(name, (0, "", now))
+        self._reasons[name] = count + 1, escaped(str(error)), now
         while len(self._reasons) > REASONS_MAX:
             del self._reasons[next(iter(self._reasons))]
 
@@ -67,8 +58,8 @@ class Unstorable:
     def rows(self, now: float) -> list[dict[str, Any]]:
         """The reasons, the latest first: `namespace` is hexadecimal, `ago_s` the seconds since the last such value."""
         return [
-            {"namespace": tag.hex(), "code": code, "count": each.count, "text": each.text, "ago_s": now - each.at}
-            for (tag, code), each in reversed(self._reasons.items())
+            {"namespace": tag.hex(), "code": code, "count": count, "text": text, "ago_s": now - at}
+            for (tag, code), (count, text, at) in reversed(self._reasons.items())
         ]
 
     def check_invariants(self) -> None:

@@ -82,7 +82,7 @@ class Requests:
         uid = self._outbox.clients[client].uid
         self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
         verdict = None
-        if not self._claims.claimed(request.key):
+        if request.key not in self._claims.by_key:
             verdict = self._parts.remote.fetches.begin(client, uid, request, now)
         if verdict is None:
             verdict = self._claims.claim(request.key, client, request.id, now, uid, request.within_s)

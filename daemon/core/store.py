@@ -355,6 +355,6 @@ class Store:
         ):
             part.check_invariants()
         for key in parts.table.by_key:
-            assert not parts.claims.claimed(key), "a claim on a stored key"
+            assert key not in parts.claims.by_key, "a claim on a stored key"
             past = len(parts.lifetimes.sweeps) == 0 and parts.generations.is_past(key)
             assert not past, f"an entry of a past generation of {key[:NAMESPACE_TAG_BYTES].hex()}"

@@ -198,7 +198,7 @@ class Fetches:
                 self._end(fetch, outcome, now)
             else:
                 self._arrivals.begin(fetch, found)
-        if sought.claimed and not self._claims.claimed(first) and not self._writes.has(first):
+        if sought.claimed and first not in self._claims.by_key and not self._writes.has(first):
             link.end_claim(first)
 
     def read(self, key: bytes, found: RemoteEntry | None, error: TensordError | None) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tensord.daemon.claims.claims import ClaimTable, Verdict
-from tensord.errors import LimitReached
+from tensord.errors import LimitReached, UsageError
 
 KEYS = [tag * 8 + bytes([i]) * 24 for tag in (b"a", b"b") for i in range(3)]
 CLIENTS = [1, 2, 3]
@@ -212,3 +212,12 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
 
 TestClaimsAgainstAList = ClaimsAgainstAList.TestCase
 TestClaimsAgainstAList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_request_number_that_is_used_twice_for_a_key_is_refused_and_leaves_nothing() -> None:
+    claims = ClaimTable(10, 35, 6, 3)
+    assert claims.claim(KEYS[0], 1, 7, 0.0).answer == "compute"
+    with pytest.raises(UsageError, match="request 7"):
+        claims.claim(KEYS[0], 1, 7, 0.0)
+    claims.check_invariants()
+    assert claims.client_left(1, 0.0) == [] and not claims.of_uid
