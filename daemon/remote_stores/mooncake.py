@@ -33,7 +33,7 @@ from ...errors import BadConfiguration, TensordError, TierFull, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..core.events import RemoteEntry
-from .form import OBJECT_HEADER_BYTES, Buffer, object_header
+from .form import Buffer, object_header
 from .mooncake_worker import BUFFER_BYTES
 from .store import NAME, RemoteStore
 from .urls import one_of, options, shown, split
@@ -137,11 +137,9 @@ class MooncakeStore(RemoteStore):
         found: list[RemoteEntry | None] = []
         for first in range(0, len(keys), HEADS_MAX):
             some = keys[first : first + HEADS_MAX]
-            headers = memoryview(bytearray(OBJECT_HEADER_BYTES * len(some)))
-            sizes = self._call("heads", [_name(key) for key in some], into=headers)
-            for at, (key, size) in enumerate(zip(some, sizes, strict=True)):
-                header = headers[OBJECT_HEADER_BYTES * at :][: max(0, size)]
-                found.append(None if self._missed(size) else self._checked(key, header, header=True))
+            for key, head in zip(some, self._call("heads", [_name(key) for key in some]), strict=True):
+                missed = isinstance(head, int) and self._missed(head)
+                found.append(None if missed else self._checked(key, memoryview(head), header=True))
         return self._last(keys[0][:NAMESPACE_TAG_BYTES])[1], found
 
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
@@ -195,8 +193,8 @@ class MooncakeStore(RemoteStore):
                 connection.send_bytes(sent)
             answered = connection.poll(self.timeout_s)
             if answered:
-                result, error, read_bytes = connection.recv()
-                if read_bytes and into is not None:
+                result, error = connection.recv()
+                if into is not None and not error and result >= 0:
                     connection.recv_bytes_into(into)
         except (EOFError, OSError):
             raise self._gone(process) from None

@@ -6,8 +6,9 @@ Mooncake's client runs in a process of its own for three reasons, each seen with
 interpreter's lock until the master answers. A call has no time limit. An error in its libraries ends the process.
 
 SETUP has the arguments of the client's setup, in JSON. Over SOCKET, a descriptor, the daemon sends connections, one for
-each of its calls that are under way at once. On a connection it sends (call, arguments), and bytes behind it if the
-call is "put". The answer is (result, error, length of the bytes that follow). The process ends when SOCKET does.
+each of its calls that are under way at once. On a connection it sends (call, arguments), and an object behind it if the
+call is "put". The answer is (result, error); an object follows if the call is "get" and the result its size. The
+process ends when SOCKET does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -27,7 +29,6 @@ from .form import OBJECT_HEADER_BYTES
 
 BUFFER_BYTES: Final = 64 << 10
 """Of the client's own memory, for small objects."""
-_NOTHING: Final = memoryview(b"")
 
 
 class Worker:
@@ -37,41 +38,36 @@ class Worker:
         self._setup = setup
         self._opening = threading.Lock()
         self._store: Any = None
-        self.calls: dict[str, Callable[..., tuple[Any, memoryview]]] = {
+        self.calls: dict[str, Callable[..., Any]] = {
             "heads": self.heads,
             "get": self.get,
             "put": self.put,
-            "remove": lambda names: ([self.open().remove(name, True) for name in names], _NOTHING),
-            "exist": lambda names: (self.open().batch_is_exist(names), _NOTHING),
-            "read": lambda name: (self.open().get(name), _NOTHING),
+            "remove": lambda names: [self.open().remove(name, True) for name in names],
+            "exist": lambda names: self.open().batch_is_exist(names),
+            "read": lambda name: self.open().get(name),
             "claim": self.claim,
         }
 
     def serve(self, connection: Connection) -> None:
         """Carries out the calls of one connection until it ends."""
-        with connection:
+        with connection, suppress(EOFError, OSError):  # the daemon waits for the call no longer
             while True:
+                call, arguments = connection.recv()
+                if call == "put":
+                    arguments = (*arguments, connection.recv_bytes())
+                result, error = None, ""
                 try:
-                    call, arguments = connection.recv()
-                    if call == "put":
-                        arguments = (*arguments, connection.recv_bytes())
-                except (EOFError, OSError):
-                    return
-                result, error, read = None, "", _NOTHING
-                try:
-                    result, read = self.calls[call](*arguments)
+                    result = self.calls[call](*arguments)
                 except Exception as raised:
                     error = str(raised) or repr(raised)
-                try:
-                    connection.send((result, error, len(read)))
-                    if read:
-                        connection.send_bytes(read)
-                except OSError:
-                    # The daemon waits for the call no longer.
-                    return
+                if isinstance(result, memoryview):
+                    connection.send((len(result), ""))
+                    connection.send_bytes(result)
+                else:
+                    connection.send((result, error))
 
-    def heads(self, names: list[str]) -> tuple[list[int], memoryview]:
-        """Reads the beginnings of objects, one behind the other. Their sizes, or codes."""
+    def heads(self, names: list[str]) -> list[bytes | int]:
+        """The beginnings of objects, or codes."""
         count = len(names)
         every, places = [[OBJECT_HEADER_BYTES]] * count, [[OBJECT_HEADER_BYTES * at] for at in range(count)]
 
@@ -79,27 +75,28 @@ class Worker:
             sizes = store.get_into_ranges([address], [names], [places], [[[0]] * count], [every])[0]
             return [size for [size] in sizes]
 
-        memory = np.empty(OBJECT_HEADER_BYTES * count, np.uint8)
-        return self._with(memory, read), memory.data
+        memory = np.empty((count, OBJECT_HEADER_BYTES), np.uint8)
+        sizes = self._with(memory, read)
+        return [bytes(head[:size]) if size >= 0 else size for head, size in zip(memory, sizes, strict=True)]
 
-    def get(self, name: str, most_bytes: int) -> tuple[int, memoryview]:
-        """Reads an object of at most `most_bytes`. Its size, or a code."""
+    def get(self, name: str, most_bytes: int) -> memoryview | int:
+        """An object of at most `most_bytes`, or a code."""
         memory = np.empty(most_bytes, np.uint8)
-        size = self._with(memory, lambda store, address, size_bytes: store.get_into(name, address, size_bytes))
-        return size, memory.data[: max(0, size)]
+        size: int = self._with(memory, lambda store, *place: store.get_into(name, *place))
+        return memory.data[:size] if size >= 0 else size
 
-    def put(self, name: str, stored: bytes) -> tuple[int, memoryview]:
+    def put(self, name: str, stored: bytes) -> Any:
         """Writes an object, in place of the one that is there."""
         memory = np.frombuffer(stored, np.uint8)
-        return self._with(memory, lambda store, *place: store.upsert_from(name, *place)), _NOTHING
+        return self._with(memory, lambda store, *place: store.upsert_from(name, *place))
 
-    def claim(self, name: str, value: bytes) -> tuple[int, memoryview]:
+    def claim(self, name: str, value: bytes) -> Any:
         """Writes a small object that stays, if there is none of the name."""
         from mooncake.store import ReplicateConfig
 
         config = ReplicateConfig()
         config.with_hard_pin = True
-        return self.open().put(name, value, config), _NOTHING
+        return self.open().put(name, value, config)
 
     def open(self) -> Any:
         """The client, which is connected to the master.
@@ -124,9 +121,9 @@ class Worker:
     def _with(self, memory: np.ndarray[Any, np.dtype[np.uint8]], call: Callable[[Any, int, int], Any]) -> Any:
         """The result of a call that reads or writes `memory`, which is registered with the client while it lasts."""
         store, address = self.open(), memory.ctypes.data
-        store.register_buffer(address, len(memory))
+        store.register_buffer(address, memory.nbytes)
         try:
-            return call(store, address, len(memory))
+            return call(store, address, memory.nbytes)
         finally:
             store.unregister_buffer(address)
 
