@@ -187,7 +187,7 @@ class Parts:
             families,
             self.policy,
             self.budget,
-            self.remote.demotion,
+            self.remote.writes,
             outbox,
             self.runway.places.join,
             limits.rescan_s,

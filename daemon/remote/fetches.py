@@ -1,11 +1,11 @@
 """Fetches: missing keys that the daemon seeks in the remote store before a client computes them.
 
-    a claim of a missing key ─┐         ┌ nothing, too late or an error → the first waiter gets the claim
-    FetchRun ─────────────────┴─ Seek → Sought ─ found → `arrivals` → stored: every waiter hits
-                                          └ all keys of a run have ended → Counted
+    a claim ─┐         ┌ nothing, too late or an error → the first waiter gets the claim
+    FetchRun ┴─ Seek → Sought ─ found → a place (`OwnPlaces`) → ReadRemote → a record of the daemon's own → entry
+                                                                    └ an error, or void: the place is given back
 
-Owns: which key is sought and for how long, the fetches under way, the answers of runs, and what is counted. Does not
-own the claims, the way of an entry into the ring (`arrivals`), nor the writes to the store.
+Owns: which key is sought and for how long, the fetches under way and the places they are read into, the answers of
+runs, and what is counted. Does not own the claims, the commit, nor the writes to the store.
 
 A client waits for the store no longer than it would take to compute the entry: for the time that it has announced
 itself, else for the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked.
@@ -15,34 +15,38 @@ claimed the key: it is done by then, or late. So a client waits at most WAIT_TIM
 store is asked again from time to time meanwhile, which shows a claim that was withdrawn, too.
 
 A run is keys in order that are fetched together for one client, such as the blocks of one sequence. It ends at the
-first key that the store does not have: the entries after it may have no parent in the ring.
+first key that the store does not have: the entries after it may have no parent in the ring. A child is stored after
+its parent, if that is on its way too: nothing else waits for a parent.
 
 Invariants: a key is sought at most once at a time. At most SOUGHT_MAX keys, and RUN_KEYS_MAX of runs, are sought at
-once. Every FetchRun is answered once, if its client stays. Once the breaker is open, no key is asked for: `agreement`
-probes the store.
+once. Every FetchRun is answered once, if its client stays. A place is given back, or its record is taken. Once the
+breaker is open, no key is asked for: `agreement` probes the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, takewhile, zip_longest
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from ...errors import TensordError, TierRefused, TierUnavailable
 from ...ipc.messages import control as messages
 from ...shm.index.keys import generation_of
-from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ...shm.lanes.records import NO_KEY, RECORD
+from ...shm.ring.layout import NAMESPACE_TAG_BYTES, span_bytes
 from ..claims.claims import ClaimTable, Verdict
 from ..claims.deadlines import Deadlines
-from ..core.effects import Seek
+from ..core.effects import ReadRemote, Seek
 from ..core.events import RemoteEntry, Sought
 from ..core.outbox import StoreOutbox
 from ..store.commit import Submitter
+from ..store.grants import LentGrant
 from ..store.table import RowTable
 from ..store.tenants import Tenants
 from .agreement import Agreement
-from .arrivals import Arrivals, AskedRun, Fetch, OwnPlaces
 from .link import RemoteLink
 from .writes import Writes
 
@@ -66,8 +70,62 @@ LOOK_S_LEAST: Final = 0.002
 LOOK_S_MOST: Final = 0.25
 
 
+class OwnPlaces(Protocol):
+    """Places of the ring that the daemon itself writes in."""
+
+    def ask_own(self, size: int, uid: int, then: Callable[[int | TensordError], None]) -> None:
+        """Asks for a place of `size` bytes of the ring, for an entry of this uid. `then` is called once, at once or
+        later: with a row in state LENT, the piece of a grant of the daemon's, or with the refusal."""
+
+    def give_back_own(self, grant: LentGrant) -> None:
+        """Nothing is written in the rest of a grant of the daemon's any more. Nobody has pinned it."""
+
+
+@dataclass(slots=True, eq=False)
+class AskedRun:
+    """One FetchRun of a client. `waits_for`: the number of its keys that are being fetched."""
+
+    client: int
+    request: messages.FetchRun
+    waits_for: int
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """One key that is sought. `number` rises from one to the next.
+
+    `token`: the daemon's claim; 0 for a key of a run. `cost_s`: what computing takes. `due_at`: when the store's
+    answer is overdue. `found`: what the store has; `grant`: where it is read into, since `read_at`, in `read_s`; then
+    `found` is what was read, or `error` why it could not be. `waited`: another host has claimed the key. `void`: the
+    key was evicted by name meanwhile. `runs`, `children`: what waits for its end.
+    """
+
+    number: int
+    key: bytes
+    uid: int
+    token: int
+    began_at: float
+    ends_at: float
+    due_at: float
+    cost_s: float = 0.0
+    found: RemoteEntry | None = None
+    grant: LentGrant | None = None
+    read_at: float = 0.0
+    read_s: float = 0.0
+    error: TensordError | None = None
+    waited: bool = False
+    void: bool = False
+    runs: list[AskedRun] = field(default_factory=list)
+    children: list[Fetch] = field(default_factory=list)
+
+
 class Fetches:
-    """The fetches of one store. `own`, `places` and `commit`: as for `Arrivals`."""
+    """The fetches of one store.
+
+    Args:
+        own: the daemon's own side of a queue; `places` adds its grants.
+        commit: (one record of `own`, now): has it taken, and answers those who wait for the key (`Commits.take`).
+    """
 
     def __init__(
         self,
@@ -82,7 +140,12 @@ class Fetches:
         writes: Writes,
         outbox: StoreOutbox,
     ) -> None:
+        self._table = table
         self._stored = table.by_key
+        self._tenants = tenants
+        self._own = own
+        self._places = places
+        self._commit = commit
         self._claims = claims
         self._link = link
         self._agreement = agreement
@@ -93,7 +156,6 @@ class Fetches:
         self._under_way: dict[bytes, Fetch] = {}
         self._looks: Deadlines[bytes] = Deadlines()
         """When the store is asked again for an entry that another host computes."""
-        self._arrivals = Arrivals(self._under_way, table, tenants, own, places, commit, self._arrived, outbox)
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -197,20 +259,29 @@ class Fetches:
             if outcome:
                 self._end(fetch, outcome, now)
             else:
-                self._arrivals.begin(fetch, found)
+                fetch.found = found
+                self._places.ask_own(span_bytes(found.payload_bytes), fetch.uid, partial(self._lent, fetch))
         if sought.claimed and first not in self._claims.by_key and not self._writes.has(first):
             link.end_claim(first)
 
     def read(self, key: bytes, found: RemoteEntry | None, error: TensordError | None) -> None:
         """An object was read into its place, or could not be."""
-        self._arrivals.read(key, found, error)
+        fetch = self._under_way[key]
+        fetch.found, fetch.error, fetch.read_s = found or fetch.found, error, self._outbox.now - fetch.read_at
+        parent = self._under_way.get((fetch.found and fetch.found.parent) or b"")
+        # Numbers rise along a run, so no two wait for each other, whatever a store says of parents.
+        if parent is not None and parent.found is not None and parent.number < fetch.number:
+            parent.children.append(fetch)
+        else:
+            self._store(fetch)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self._run_keys <= RUN_KEYS_MAX
         assert len(self._under_way) <= SOUGHT_MAX + self._run_keys
         assert all(fetch.waited for fetch in self._under_way.values() if self._looks.when(fetch.key) is not None)
-        self._arrivals.check_invariants()
+        grants = {fetch.grant.number for fetch in self._under_way.values() if fetch.grant is not None}
+        assert grants == set(self._own.grants)
 
     @property
     def _run_keys(self) -> int:
@@ -257,17 +328,49 @@ class Fetches:
         fetch.due_at = inf
         return True
 
-    def _arrived(self, fetch: Fetch, outcome: str) -> None:
-        """A found entry was stored ("fetched"), or its key was before ("overtaken"), or it was not ("failed")."""
-        now = self._outbox.now
-        if fetch.found is not None and outcome == "fetched":
-            self._writes.fetched(self._stored[fetch.key])
-            self._link.read(fetch.found.payload_bytes, fetch.read_s, now)
-            self._outbox.counters.remote_read_bytes += fetch.found.payload_bytes
-        # Any other error concerns the entry: its bytes are wrong, or it has no room.
+    def _lent(self, fetch: Fetch, place: int | TensordError) -> None:
+        if isinstance(place, TensordError):
+            self._end(fetch, "failed", self._outbox.now)
+            return
+        assert fetch.found is not None
+        fetch.grant = next(grant for grant in self._own.grants.values() if place in grant.pieces)
+        fetch.read_at = self._outbox.now
+        self._outbox.add(ReadRemote(fetch.key, self._table.offsets[place], fetch.found.payload_bytes))
+
+    def _store(self, fetch: Fetch) -> None:
+        """Stores what was read."""
+        key, grant, found, now = fetch.key, fetch.grant, fetch.found, self._outbox.now
+        assert grant is not None and found is not None
+        outcome = "failed"
+        if fetch.error is None and not fetch.void:
+            if key in self._stored:
+                outcome = "overtaken"
+            else:
+                self._commit_one(key, grant, found)
+                if key in self._stored:
+                    outcome = "fetched"
+                    self._writes.fetched(self._stored[key])
+                    self._link.read(found.payload_bytes, fetch.read_s, now)
+                    self._outbox.counters.remote_read_bytes += found.payload_bytes
+        if grant.number in self._own.grants:
+            self._places.give_back_own(grant)
+        # Any other error concerns the entry: its bytes are wrong.
         if isinstance(fetch.error, TierUnavailable | TierRefused):
             self._link.failed(fetch.error, now)
         self._end(fetch, outcome, now)
+        for child in fetch.children:
+            self._store(child)
+
+    def _commit_one(self, key: bytes, grant: LentGrant, found: RemoteEntry) -> None:
+        table, own, row = self._table, self._own, grant.pieces[0]
+        own.owner = table.owners[row]
+        own.uid = self._tenants.uids[own.owner]
+        ttl_s, parent, tokens = found.lives_s or 0.0, found.parent or NO_KEY, min(found.tokens, 0xFFFF_FFFF)
+        record = RECORD.pack(
+            own.expected, key, table.offsets[row], found.payload_bytes, found.checksum, 0, parent, found.cost_ms,
+            ttl_s, grant.number, found.tree_bytes, tokens, found.prefix_bytes, 0, 0,
+        )  # fmt: skip
+        self._commit(memoryview(record), self._outbox.now)
 
     def _end(self, fetch: Fetch, outcome: str, now: float) -> None:
         del self._under_way[fetch.key]

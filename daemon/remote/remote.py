@@ -1,8 +1,8 @@
 """The door of the room: the parts of one remote store's core, and what each event does to them.
 
     requests ─ begin, run, evicted, invalidated ─┐
-    entries  ─ published, used ──────────────────┤→ link ← agreement ← writes ← fetches → arrivals
-    events   ─ handle, tick ─────────────────────┘                     └ demotion
+    entries  ─ published, used ──────────────────┤→ link ← agreement ← writes ← fetches
+    events   ─ handle, tick ─────────────────────┘
 
 Owns: the order of the parts. Without a remote store (`remote_s` = 0) nothing here does anything.
 """
@@ -31,9 +31,7 @@ from ..store.slots import Slots
 from ..store.table import RowTable
 from ..store.tenants import Tenants
 from .agreement import Agreement
-from .arrivals import OwnPlaces
-from .demotion import Demotion
-from .fetches import Fetches
+from .fetches import Fetches, OwnPlaces
 from .link import RemoteLink
 from .writes import Writes
 
@@ -68,7 +66,6 @@ class Remote:
         self.agreement = Agreement(tenants, generations, invalidate, claims, link, outbox)
         self.writes = Writes(table, slots, link, self.agreement, outbox)
         self.fetches = Fetches(table, tenants, own, places, commit, claims, link, self.agreement, self.writes, outbox)
-        self.demotion = Demotion(table, link, self.writes, outbox)
         claims.given_up = link.end_claim
 
     def handle(self, done: RemoteDone, now: float) -> None:
@@ -103,11 +100,11 @@ class Remote:
         """Does what is due."""
         self.agreement.tick(now)
         self.fetches.tick(now)
-        self.demotion.advance(now)
+        self.writes.tick(now)
 
     def next_timer(self) -> float | None:
         """When `tick` is due."""
-        timers = (self.agreement.next_timer(), self.fetches.next_timer(), self.demotion.next_timer())
+        timers = (self.agreement.next_timer(), self.fetches.next_timer(), self.writes.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
     def state(self, now: float) -> dict[str, Any] | None:
@@ -142,5 +139,5 @@ class Remote:
 
     def check_invariants(self) -> None:
         """Asserts what the docstrings of the parts promise."""
-        for part in (self.agreement, self.fetches, self.writes, self.demotion):
+        for part in (self.agreement, self.fetches, self.writes):
             part.check_invariants()

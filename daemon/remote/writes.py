@@ -2,18 +2,25 @@
 
     published ─ worth it? → queue ─ SaveRemote → RemoteSaved
     used again ─ if its cost is unknown, or it was dropped ──↗
-    about to be evicted (`demotion`) ─ before all that wait ─↗
+    about to be evicted (`staying`) ─ before all that wait ──↗
 
-Owns: which entries are written, the queue, and the spans that a write reads. Does not own the fetches, nor the threads
-that write.
+Owns: which entries are written, the queue, the spans that a write reads, and which victims stay until they are written.
+Does not own the fetches, the threads that write, nor the choice of victims.
 
 An entry is worth its write if computing it takes longer than reading it back. If nobody knows how long computing takes,
 its second use decides. A full queue drops what is new, and counts it: the store is a cache, and the next put or use of
 the entry tries again. What waits is named by its key: a key has one payload, whichever row it is in by then.
 
+Victims for the host's memory are written first, if the store does not have them. Those for a grant and for a budget of
+entries or tokens are not: their number does not depend on the host, and a put would wait for the store. Blocks of
+sequences and entries with a parent go at once: they leave last first, and one that stays would hold up those before it.
+An entry of unknown cost is written, too: it has no next use that could decide. Each entry is tried once. While victims
+stay, readers hit them.
+
 Invariants: a span in `reading` counts as pinned at every scan, so its bytes do not change under a write, whatever
 becomes of the entry. One write or removal is under way at a time, so a removal never meets a write of its key. At most
-QUEUED_MAX entries wait.
+QUEUED_MAX entries wait. From the first victim that stays until `end`, none stays for longer than DEMOTION_S; while the
+store is left alone, none stays.
 """
 
 from __future__ import annotations
@@ -42,6 +49,8 @@ REMOVED_MAX: Final = 1 << 18
 and is found again."""
 REMOVED_AT_ONCE: Final = 1024
 """Keys that one request removes."""
+DEMOTION_S: Final = 1.0
+"""How long giving memory back may wait for the remote store, each time that memory is to be given back."""
 
 OFFERED: Final = 1
 """The row's entry waits, is written, or was; or it came from the store."""
@@ -69,9 +78,13 @@ class Writes:
         self._marks = np.zeros(table.row_mask + 1, np.uint8)
         self.queue: OrderedDict[bytes, None] = OrderedDict()
         """The keys that wait."""
-        self.leaving: set[bytes] = set()
-        """Those that are about to be evicted, and wait or are being written. The caller of `hurry` empties it when
-        nobody waits for them any more: they are written as any other."""
+        self._leaving: set[bytes] = set()
+        """Those that are about to be evicted, and wait or are being written."""
+        self._tried: set[bytes] = set()
+        """Those that were, since the first victim that stays."""
+        self._ends_at: float | None = None
+        """When victims stay no longer; `_late`: that has passed."""
+        self._late = False
         self.removed_keys: dict[bytes, None] = {}
         """Keys whose removal waits."""
         self.under_way: SaveRemote | RemoveRemote | None = None
@@ -86,7 +99,7 @@ class Writes:
         may_offer = self._may_write(now)
         for row in rows:
             # A host that only reads waits for what computing takes, too.
-            cost_s, key = self._table.costs[row] / 1e3, self.key(row)
+            cost_s, key = self._table.costs[row] / 1e3, self._key(row)
             self._link.cost_reported(key, cost_s)
             if cost_s > 0 and may_offer:
                 self._offer(row, key, now)
@@ -104,47 +117,12 @@ class Writes:
         if len(rows) and self._may_write(now):
             at = np.asarray(rows, np.int64)
             for row in at[(self._marks[at] & OFFERED) == 0].tolist():
-                self._offer(row, self.key(row), now)
+                self._offer(row, self._key(row), now)
 
     def has(self, key: bytes) -> bool:
         """Whether the key's entry waits or is being written."""
         write = self.under_way
         return key in self.queue or (isinstance(write, SaveRemote) and write.key == key)
-
-    def key(self, row: int) -> bytes:
-        """The key of a published entry."""
-        return self._slots.key(self._table.slots[row])
-
-    def takes(self, row: int, key: bytes, now: float) -> bool:
-        """Whether the entry is to be written, and neither waits nor was written. If it is not worth it, that is
-        counted once. Its next use decides anew, since the store may be quicker by then."""
-        if self._marks[row] & OFFERED or not self._agreement.shares(key):
-            return False
-        cost_s = self._table.costs[row] / 1e3
-        if cost_s and cost_s < self._link.read_s(self._table.payloads[row], now):
-            self._counts["not_worth"] += not self._marks[row] & NOT_WORTH
-            self._marks[row] |= NOT_WORTH
-            return False
-        return True
-
-    def hurry(self, rows: Sequence[int], now: float) -> None:
-        """Writes entries that are about to be evicted, in this order, before all others: these make room in the queue,
-        the newest first. An entry that does not fit then is left out."""
-        keys = [self.key(row) for row in rows]
-        for row, key in zip(rows, keys, strict=True):
-            if not self.has(key):
-                if len(self.queue) >= QUEUED_MAX:
-                    newest = next(reversed(self.queue))
-                    if newest in self.leaving:
-                        continue
-                    self.drop(newest)
-                self._append(row, key)
-                self.queue.move_to_end(key, last=False)
-            self.leaving.add(key)
-        for key in reversed(keys):
-            if key in self.queue:
-                self.queue.move_to_end(key, last=False)
-        self.start(now)
 
     def evicted(self, keys: Iterable[bytes], now: float) -> None:
         """A client has evicted keys by name: their objects are removed too."""
@@ -171,11 +149,11 @@ class Writes:
                 link.changed()
                 self._outbox.counters.remote_written_bytes += save.payload_bytes
             self._agreement.told(key[:NAMESPACE_TAG_BYTES], saved.generation)
-            if key in self.leaving and self._agreement.shares(key):
+            if key in self._leaving and self._agreement.shares(key):
                 self._counts["demoted"] += 1
             self._counts["written" if saved.written else "there"] += 1
             link.end_claim(key, written=True)
-            self.leaving.discard(key)
+            self._leaving.discard(key)
         self.start(now)
 
     def removed(self, remove: RemoveRemote, error: TensordError | None, now: float) -> None:
@@ -210,34 +188,118 @@ class Writes:
             if row and self._may_write(now) and self._agreement.shares(key):
                 del self.queue[key]
                 self.reading = frozenset((table.span_ids[row],))
-                self.under_way = SaveRemote(key, table.offsets[row], table.payloads[row], key in self.leaving)
+                self.under_way = SaveRemote(key, table.offsets[row], table.payloads[row], key in self._leaving)
                 self._outbox.add(self.under_way)
                 return
-            self.drop(key)
+            self._drop(key)
 
-    def drop(self, key: bytes) -> None:
-        """Drops an entry that waits."""
-        del self.queue[key]
-        self._lose(key, "dropped")
+    @property
+    def waits(self) -> bool:
+        """Whether victims stay until a write ends or `tick` ends the wait."""
+        return bool(self._leaving) and self._link.takes_writes
+
+    def next_timer(self) -> float | None:
+        """When `tick` is due."""
+        return None if self._late else self._ends_at
+
+    def tick(self, now: float) -> None:
+        """Ends the wait if its time is over."""
+        if self._ends_at is not None and now >= self._ends_at:
+            self._late = True
+            self._leaving.clear()
+
+    def staying(self, victims: Iterable[int], now: float) -> set[int]:
+        """The rows of the victims that must stay for now, since they are being written. The coldest victim comes
+        first."""
+        table = self._table
+        if not self._link.takes_writes:
+            return set()
+        stay: dict[int, bytes] = {}
+        for row in victims:
+            key = self._key(row)
+            goes_at_once = bool(table.records[row] or table.parents[row])
+            if self.has(key):
+                if not self._late and not goes_at_once:
+                    stay[row] = key
+                elif key in self.queue:
+                    self._drop(key)
+            elif key not in self._tried and not goes_at_once and self._takes(row, key, now):
+                if self._late:
+                    self._counts["dropped"] += 1
+                else:
+                    stay[row] = key
+        if stay:
+            if self._ends_at is None:
+                self._ends_at = now + DEMOTION_S
+            self._hurry(stay, now)
+            self._tried.update(filter(self.has, stay.values()))
+        return set(stay) if self._leaving else set()
+
+    def end(self) -> None:
+        """No memory is to be given back any more, or none can be. The next time has a deadline of its own."""
+        if self._ends_at is not None:
+            self._leaving.clear()
+            self._ends_at, self._late = None, False
+            self._tried.clear()
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert len(self.queue) <= QUEUED_MAX
-        assert all(map(self.has, self.leaving))
+        assert all(map(self.has, self._leaving))
+        assert not self._leaving or (self._ends_at is not None and not self._late)
+        assert self._ends_at is not None or not self._tried
         assert bool(self.reading) == isinstance(self.under_way, SaveRemote)
 
     def _may_write(self, now: float) -> bool:
         """Whether entries are written, be it to see if the store takes them again."""
         return self._link.serves and self._link.limits.remote_writes and self._link.taking.may_try(now)
 
+    def _key(self, row: int) -> bytes:
+        return self._slots.key(self._table.slots[row])
+
+    def _takes(self, row: int, key: bytes, now: float) -> bool:
+        """Whether the entry is to be written, and neither waits nor was written. If it is not worth it, that is
+        counted once. Its next use decides anew, since the store may be quicker by then."""
+        if self._marks[row] & OFFERED or not self._agreement.shares(key):
+            return False
+        cost_s = self._table.costs[row] / 1e3
+        if cost_s and cost_s < self._link.read_s(self._table.payloads[row], now):
+            self._counts["not_worth"] += not self._marks[row] & NOT_WORTH
+            self._marks[row] |= NOT_WORTH
+            return False
+        return True
+
     def _offer(self, row: int, key: bytes, now: float) -> None:
-        if not self.takes(row, key, now):
+        if not self._takes(row, key, now):
             return
         if len(self.queue) >= QUEUED_MAX and key not in self.queue:
             self._counts["dropped"] += 1
             return
         self._append(row, key)
         self.start(now)
+
+    def _hurry(self, rows: dict[int, bytes], now: float) -> None:
+        """Writes entries that are about to be evicted, in this order, before all others: these make room in the queue,
+        the newest first. An entry that does not fit then is left out."""
+        for row, key in rows.items():
+            if not self.has(key):
+                if len(self.queue) >= QUEUED_MAX:
+                    newest = next(reversed(self.queue))
+                    if newest in self._leaving:
+                        continue
+                    self._drop(newest)
+                self._append(row, key)
+                self.queue.move_to_end(key, last=False)
+            self._leaving.add(key)
+        for key in reversed(rows.values()):
+            if key in self.queue:
+                self.queue.move_to_end(key, last=False)
+        self.start(now)
+
+    def _drop(self, key: bytes) -> None:
+        """Drops an entry that waits."""
+        del self.queue[key]
+        self._lose(key, "dropped")
 
     def _append(self, row: int, key: bytes) -> None:
         self._marks[row] |= OFFERED
@@ -255,5 +317,5 @@ class Writes:
         """A key's entry does not come to the store. It is offered again when it is used or put again."""
         self._marks[self._table.by_key.get(key, EDGE)] &= ~np.uint8(OFFERED)
         self._link.end_claim(key)
-        self.leaving.discard(key)
+        self._leaving.discard(key)
         self._counts[outcome] += 1

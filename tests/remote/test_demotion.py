@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.remote.demotion import DEMOTION_S
+from tensord.daemon.remote.writes import DEMOTION_S
 from tensord.testing.fake_card import FakeCard
 
 from ..daemon.remote_stores.redis_server import RedisServer
@@ -40,7 +40,7 @@ def filled(url: str, place: Path, demotion_s: float) -> Iterator[Host]:
     memory back waits for the store for `demotion_s`."""
     settings: dict[str, Any] = {"gauges_device": "none", "gauges_host": "file", "gauges_file": place / "gauges"}
     about = Host(url, ring_bytes=32 * MIB, gauges_sample_s="30ms", gauges_sample_pressed_s="30ms", **settings)
-    about.daemon.constants = {"tensord.daemon.remote.demotion.DEMOTION_S": demotion_s}
+    about.daemon.constants = {"tensord.daemon.remote.writes.DEMOTION_S": demotion_s}
     with about as host:
         for number in range(COUNT):
             host.put(number, MIB, cost_ms=0.0)

@@ -14,7 +14,7 @@ import pytest
 from tensord.daemon.core.effects import SaveRemote
 from tensord.daemon.core.events import LimitsChanged, Tick
 from tensord.daemon.core.host_memory import Pressed
-from tensord.daemon.remote.demotion import DEMOTION_S
+from tensord.daemon.remote.writes import DEMOTION_S
 from tensord.errors import TierFull
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES

@@ -22,14 +22,14 @@ def staying(stand: RemoteStand, *numbers: int) -> set[int]:
     outbox = stand.store.parts.outbox
     outbox.now = stand.now
     rows = [stand.store.parts.table.by_key[key(number)] for number in numbers]
-    stay = stand.room.demotion.staying(rows, stand.now)
+    stay = stand.room.writes.staying(rows, stand.now)
     stand.take(outbox.take())
     return {number for number, row in zip(numbers, rows, strict=True) if row in stay}
 
 
 def waits(stand: RemoteStand) -> bool:
     """Whether giving memory back waits for the store."""
-    return stand.room.demotion.waits
+    return stand.room.writes.waits
 
 
 def full(make: Make, count: int = 8, **limits: Any) -> RemoteStand:
