@@ -134,10 +134,10 @@ class Dispatch:
             )
 
     def _punched(self, event: events.Punched, now: float) -> None:
-        self._parts.host_memory.punched(event.offset)
+        self._parts.host_memory.residency.punched(event.offset)
 
     def _allocated(self, event: events.Allocated, now: float) -> None:
-        self._parts.host_memory.allocated(event.offset, event.error, now)
+        self._parts.host_memory.residency.allocated(event.offset, event.error, now)
 
     def _ring_grown(self, event: events.RingGrown, now: float) -> None:
         self._parts.runway.grown(event.ring_bytes, more=event.more)

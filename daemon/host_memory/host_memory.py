@@ -4,7 +4,7 @@
                                                    └ of entries: `_choose` → hidden, a scan, holes
     HostHolds ← whenever what is resident has changed
 
-While entries are being written to the remote store before they go, none of them is hidden (`Demotes`).
+While entries are being written to the remote store before they go, none of them is hidden (`Writes.staying`).
 
 Owns: the choice of entries for pages, the last Pressed, and the last report. Does not own: scans, which the caller
 begins (`spans.scan_due`, `scan_due`), nor what becomes of freed rows; as long as `wants_holes`, they have to become
@@ -16,14 +16,14 @@ differ, unless the governor asked. An entry that is known to be in use is not hi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection
+from typing import Final
 
-from ...errors import TensordError
 from ...shm.ring.layout import PAGE_BYTES
 from ..core.budget import RingBudget
 from ..core.host_memory import HostHolds, Pressed
 from ..core.outbox import StoreOutbox
+from ..remote.writes import Writes
 from ..replacement import Replacement
 from ..store.families import Families
 from ..store.holes import Holes
@@ -39,15 +39,6 @@ AT_ONCE: Final = 32
 LOOKS_MAX: Final = 256
 """Entries that one search takes from the policy."""
 RESCAN_S_MAX: Final = 2.0
-
-
-class Demotes(Protocol):
-    """What host memory needs of the remote store: it writes entries before they go."""
-
-    @property
-    def waits(self) -> bool: ...
-    def staying(self, victims: Sequence[int], now: float) -> set[int]: ...
-    def end(self) -> None: ...
 
 
 class HostMemory:
@@ -66,7 +57,7 @@ class HostMemory:
         families: Families,
         policy: Replacement,
         budget: RingBudget,
-        demotion: Demotes,
+        writes: Writes,
         outbox: StoreOutbox,
         give_up: Callable[[], object] = lambda: None,
         rescan_s: float = 0.05,
@@ -77,7 +68,7 @@ class HostMemory:
         self._spans = spans
         self._families = families
         self._policy = policy
-        self._demotion = demotion
+        self._writes = writes
         self._outbox = outbox
         self._give_up = give_up
         self.withdrawn = Withdrawn(table, holes, page_bytes)
@@ -91,7 +82,7 @@ class HostMemory:
         self.stuck = False
         """Whether no evictable entry can give the pages over the target, by the pins that the last scan found."""
         self.searching = False
-        """Whether the next Tick continues a search."""
+        """Whether the next Tick, which is due now, continues a search."""
         self.scan_due = False
         """Whether a scan is wanted although no row was unpublished. The caller resets it when a scan begins."""
         self.only_for_puts = False
@@ -112,14 +103,6 @@ class HostMemory:
             self._rescan_s = self._rescan_s_min
             self._restart()
 
-    def allocated(self, offset: int, error: TensordError | None, now: float) -> None:
-        """An Allocate has ended."""
-        self.residency.allocated(offset, error, now)
-
-    def punched(self, offset: int) -> None:
-        """A Punch has ended."""
-        self.residency.punched(offset)
-
     def tick(self, now: float) -> None:
         """Looks at pins again if that is due."""
         if self._rescan_at is not None and now >= self._rescan_at:
@@ -134,11 +117,6 @@ class HostMemory:
     def wants_holes(self) -> bool:
         """Whether freed rows are to become holes, and not places that are kept for grants."""
         return self.residency.excess_bytes > 0
-
-    @property
-    def postponed(self) -> bool:
-        """Whether work was left to a Tick, which is due now."""
-        return self.searching
 
     def next_timer(self) -> float | None:
         """When a Tick is due."""
@@ -155,9 +133,9 @@ class HostMemory:
         if self.residency.excess_bytes == 0:
             self.stuck, self._rescan_at = False, None
             self._give_back()
-            self._demotion.end()
+            self._writes.end()
         elif not (
-            self._spans.scanning or self._spans.scan_due or self.stuck or self.only_for_puts or self._demotion.waits
+            self._spans.scanning or self._spans.scan_due or self.stuck or self.only_for_puts or self._writes.waits
         ):
             self._evict_for_pages(now)
 
@@ -177,7 +155,7 @@ class HostMemory:
         """Asserts what the module's docstring promises."""
         self.residency.check_invariants()
         if self.residency.victims_bytes and not (self._spans.scanning or self._spans.scan_due):
-            later = self._demotion.waits or self.only_for_puts
+            later = self._writes.waits or self.only_for_puts
             assert self.stuck or self.searching or later, "nothing is done about pages over the target"
         assert not self.stuck or self._rescan_at is not None or self.scan_due
 
@@ -190,16 +168,18 @@ class HostMemory:
         victims = self._choose(want_bytes)
         reason = self.residency.reason
         # An exchange of pages is for a put, which does not wait for the remote store.
-        staying = self._demotion.staying(victims, now) if self.residency.over_target else set()
+        staying = self._writes.staying(victims, now) if self.residency.over_target else set()
         going = [row for row in victims if row not in staying]
         if staying:
             self._let(staying)
         if going:
-            self._hide(going, reason)
+            # The policy did not give all of them: it must not give them later.
+            self._policy.may_go(going, False)
+            self._spans.hide(going, reason)
         elif not victims and not self.searching:
             # The governor and the grant that wait for these pages must learn that they do not come.
             self.stuck = True
-            self._demotion.end()
+            self._writes.end()
             self._rescan_at = now + self._rescan_s
             self._rescan_s = min(2 * self._rescan_s, RESCAN_S_MAX)
 
@@ -237,16 +217,11 @@ class HostMemory:
     def _warmth(self, row: int) -> tuple[bool, float]:
         return self._policy.in_window(row), float(self._policy.worth([row])[0])
 
-    def _hide(self, rows: list[int], reason: str) -> None:
-        # The policy did not give all of them: it must not give them later.
-        self._policy.may_go(rows, False)
-        self._spans.hide(rows, reason)
-
     def _let(self, rows: Collection[int]) -> None:
         """The policy may give these rows again."""
         live = [row for row in rows if self._table.states[row] == LIVE]
-        self._policy.may_go([row for row in live if not self._spans.is_held(row)], True)
-        self._policy.may_go([row for row in live if self._spans.is_held(row)], False)
+        for held in (False, True):
+            self._policy.may_go([row for row in live if self._spans.is_held(row) == held], not held)
 
     def _give_back(self) -> None:
         if self._tried:

@@ -47,8 +47,6 @@ class PageVictims:
         self._may_go = may_go
         self._warmth = warmth
         self._rows_max = rows_max
-        self._stretch_at: dict[int, tuple[int, int]] = {}
-        """By its first and by its last row: a chosen stretch, as its first and last rows."""
         self.rows: dict[int, None] = {}
         self.freed_bytes = 0
 
@@ -57,62 +55,50 @@ class PageVictims:
         if row in self.rows:
             return
         goal_bytes = min(want_bytes, CLUSTER_PAGES * self._page_bytes)
-        chosen = [row]
-        first, last, had = self._widened(row, row, self._hole_pages(row))
-        room = self._rows_max - len(self.rows)
-        while self._free_if(first, last) - had < goal_bytes and len(chosen) < room:
-            left = self._neighbour(self._table.prevs[first], chosen)
-            right = self._neighbour(self._table.nexts[last], chosen)
-            if left != EDGE and (right == EDGE or self._warmth(left) < self._warmth(right)):
-                chosen.append(left)
-                had += self._hole_before(left)
-                first, last, had = self._widened(left, last, had)
-            elif right != EDGE:
-                chosen.append(right)
-                had += self._hole_behind(right)
-                first, last, had = self._widened(first, right, had)
-            else:
+        table, chosen = self._table, {row}
+        first, last = self._widened(row, row)
+        self.rows[row] = None
+        while len(self.rows) < self._rows_max and self._gain(first, last, chosen, goal_bytes) < goal_bytes:
+            left, right = self._neighbour(table.prevs[first]), self._neighbour(table.nexts[last])
+            if left == right == EDGE:
                 break
-        gained = self._free_if(first, last) - had
+            if left != EDGE and (right == EDGE or self._warmth(left) < self._warmth(right)):
+                row, (first, last) = left, self._widened(left, last)
+            else:
+                row, (first, last) = right, self._widened(first, right)
+            chosen.add(row)
+            self.rows[row] = None
+        gained = self._gain(first, last, chosen)
         if gained > 0:
-            self.rows.update(dict.fromkeys(chosen))
-            self._stretch_at[first] = self._stretch_at[last] = first, last
             self.freed_bytes += gained
+        else:
+            for row in chosen:
+                del self.rows[row]
 
-    def _neighbour(self, row: int, chosen: list[int]) -> int:
-        if row == EDGE or self._table.states[row] != LIVE or not self._may_go(row, {*self.rows, *chosen}):
-            return EDGE
-        return row
+    def _neighbour(self, row: int) -> int:
+        return row if row != EDGE and self._table.states[row] == LIVE and self._may_go(row, self.rows) else EDGE
 
-    def _widened(self, first: int, last: int, had: int) -> tuple[int, int, int]:
-        """The rows from `first` to `last` with adjacent chosen stretches, and `had` increased by the pages that these
-        free anyway. The holes around them are counted already at one of their sides."""
-        before, behind = self._table.prevs[first], self._table.nexts[last]
-        if before in self.rows:
-            begin, _ = self._stretch_at[before]
-            had += self._free_if(begin, before) - self._hole_before(first)
-            first = begin
-        if behind in self.rows:
-            _, end = self._stretch_at[behind]
-            had += self._free_if(behind, end) - self._hole_behind(last)
-            last = end
-        return first, last, had
+    def _widened(self, first: int, last: int) -> tuple[int, int]:
+        """The rows from `first` to `last` with adjacent rows that were chosen before."""
+        table = self._table
+        while table.prevs[first] in self.rows:
+            first = table.prevs[first]
+        while table.nexts[last] in self.rows:
+            last = table.nexts[last]
+        return first, last
 
-    def _hole_pages(self, row: int) -> int:
-        return self._hole_before(row) + self._hole_behind(row)
-
-    def _hole_before(self, row: int) -> int:
-        return self._pages_in(self._table.end(self._table.prevs[row]), self._table.offsets[row])
-
-    def _hole_behind(self, row: int) -> int:
-        return self._pages_in(self._table.end(row), self._high(row))
-
-    def _free_if(self, first: int, last: int) -> int:
-        """Bytes of whole pages that are free once the rows from `first` to `last` have gone."""
-        return self._pages_in(self._table.end(self._table.prevs[first]), self._high(last))
-
-    def _high(self, row: int) -> int:
-        """Where the row behind `row` begins."""
-        after = self._table.nexts[row]
-        begins: int = self._table.offsets[after] if after != EDGE else self._holes.capacity_bytes
-        return begins
+    def _gain(self, first: int, last: int, chosen: set[int], least: int = 0) -> int:
+        """Bytes of whole pages from the row before `first` to the one behind `last` that come free with `chosen`, and
+        are not free without. 0 if they are fewer than `least` for sure."""
+        table, after = self._table, self._table.nexts[last]
+        low, high = table.end(table.prevs[first]), table.offsets[after] if after != EDGE else self._holes.capacity_bytes
+        all_bytes, had_bytes, row = self._pages_in(low, high), 0, first
+        if all_bytes < least:
+            return 0
+        while True:
+            if row in chosen:
+                had_bytes += self._pages_in(low, table.offsets[row])
+                low = table.end(row)
+            if row == last:
+                return all_bytes - had_bytes - self._pages_in(low, high)
+            row = table.nexts[row]

@@ -71,8 +71,7 @@ class Residency:
         self._retry_at: float | None = None
         self._retry_s = RETRY_S_MIN
         self._holes_left = True
-        self.unrestricted = False
-        """Whether, after the last `step`, the whole ring was resident and was allowed to be."""
+        self._was_unrestricted = False
         self.error = ""
 
     @property
@@ -143,8 +142,8 @@ class Residency:
     def step(self, now: float) -> None:
         """Requests what the target demands: pages returned to the system, or taken back from it. Sets the budget's
         `resident_bytes_max`, within which what is lent stays."""
-        was_unrestricted, self.unrestricted = self.unrestricted, self._is_unrestricted
-        if was_unrestricted and self.unrestricted:
+        was_unrestricted, self._was_unrestricted = self._was_unrestricted, self._is_unrestricted
+        if was_unrestricted and self._was_unrestricted:
             return
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = self._available_bytes = None
