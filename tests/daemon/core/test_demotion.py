@@ -15,7 +15,7 @@ from tensord.daemon.core.effects import SaveRemote
 from tensord.daemon.core.events import LimitsChanged, Tick
 from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.remote.writes import DEMOTION_S
-from tensord.errors import TierFull
+from tensord.errors import TierFull, TierTimedOut
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
@@ -127,3 +127,14 @@ def test_a_full_store_holds_nothing_up(make: Make) -> None:
     stand.settle()
     assert stand.stored() == STORED - {0, 1, 2, 3}
     assert stand.store.status()["remote"] == {"write_failed": 1, "dropped": 3}
+
+
+def test_an_entry_whose_write_fails_goes_unwritten(make: Make) -> None:
+    stand = full(make)
+    give_back(stand, 3)
+    while stand.punches:
+        stand.punch()
+    stand.write_remote(error=TierTimedOut("slow"))
+    stand.settle()
+    assert stand.stored() == STORED - {0, 1}
+    assert set(stand.remote) == keys(1)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Collection
+
 import pytest
 
+from tensord.daemon.host_memory.page_victims import PageVictims
+from tensord.daemon.store.table import LIVE
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
@@ -61,6 +66,46 @@ def test_small_entries_go_with_their_neighbours_so_that_whole_pages_come_free(ma
     stand.press(RING - 16 * PAGE_BYTES)
     assert resident(stand) == 48
     assert before - len(stand.stored()) <= 16 * PAGE_BYTES // SPAN, "entries went for pages that never came free"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_entries_that_go_for_pages_free_as_many_as_they_are_counted_for(make: Make, seed: int) -> None:
+    chance = random.Random(seed)
+    stand = make(RING, max_entries=1200)
+    sizes = [chance.choice([64, 64, 200, 1000, 4000, 9000]) for _ in range(chance.randrange(20, 60))]
+    for number, size in enumerate(sizes):
+        assert stand.put(number, size) == "stored"
+    evict(stand, *chance.sample(range(len(sizes)), len(sizes) // 4))
+    parts = stand.store.parts
+    table, pages = parts.table, parts.host_memory.withdrawn.pages_in
+    rows = [row for row in table.in_order() if table.states[row] == LIVE]
+    warmth = {row: chance.random() for row in rows}
+    kept = set(chance.sample(rows, len(rows) // 10))
+    found = PageVictims(
+        table, parts.holes, parts.host_memory.withdrawn, lambda row, _: row not in kept, warmth.__getitem__, 256
+    )
+    for row in chance.sample(rows, len(rows)):
+        if row not in kept and found.freed_bytes < 12 * PAGE_BYTES:
+            found.add(row, 4 * PAGE_BYTES)
+
+    def free(gone: Collection[int]) -> list[int]:
+        """Bytes of whole pages between each two entries that stay."""
+        begins, between = 0, []
+        for row in table.in_order():
+            if row not in gone:
+                between.append(pages(begins, table.offsets[row]))
+                begins = table.end(row)
+        return [*between, pages(begins, RING)]
+
+    assert found.freed_bytes == sum(free(found.rows)) - sum(free(()))
+    for row in found.rows:
+        first, last = row, row
+        while table.prevs[first] in found.rows:
+            first = table.prevs[first]
+        while table.nexts[last] in found.rows:
+            last = table.nexts[last]
+        group = [each for each in found.rows if table.offsets[first] <= table.offsets[each] <= table.offsets[last]]
+        assert sum(free(group)) > sum(free(())), "a group that frees no page"
 
 
 def test_the_lower_of_limit_and_pressure_holds(make: Make) -> None:

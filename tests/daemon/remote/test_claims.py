@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.remote import link, writes
+from tensord.daemon.remote import fetches, link, writes
 from tensord.daemon.remote.fetches import WAIT_TIMES
 from tensord.daemon.remote.link import FAILURES_MAX
 from tensord.errors import TierTimedOut, TierUnavailable
@@ -95,15 +95,27 @@ def test_nobody_waits_for_other_hosts_once_the_store_is_left_alone(stand: Remote
     while stand.seeks:
         stand.seek()
     stand.now += 0.1
+    stand.tick()
     for _ in range(FAILURES_MAX):
-        stand.tick()
+        stand.seek()
+    for _ in range(FAILURES_MAX):
         stand.seek(error=TierTimedOut("no answer in time"))
-    stand.seeks.clear()
     stand.now += 0.3
     stand.tick()
     assert not stand.seeks
-    assert verdicts(stand).count("compute") >= FAILURES_MAX
+    assert verdicts(stand).count("compute") == 2 * FAILURES_MAX
     stand.check()
+
+
+def test_while_another_host_is_waited_for_other_keys_are_sought(
+    stand: RemoteStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetches, "LOOK_S_LEAST", 5.0)  # as with many keys
+    stand.others[key(1)] = stand.now
+    ask(stand, within_s=1.0)
+    stand.pass_time(1.1)
+    assert verdicts(stand) == ["wait"]
+    assert ask(stand, 2, number=2).answer == "wait"
 
 
 @pytest.mark.parametrize("how", ["abandons", "leaves", "is refused"])
@@ -127,6 +139,17 @@ def test_a_claim_whose_client_has_left_before_the_store_gave_it_is_withdrawn(sta
     ask(stand, within_s=0.5)
     stand.leave(1)
     stand.settle()
+    assert stand.withdrawn == [key(1)]
+
+
+def test_a_claim_that_the_store_gives_after_its_client_gave_up_is_withdrawn(stand: RemoteStand) -> None:
+    ask(stand, within_s=0.3)
+    stand.now += 0.31
+    seek = stand.seeks.popleft()
+    stand.go_on()
+    stand.send(1, messages.Abandon(stand.last(1).token))
+    stand.seeks.append(seek)
+    stand.seek()
     assert stand.withdrawn == [key(1)]
 
 

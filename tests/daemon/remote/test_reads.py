@@ -22,7 +22,7 @@ import pytest
 from tensord.daemon.core.events import RemoteEntry
 from tensord.daemon.remote import fetches, link
 from tensord.daemon.remote.fetches import UNKNOWN_S
-from tensord.errors import Corrupt, TierTimedOut
+from tensord.errors import Corrupt, TierRefused, TierTimedOut
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
@@ -168,6 +168,16 @@ def test_an_object_that_cannot_be_read_is_computed(make: Make, error: Any) -> No
     assert stand.counted["failed"] == 1
     stand.settle()
     assert stand.used_bytes == SPAN
+
+
+def test_a_store_that_refuses_a_read_is_left_alone(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote[key(1)] = FOUND
+    ask(stand)
+    stand.seek()
+    stand.go_on()
+    stand.read_remote(error=TierRefused("no access"))
+    assert verdicts(stand) == ["wait", "compute"] and stand.turned["store"] == ["no access"]
 
 
 def test_a_client_that_leaves_leaves_the_fetch_to_those_who_wait(make: Make) -> None:

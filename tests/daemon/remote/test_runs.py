@@ -79,6 +79,15 @@ def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(make: Make) -
     assert counted(stand) == counted(stand, 2) == [3]
 
 
+def test_a_client_that_claims_a_key_of_a_run_computes_it(make: Make) -> None:
+    stand = make(**REMOTE)
+    stand.remote = chain(2)
+    fetch(stand, 0, 1)
+    assert ask(stand, client=2, number=0).answer == "compute"
+    stand.settle()
+    assert verdicts(stand, 2) == ["compute"] and counted(stand) == [2]
+
+
 def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make) -> None:
     stand = make(1 << 20, **REMOTE)
     stand.remote = chain(100)

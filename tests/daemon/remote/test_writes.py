@@ -74,7 +74,8 @@ def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(make: Make) -> N
 
 def test_a_daemon_that_may_only_read_writes_nothing(make: Make) -> None:
     stand = make(**{**REMOTE, "remote_writes": False})
-    stand.put(1, cost_ms=50.0)
+    stand.put(1, cost_ms=50.0, settles=False)
+    stand.use(1)
     stand.send(1, messages.Evict(3, [key(1)]))
     assert not stand.writes
 
@@ -182,6 +183,16 @@ def test_an_entry_that_was_dropped_is_offered_again_at_its_next_use_or_put(
     assert stand.put(put, 400) == "existed"
     stand.settle()
     assert key(used) in stand.remote and key(put) in stand.remote
+
+
+def test_an_entry_whose_write_fails_is_offered_again_at_its_next_use(make: Make) -> None:
+    stand = make(**REMOTE)
+    publish(stand, 1)
+    stand.write_remote(error=TierTimedOut("slow"))
+    assert not stand.writes
+    stand.use(0)
+    stand.settle()
+    assert set(stand.remote) == {key(0)}
 
 
 def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(make: Make) -> None:
