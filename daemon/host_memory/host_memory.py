@@ -7,8 +7,7 @@
 While entries are being written to the remote store before they go, none of them is hidden (`Writes.staying`).
 
 Owns: the choice of entries for pages, the last Pressed, and the last report. Does not own: scans, which the caller
-begins (`spans.scan_due`, `scan_due`), nor what becomes of freed rows; as long as `wants_holes`, they have to become
-holes.
+begins (`spans.scan_due`, `scan_due`), nor what becomes of freed rows: they become holes while there are excess bytes.
 
 Invariants: no entry goes for pages while holes, or rows that wait for a scan, may give them. Two reports in a row
 differ, unless the governor asked. An entry that is known to be in use is not hidden.
@@ -19,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from ...shm.ring.layout import PAGE_BYTES
 from ..core.budget import RingBudget
 from ..core.host_memory import HostHolds, Pressed
 from ..core.outbox import StoreOutbox
@@ -61,7 +59,6 @@ class HostMemory:
         outbox: StoreOutbox,
         give_up: Callable[[], object] = lambda: None,
         rescan_s: float = 0.05,
-        page_bytes: int = PAGE_BYTES,
     ) -> None:
         self._table = table
         self._holes = holes
@@ -71,7 +68,7 @@ class HostMemory:
         self._writes = writes
         self._outbox = outbox
         self._give_up = give_up
-        self.withdrawn = Withdrawn(table, holes, page_bytes)
+        self.withdrawn = Withdrawn(table, holes)
         self.residency = Residency(self.withdrawn, holes, budget, outbox)
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
@@ -93,7 +90,7 @@ class HostMemory:
     def press(self, pressed: Pressed) -> None:
         """The governor has sent new limits."""
         self.pressed = pressed
-        self.residency.press(pressed.resident_bytes_max)
+        self.residency.pressure_bytes_max = pressed.resident_bytes_max
         self._last = None
         self._restart()
 
@@ -113,20 +110,14 @@ class HostMemory:
 
     # ---- what follows from every event
 
-    @property
-    def wants_holes(self) -> bool:
-        """Whether freed rows are to become holes, and not places that are kept for grants."""
-        return self.residency.excess_bytes > 0
-
     def next_timer(self) -> float | None:
         """When a Tick is due."""
-        timers = [each for each in (self._rescan_at, self.residency.next_timer()) if each is not None]
-        return min(timers, default=None)
+        return min((at for at in (self._rescan_at, self.residency.retry_at) if at is not None), default=None)
 
     def reconcile(self, now: float) -> None:
         """Gives pages back or takes them back, and hides entries if holes do not suffice. The caller begins a scan
         after that if one is due."""
-        if self.wants_holes:
+        if self.residency.excess_bytes:
             self._give_up()
         self.residency.step(now)
         self.searching = False
@@ -143,7 +134,7 @@ class HostMemory:
         """Tells the governor if a value has changed. `ring_bytes`: the ring's final size. During an exchange of pages
         nothing is told: when it ends, as many bytes are resident as before."""
         residency = self.residency
-        if residency.exchanging:
+        if residency.exchanges:
             return
         settled = not residency.regrowing and (not residency.over_target or self.stuck)
         holds = HostHolds(residency.resident_bytes, residency.wanted_bytes(ring_bytes), settled)
@@ -187,7 +178,7 @@ class HostMemory:
         """Entries whose end frees `want_bytes` of whole pages and little more. A parent stands behind its children:
         only then it may go."""
         policy, offered = self._policy, 0
-        found = PageVictims(self._table, self._holes, self.withdrawn, self._may_go, self._warmth, VICTIMS_MAX)
+        found = PageVictims(self._table, self._holes, self._may_go, self._warmth, VICTIMS_MAX)
         while found.freed_bytes < want_bytes and len(found.rows) < VICTIMS_MAX and offered < LOOKS_MAX:
             rows = policy.victims(AT_ONCE)
             if not rows:

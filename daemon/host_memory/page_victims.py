@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from ...shm.ring.layout import PAGE_BYTES
 from ..store.holes import Holes
 from ..store.table import EDGE, LIVE, RowTable
-from .withdrawn import Withdrawn
+from .withdrawn import pages_in
 
 CLUSTER_PAGES: Final = 16
 """Small rows are evicted together until this number of pages is free in one piece."""
@@ -35,15 +36,12 @@ class PageVictims:
         self,
         table: RowTable,
         holes: Holes,
-        withdrawn: Withdrawn,
         may_go: Callable[[int, Collection[int]], bool],
         warmth: Callable[[int], Any],
         rows_max: int,
     ) -> None:
         self._table = table
         self._holes = holes
-        self._pages_in = withdrawn.pages_in
-        self._page_bytes = withdrawn.page_bytes
         self._may_go = may_go
         self._warmth = warmth
         self._rows_max = rows_max
@@ -54,7 +52,7 @@ class PageVictims:
         """Chooses a row, with neighbours if it is small. Chooses nothing if that frees no page."""
         if row in self.rows:
             return
-        goal_bytes = min(want_bytes, CLUSTER_PAGES * self._page_bytes)
+        goal_bytes = min(want_bytes, CLUSTER_PAGES * PAGE_BYTES)
         table, chosen = self._table, {row}
         first, last = self._widened(row, row)
         self.rows[row] = None
@@ -92,13 +90,13 @@ class PageVictims:
         are not free without. 0 if they are fewer than `least` for sure."""
         table, after = self._table, self._table.nexts[last]
         low, high = table.end(table.prevs[first]), table.offsets[after] if after != EDGE else self._holes.capacity_bytes
-        all_bytes, had_bytes, row = self._pages_in(low, high), 0, first
+        all_bytes, had_bytes, row = pages_in(low, high), 0, first
         if all_bytes < least:
             return 0
         while True:
             if row in chosen:
-                had_bytes += self._pages_in(low, table.offsets[row])
+                had_bytes += pages_in(low, table.offsets[row])
                 low = table.end(row)
             if row == last:
-                return all_bytes - had_bytes - self._pages_in(low, high)
+                return all_bytes - had_bytes - pages_in(low, high)
             row = table.nexts[row]

@@ -27,7 +27,7 @@ from ..core.budget import RingBudget
 from ..core.effects import Allocate, Punch
 from ..core.outbox import StoreOutbox
 from ..store.holes import Holes
-from .withdrawn import Withdrawn
+from .withdrawn import Withdrawn, page_at, paged
 
 PIECE_BYTES: Final = 64 << 20
 """The largest Punch or Allocate."""
@@ -62,13 +62,15 @@ class Residency:
         self._holes = holes
         self._budget = budget
         self._outbox = outbox
-        self._pressure_bytes_max: int | None = None
+        self.pressure_bytes_max: int | None = None
+        """The limit under pressure."""
         self._available_bytes: int | None = None
         self._punching: dict[int, int] = {}
         self._allocating: tuple[int, int] | None = None
         self._exchange: Exchange | None = None
         self._piece_bytes = PIECE_BYTES
-        self._retry_at: float | None = None
+        self.retry_at: float | None = None
+        """When a failed allocation is tried again."""
         self._retry_s = RETRY_S_MIN
         self._holes_left = True
         self._was_unrestricted = False
@@ -87,10 +89,8 @@ class Residency:
     @property
     def desired_bytes(self) -> int:
         """The bytes that would be resident if every allocation succeeded."""
-        most = min(self._budget.max_bytes, self._holes.capacity_bytes)
-        if self._pressure_bytes_max is not None:
-            most = min(most, self._pressure_bytes_max)
-        return min(self._paged(most), self._holes.capacity_bytes)
+        wanted_bytes, most = self.wanted_bytes(self._holes.capacity_bytes), self.pressure_bytes_max
+        return wanted_bytes if most is None else min(wanted_bytes, paged(most))
 
     @property
     def excess_bytes(self) -> int:
@@ -98,7 +98,7 @@ class Residency:
         if self._is_unrestricted:
             return 0
         reserved = self._exchange.missing_bytes if self._exchange is not None else 0
-        return max(0, self._paged(self._kept_bytes + reserved - self._target_bytes))
+        return max(0, paged(self._kept_bytes + reserved - self._target_bytes))
 
     @property
     def victims_bytes(self) -> int:
@@ -108,7 +108,7 @@ class Residency:
     @property
     def reason(self) -> str:
         """The reason for which entries must give pages, as evictions are counted."""
-        pressed = self._pressure_bytes_max is not None and self._pressure_bytes_max < self._budget.max_bytes
+        pressed = self.pressure_bytes_max is not None and self.pressure_bytes_max < self._budget.max_bytes
         return "pressure" if pressed and self._kept_bytes > self._target_bytes else "capacity"
 
     @property
@@ -124,20 +124,12 @@ class Residency:
         return self._allocating is not None or self._regrowth_bytes > 0
 
     @property
-    def exchanging(self) -> bool:
+    def exchanges(self) -> bool:
         return self._exchange is not None
 
     def wanted_bytes(self, ring_bytes: int) -> int:
         """The bytes that would be resident without pressure. `ring_bytes`: the ring's final size."""
-        return min(self._paged(min(self._budget.max_bytes, ring_bytes)), ring_bytes)
-
-    def next_timer(self) -> float | None:
-        """When a failed allocation is tried again."""
-        return self._retry_at
-
-    def press(self, resident_bytes_max: int | None) -> None:
-        """Sets the limit under pressure."""
-        self._pressure_bytes_max = resident_bytes_max
+        return min(paged(min(self._budget.max_bytes, ring_bytes)), ring_bytes)
 
     def step(self, now: float) -> None:
         """Requests what the target demands: pages returned to the system, or taken back from it. Sets the budget's
@@ -145,8 +137,8 @@ class Residency:
         was_unrestricted, self._was_unrestricted = self._was_unrestricted, self._is_unrestricted
         if was_unrestricted and self._was_unrestricted:
             return
-        if self._retry_at is not None and now >= self._retry_at:
-            self._retry_at = self._available_bytes = None
+        if self.retry_at is not None and now >= self.retry_at:
+            self.retry_at = self._available_bytes = None
         if self.desired_bytes <= self._kept_bytes:
             self._clear_failure()
         target_bytes = self._target_bytes
@@ -183,9 +175,9 @@ class Residency:
             return
         self.error = str(error)
         self._available_bytes = self.resident_bytes
-        self._retry_at = now + self._retry_s
+        self.retry_at = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
-        self._piece_bytes = max(self._paged(min(size, self._piece_bytes) // 2), self._paged(PIECE_BYTES_MIN))
+        self._piece_bytes = max(paged(min(size, self._piece_bytes) // 2), paged(PIECE_BYTES_MIN))
         if self._exchange is not None:
             self._exchange.failed = self.error
 
@@ -221,7 +213,7 @@ class Residency:
             assert any(low <= offset and ends <= low + much for low, much in extents), "not withdrawn"
         assert len(self._punching) <= PUNCHES_MAX
         assert 0 <= self.punched_bytes == self._withdrawn.size_bytes - sum(self._punching.values())
-        assert self._retry_at is None or self._available_bytes is not None
+        assert self.retry_at is None or self._available_bytes is not None
         if self._holes_left and self.excess_bytes:
             assert len(self._punching) == PUNCHES_MAX, "nothing is done about holes over the target"
         if not self._punching and self._allocating is None and self._exchange is None:
@@ -232,7 +224,7 @@ class Residency:
         """Whether the whole ring is resident and may be. A shortcut for the usual state: each event asks several
         times."""
         return (
-            self._pressure_bytes_max is None
+            self.pressure_bytes_max is None
             and self._available_bytes is None
             and self._exchange is None
             and self._allocating is None
@@ -253,9 +245,7 @@ class Residency:
     @property
     def _regrowth_bytes(self) -> int:
         """Bytes of whole pages that may be taken back now."""
-        page = self._withdrawn.page_bytes
-        room = max(0, self._target_bytes - self.resident_bytes) // page * page
-        return min(room, self.punched_bytes)
+        return min(page_at(max(0, self._target_bytes - self.resident_bytes)), self.punched_bytes)
 
     def _withdraw(self) -> None:
         exchange = self._exchange
@@ -275,10 +265,5 @@ class Residency:
 
     def _clear_failure(self) -> None:
         """No more bytes are desired than are resident, so a failed allocation no longer matters."""
-        self._retry_at = self._available_bytes = None
+        self.retry_at = self._available_bytes = None
         self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""
-
-    def _paged(self, size_bytes: int) -> int:
-        """Rounded up to whole pages."""
-        page = self._withdrawn.page_bytes
-        return -(-size_bytes // page) * page

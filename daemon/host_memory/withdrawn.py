@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from ...shm.ring.layout import PAGE_BYTES
 from ..store.holes import Holes
 from ..store.table import EDGE, WITHDRAWN, RowTable
 
@@ -20,13 +21,27 @@ LOOKS_MAX: Final = 256
 """Holes smaller than two pages that one search for a whole page examines."""
 
 
+def page_at(offset: int) -> int:
+    """Where the page of a byte begins."""
+    return offset // PAGE_BYTES * PAGE_BYTES
+
+
+def paged(size_bytes: int) -> int:
+    """Rounded up to whole pages."""
+    return page_at(size_bytes + PAGE_BYTES - 1)
+
+
+def pages_in(low: int, high: int) -> int:
+    """Total bytes of the whole pages within [low, high)."""
+    return max(0, page_at(high) - paged(low))
+
+
 class Withdrawn:
     """The withdrawn rows of one ring."""
 
-    def __init__(self, table: RowTable, holes: Holes, page_bytes: int) -> None:
+    def __init__(self, table: RowTable, holes: Holes) -> None:
         self._table = table
         self._holes = holes
-        self.page_bytes = page_bytes
         self.rows: dict[int, None] = {}
         self.size_bytes = 0
 
@@ -37,11 +52,6 @@ class Withdrawn:
             self.size_bytes += self._table.sizes[row]
             self.rows[row] = None
             self._merge(row)
-
-    def pages_in(self, low: int, high: int) -> int:
-        """Total bytes of the whole pages within [low, high)."""
-        page = self.page_bytes
-        return max(0, high // page * page - -(-low // page) * page)
 
     def withdraw_some(self, most_bytes: int, spared: tuple[int, int]) -> tuple[int, int] | None:
         """Withdraws up to `most_bytes` in whole pages from the largest hole, if possible next to a withdrawn row.
@@ -55,9 +65,9 @@ class Withdrawn:
         table, looks = self._table, 0
         for rank in range(1, len(self._holes) + 1):
             before, size = self._holes.ranked(-rank)
-            if size < self.page_bytes or looks >= LOOKS_MAX:
+            if size < PAGE_BYTES or looks >= LOOKS_MAX:
                 return None
-            looks += size < 2 * self.page_bytes
+            looks += size < 2 * PAGE_BYTES
             start = table.end(before)
             low, high = self._outside(start, start + size, spared)
             if low >= high:
@@ -109,13 +119,9 @@ class Withdrawn:
 
     def within(self, low: int, high: int) -> list[tuple[int, int]]:
         """(offset, bytes) of the withdrawn pages of [low, high), in order, in whole pages."""
-        table, page, found = self._table, self.page_bytes, []
-        for row in self.rows:
-            first = max(table.offsets[row], low // page * page)
-            last = min(table.end(row), -(-high // page) * page)
-            if first < last:
-                found.append((first, last - first))
-        return sorted(found)
+        table = self._table
+        parts = [(max(table.offsets[row], page_at(low)), min(table.end(row), paged(high))) for row in self.rows]
+        return sorted((first, last - first) for first, last in parts if first < last)
 
     def widest(self, size_bytes: int) -> tuple[int, int] | None:
         """The range around the largest withdrawn row, with the holes beside it, and with the withdrawn rows beside
@@ -137,10 +143,10 @@ class Withdrawn:
 
     def narrowed(self, low: int, high: int, size_bytes: int) -> tuple[int, int]:
         """The part of [low, high) that has `size_bytes`, and the fewest withdrawn pages."""
-        page, pages = self.page_bytes, self.within(low, high)
+        pages = self.within(low, high)
         begins = {low, high - size_bytes, *(at + size for at, size in pages), *(at - size_bytes for at, _ in pages)}
         parts = [
-            (max(low, at // page * page), min(high, -(-(at + size_bytes) // page) * page))
+            (max(low, page_at(at)), min(high, paged(at + size_bytes)))
             for at in sorted(begins)
             if low <= at <= high - size_bytes
         ]
@@ -158,9 +164,8 @@ class Withdrawn:
 
     def _outside(self, low: int, high: int, spared: tuple[int, int]) -> tuple[int, int]:
         """The whole pages of the larger part of [low, high) outside `spared`."""
-        page = self.page_bytes
         sides = ((low, min(high, spared[0])), (max(low, spared[1]), high)) if spared[0] < spared[1] else ((low, high),)
-        parts = [(-(-begin // page) * page, end // page * page) for begin, end in sides]
+        parts = [(paged(begin), page_at(end)) for begin, end in sides]
         return max(parts, key=lambda part: part[1] - part[0])
 
     def check_invariants(self) -> None:
@@ -169,5 +174,5 @@ class Withdrawn:
         assert set(self.rows) == {row for row in table.in_order() if table.states[row] == WITHDRAWN}
         assert self.size_bytes == sum(table.sizes[row] for row in self.rows)
         for row in self.rows:
-            assert table.sizes[row] % self.page_bytes == table.offsets[row] % self.page_bytes == 0
+            assert table.sizes[row] % PAGE_BYTES == table.offsets[row] % PAGE_BYTES == 0
             assert table.nexts[row] not in self.rows or table.end(row) < table.offsets[table.nexts[row]]

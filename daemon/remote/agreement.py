@@ -69,20 +69,15 @@ class Agreement:
         self._claims = claims
         self._link = link
         self._outbox = outbox
-        self._to_raise: dict[bytes, bool] = {}
+        self.to_raise: dict[bytes, bool] = {}
         """Namespaces whose generation the store has to raise to the host's. True: to one that is nobody else's, since
         this host has invalidated."""
-        self._raising: set[bytes] = set()
+        self.raising: set[bytes] = set()
         """Those of them that the store is raising now."""
         self.why = ""
         """Why the store has not raised a generation when it was told to last."""
         self._asking = False
         self._ask_at = 0.0
-
-    @property
-    def untold(self) -> int:
-        """How many namespaces are not shared since the store has not taken their generation."""
-        return len(self._to_raise) - len(self._raising)
 
     def next_timer(self) -> float | None:
         """When `tick` is due; None while there is nothing to ask."""
@@ -91,26 +86,26 @@ class Agreement:
             return None
         if not link.breaker.closed:
             return link.breaker.tries_at
-        return self._ask_at if self._to_raise or self._tenants.total_entries or not link.reached else None
+        return self._ask_at if self.to_raise or self._tenants.total_entries or not link.reached else None
 
     def shares(self, key: bytes) -> bool:
         """Whether the key's entry may be shared, if the store's generation is the key's too."""
         tag = key[:NAMESPACE_TAG_BYTES]
-        return tag not in self._to_raise and generation_of(key) == self._generations.current(tag)
+        return tag not in self.to_raise and generation_of(key) == self._generations.current(tag)
 
     def invalidated(self, tag: bytes, now: float) -> None:
         """A client of this host has invalidated the namespace."""
         if self._link.limits.remote_s:
-            self._to_raise[tag] = True
+            self.to_raise[tag] = True
             self._raise()
 
     def told(self, tag: bytes, generation: int) -> None:
         """The store has told its generation of a namespace."""
-        if tag in self._to_raise:
+        if tag in self.to_raise:
             return
         if generation < self._generations.current(tag):
             # To this host's number and no further: its clients hold it, and would share nothing under a higher one.
-            self._to_raise[tag] = False
+            self.to_raise[tag] = False
             self._raise()
         else:
             self._follow(tag, generation)
@@ -118,14 +113,14 @@ class Agreement:
     def raised(self, request: RaiseGeneration, generation: int | None, error: TensordError | None) -> None:
         """The store has given out a generation, or could not."""
         tag = request.tag
-        self._raising.remove(tag)
+        self.raising.remove(tag)
         if error is not None or generation is None:
             # `tick` tries again.
             self.why = str(error)
             self._outbox.counters.remote["raise_failed"] += 1
             return
         if request.least == self._generations.current(tag) <= generation:
-            del self._to_raise[tag]
+            del self.to_raise[tag]
             self._follow(tag, generation)
         else:
             # It was invalidated once more meanwhile, and the number given out is one of before.
@@ -150,20 +145,20 @@ class Agreement:
             self._ask_at = now + EVERY_S
             self._asking = True
             stored = compress(self._tenants.tags, self._tenants.entries)
-            tags = tuple(islice(dict.fromkeys(chain(self._to_raise, stored)), TAGS_MAX))
+            tags = tuple(islice(dict.fromkeys(chain(self.to_raise, stored)), TAGS_MAX))
             self._outbox.add(AskGenerations(tags))
             self._raise()
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self._raising <= self._to_raise.keys()
+        assert self.raising <= self.to_raise.keys()
 
     def _raise(self) -> None:
         if not self._link.breaker.closed:
             return
-        for tag in self._to_raise.keys() - self._raising:
-            self._raising.add(tag)
-            self._outbox.add(RaiseGeneration(tag, self._generations.current(tag), self._to_raise[tag]))
+        for tag in self.to_raise.keys() - self.raising:
+            self.raising.add(tag)
+            self._outbox.add(RaiseGeneration(tag, self._generations.current(tag), self.to_raise[tag]))
 
     def _follow(self, tag: bytes, generation: int) -> None:
         """This host takes over the store's generation, and ends its entries of earlier ones."""

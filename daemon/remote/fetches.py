@@ -1,7 +1,7 @@
 """Fetches: missing keys that the daemon seeks in the remote store before a client computes them.
 
     a claim ─┐         ┌ nothing, too late or an error → the first waiter gets the claim
-    FetchRun ┴─ Seek → Sought ─ found → a place (`OwnPlaces`) → ReadRemote → a record of the daemon's own → entry
+    FetchRun ┴─ Seek → Sought ─ found → a place (`Lending`) → ReadRemote → a record of the daemon's own → entry
                                                                     └ an error, or void: the place is given back
 
 Owns: which key is sought and for how long, the fetches under way and the places they are read into, the answers of
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, takewhile, zip_longest
 from math import inf
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from ...errors import TensordError, TierRefused, TierUnavailable
 from ...ipc.messages import control as messages
@@ -50,6 +50,9 @@ from .agreement import Agreement
 from .link import RemoteLink
 from .writes import Writes
 
+if TYPE_CHECKING:
+    from ..room.lending import Lending
+
 SOUGHT_MAX: Final = 1024
 """Keys that are sought at once, those that wait for another host included."""
 RUN_KEYS_MAX: Final = 40
@@ -68,17 +71,6 @@ LOOKS: Final = 20
 """How often the store is asked for an entry that another host computes, in the time that computing takes."""
 LOOK_S_LEAST: Final = 0.002
 LOOK_S_MOST: Final = 0.25
-
-
-class OwnPlaces(Protocol):
-    """Places of the ring that the daemon itself writes in."""
-
-    def ask_own(self, size: int, uid: int, then: Callable[[int | TensordError], None]) -> None:
-        """Asks for a place of `size` bytes of the ring, for an entry of this uid. `then` is called once, at once or
-        later: with a row in state LENT, the piece of a grant of the daemon's, or with the refusal."""
-
-    def give_back_own(self, grant: LentGrant) -> None:
-        """Nothing is written in the rest of a grant of the daemon's any more. Nobody has pinned it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +124,7 @@ class Fetches:
         table: RowTable,
         tenants: Tenants,
         own: Submitter,
-        places: OwnPlaces,
+        places: Lending,
         commit: Callable[[memoryview, float], object],
         claims: ClaimTable,
         link: RemoteLink,

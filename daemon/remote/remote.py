@@ -10,7 +10,7 @@ Owns: the order of the parts. Without a remote store (`remote_s` = 0) nothing he
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...shm.index.generations import GenerationWriter
 from ..claims.claims import ClaimTable
@@ -31,9 +31,12 @@ from ..store.slots import Slots
 from ..store.table import RowTable
 from ..store.tenants import Tenants
 from .agreement import Agreement
-from .fetches import Fetches, OwnPlaces
+from .fetches import Fetches
 from .link import RemoteLink
 from .writes import Writes
+
+if TYPE_CHECKING:
+    from ..room.lending import Lending
 
 
 class Remote:
@@ -53,7 +56,7 @@ class Remote:
         slots: Slots,
         tenants: Tenants,
         own: Submitter,
-        places: OwnPlaces,
+        places: Lending,
         commit: Callable[[memoryview, float], object],
         generations: GenerationWriter,
         invalidate: Callable[[bytes, int], object],
@@ -122,7 +125,7 @@ class Remote:
             "refuses_writes": refuses_writes,
             "full": bool(refuses_writes) and link.full,
             "read_only": bool(refuses_writes) and not link.full,
-            "not_agreed": self.agreement.untold,
+            "not_agreed": len(self.agreement.to_raise) - len(self.agreement.raising),
             "not_agreed_why": self.agreement.why,
             "fetches": len(self.fetches),
             "writes": int(writes.under_way is not None),

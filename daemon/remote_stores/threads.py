@@ -65,15 +65,13 @@ _TURNED: Final = {
 }
 """By what has turned: the event for watchers, its field, and what is logged when it begins and ends."""
 
-Check = Callable[[int, bytes, int, int, int], object]
-"""Checks the tree of a payload in the ring, and the record of a block (`Copier.check`)."""
-
 
 class RemoteThreads:
     """The threads that use `store`.
 
     Args:
         ring: (ring_bytes,) uint8.
+        check: checks the tree of a payload in the ring, and the record of a block (`Copier.check`).
         report: takes each outcome. It is called in the threads.
         clock: gives the seconds of `shm.clock`.
     """
@@ -82,7 +80,7 @@ class RemoteThreads:
         self,
         store: RemoteStore,
         ring: np.ndarray[Any, np.dtype[np.uint8]],
-        check: Check,
+        check: Callable[[int, bytes, int, int, int], object],
         report: Callable[[RemoteDone], object],
         clock: Callable[[], float],
     ) -> None:

@@ -102,8 +102,3 @@ def one_of(*names: str) -> Callable[[str], str]:
         return text
 
     return read
-
-
-def switch(text: str) -> bool:
-    """The value of "yes" or "no". Raises ValueError."""
-    return ("no", "yes").index(text) == 1

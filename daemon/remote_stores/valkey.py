@@ -28,7 +28,7 @@ from ..core.events import RemoteEntry
 from ..process.small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .store import NAME, HostClaim, RemoteStore
-from .urls import options, shown, split, switch
+from .urls import one_of, options, shown, split
 
 try:
     import redis
@@ -79,7 +79,7 @@ def _file(text: str) -> str:
 _FILE: Final = (_file, "an absolute path")
 _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "expiry": (_expiry, f"{DURATION_WANTS}, from 1s to 10 years, or none"),
-    "cluster": (switch, "yes or no"),
+    "cluster": (one_of("no", "yes"), "yes or no"),
     "password_file": _FILE,
 }
 _TLS_OPTIONS: Final = {**_OPTIONS, "ssl_ca_certs": _FILE, "ssl_certfile": _FILE, "ssl_keyfile": _FILE}
@@ -134,7 +134,7 @@ class ValkeyStore(RemoteStore):
             raise BadConfiguration(f"{address} names no host: write {parts.scheme}://HOST:PORT")
         if database and not (database.isdecimal() and len(database) < 6):
             raise BadConfiguration(f"{address}: the database {database!r} must be a number")
-        cluster, expiry_s = given.pop("cluster", False), given.pop("expiry", EXPIRY_S)
+        cluster, expiry_s = given.pop("cluster", "no") == "yes", given.pop("expiry", EXPIRY_S)
         if cluster and database.strip("0"):
             raise BadConfiguration(f"{address}: a cluster has only database 0, not {database}")
         user, password = (unquote(text) if text else None for text in (parts.username, parts.password))

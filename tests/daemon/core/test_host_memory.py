@@ -8,6 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from tensord.daemon.host_memory.page_victims import PageVictims
+from tensord.daemon.host_memory.withdrawn import pages_in
 from tensord.daemon.store.table import LIVE
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
@@ -77,13 +78,11 @@ def test_entries_that_go_for_pages_free_as_many_as_they_are_counted_for(make: Ma
         assert stand.put(number, size) == "stored"
     evict(stand, *chance.sample(range(len(sizes)), len(sizes) // 4))
     parts = stand.store.parts
-    table, pages = parts.table, parts.host_memory.withdrawn.pages_in
+    table = parts.table
     rows = [row for row in table.in_order() if table.states[row] == LIVE]
     warmth = {row: chance.random() for row in rows}
     kept = set(chance.sample(rows, len(rows) // 10))
-    found = PageVictims(
-        table, parts.holes, parts.host_memory.withdrawn, lambda row, _: row not in kept, warmth.__getitem__, 256
-    )
+    found = PageVictims(table, parts.holes, lambda row, _: row not in kept, warmth.__getitem__, 256)
     for row in chance.sample(rows, len(rows)):
         if row not in kept and found.freed_bytes < 12 * PAGE_BYTES:
             found.add(row, 4 * PAGE_BYTES)
@@ -93,9 +92,9 @@ def test_entries_that_go_for_pages_free_as_many_as_they_are_counted_for(make: Ma
         begins, between = 0, []
         for row in table.in_order():
             if row not in gone:
-                between.append(pages(begins, table.offsets[row]))
+                between.append(pages_in(begins, table.offsets[row]))
                 begins = table.end(row)
-        return [*between, pages(begins, RING)]
+        return [*between, pages_in(begins, RING)]
 
     assert found.freed_bytes == sum(free(found.rows)) - sum(free(()))
     for row in found.rows:
