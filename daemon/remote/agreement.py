@@ -126,14 +126,10 @@ class Agreement:
             # It was invalidated once more meanwhile, and the number given out is one of before.
             self._raise()
 
-    def answered(self, told: dict[bytes, int] | None, error: TensordError | None, now: float) -> None:
-        """The store has answered an AskGenerations."""
+    def answered(self, told: dict[bytes, int] | None, now: float) -> None:
+        """The store has answered an AskGenerations, or could not (None)."""
         self._asking = False
         self._ask_at = now + EVERY_S
-        if error is not None:
-            self._link.failed(error, now)
-            return
-        self._link.succeeded()
         for tag, generation in (told or {}).items():
             self.told(tag, generation)
 

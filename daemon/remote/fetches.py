@@ -221,16 +221,13 @@ class Fetches:
                 # Its time is over, the store is left alone, or nobody waits for it any more.
                 self._end(fetch, "missed" if self._link.serves else "failed", now)
 
-    def sought(self, seek: Seek, sought: Sought | None, error: TensordError | None, now: float) -> None:
-        """Processes the store's answer."""
+    def sought(self, seek: Seek, sought: Sought | None, now: float) -> None:
+        """Processes the store's answer; None: it has failed."""
         fetches, link, first = [self._under_way[key] for key in seek.keys], self._link, seek.keys[0]
         if sought is None:
-            if error is not None:
-                link.failed(error, now)
             for fetch in fetches:
                 self._end(fetch, "failed", now)
             return
-        link.succeeded()
         self._agreement.told(first[:NAMESPACE_TAG_BYTES], sought.generation)
         link.answer_s.add(sought.answer_s, now)
         if sought.claimed:

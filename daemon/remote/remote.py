@@ -74,21 +74,26 @@ class Remote:
     def handle(self, done: RemoteDone, now: float) -> None:
         """Processes the outcome of a request."""
         answer, error = done.answer, done.error
+        if isinstance(done.request, Seek | SaveRemote | RemoveRemote | AskGenerations):
+            if error is None:
+                self.link.succeeded()
+            else:
+                self.link.failed(error, now)
         match done.request:
             case Seek() as seek:
-                self.fetches.sought(seek, answer, error, now)
+                self.fetches.sought(seek, answer, now)
             case ReadRemote(key):
                 self.fetches.read(key, answer, error)
             case SaveRemote() as save:
-                self.writes.saved(save, answer, error, now)
+                self.writes.saved(save, answer, now)
             case RemoveRemote() as remove:
-                self.writes.removed(remove, error, now)
+                self.writes.removed(remove, error is None, now)
             case WithdrawClaim():
                 # One that could not be withdrawn ends by itself.
                 if answer:
                     self._counts["withdrawn"] += 1
             case AskGenerations():
-                self.agreement.answered(answer, error, now)
+                self.agreement.answered(answer, now)
             case RaiseGeneration() as request:
                 self.agreement.raised(request, answer, error)
         # The breaker may have turned.

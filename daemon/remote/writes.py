@@ -32,7 +32,6 @@ from typing import Final
 
 import numpy as np
 
-from ...errors import TensordError
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..core.effects import RemoveRemote, SaveRemote
 from ..core.events import RemoteSaved
@@ -135,16 +134,13 @@ class Writes:
         write = self.under_way
         return key in self.removed_keys or (isinstance(write, RemoveRemote) and key in write.keys)
 
-    def saved(self, save: SaveRemote, saved: RemoteSaved | None, error: TensordError | None, now: float) -> None:
-        """Processes the outcome of a write."""
+    def saved(self, save: SaveRemote, saved: RemoteSaved | None, now: float) -> None:
+        """Processes the outcome of a write; None: it has failed."""
         self.under_way, self.reading = None, frozenset()
         key, link = save.key, self._link
-        if error is not None or saved is None:
+        if saved is None:
             self._lose(key, "write_failed")
-            if error is not None:
-                link.failed(error, now)
         else:
-            link.succeeded()
             if saved.written:
                 link.changed()
                 self._outbox.counters.remote_written_bytes += save.payload_bytes
@@ -156,17 +152,14 @@ class Writes:
             self._leaving.discard(key)
         self.start(now)
 
-    def removed(self, remove: RemoveRemote, error: TensordError | None, now: float) -> None:
+    def removed(self, remove: RemoveRemote, done: bool, now: float) -> None:
         """Processes the outcome of a removal."""
         self.under_way = None
-        if error is not None:
+        if not done:
             self._counts["write_failed"] += 1
             self._keep(remove.keys)
-            self._link.failed(error, now)
-        else:
-            self._link.succeeded()
-            if not self._link.full:
-                self._link.changed()
+        elif not self._link.full:
+            self._link.changed()
         self.start(now)
 
     def start(self, now: float) -> None:

@@ -61,28 +61,14 @@ def object_header(key: bytes, entry: RemoteEntry, now_unix_s: float) -> bytes:
     return fields + _CRC.pack(zlib.crc32(fields))
 
 
-def check(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | None:
-    """What is stored in `stored`, a whole object. None if its time of expiry is over.
+def check(key: bytes, stored: memoryview, now_unix_s: float, *, header: bool = False) -> RemoteEntry | None:
+    """What `stored` holds: a whole object, or with `header` one of which at least the header is there. None if its time
+    of expiry is over.
 
     Raises:
         Corrupt: `stored` is not an object of `key` in this format version, or its bytes were changed. The message
             names the difference.
     """
-    entry = check_header(key, stored, now_unix_s)
-    if entry is None:
-        return None
-    if entry.payload_bytes != len(stored) - OBJECT_HEADER_BYTES:
-        raise Corrupt(
-            f"an object has {len(stored)} bytes; its header names {OBJECT_HEADER_BYTES} + {entry.payload_bytes}"
-        )
-    found, checksum = checksum_of(np.frombuffer(stored[OBJECT_HEADER_BYTES:], np.uint8)), entry.checksum
-    if found != checksum:
-        raise Corrupt(f"the payload of key {key.hex()} has the checksum {found:#018x}, its header {checksum:#018x}")
-    return entry
-
-
-def check_header(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEntry | None:
-    """As `check`, for an object's header alone. `stored`: at least the header."""
     if len(stored) < OBJECT_HEADER_BYTES:
         raise Corrupt(f"an object has {len(stored)} bytes, its header alone has {OBJECT_HEADER_BYTES}")
     magic, version, own_key, payload, tree, checksum, tokens, prefix, cost, expires, has_parent, parent = (
@@ -105,5 +91,10 @@ def check_header(key: bytes, stored: memoryview, now_unix_s: float) -> RemoteEnt
         )
     if expires and now_unix_s >= expires:
         return None
+    if not header and payload != len(stored) - OBJECT_HEADER_BYTES:
+        raise Corrupt(f"an object has {len(stored)} bytes; its header names {OBJECT_HEADER_BYTES} + {payload}")
+    found = checksum if header else checksum_of(np.frombuffer(stored[OBJECT_HEADER_BYTES:], np.uint8))
+    if found != checksum:
+        raise Corrupt(f"the payload of key {key.hex()} has the checksum {found:#018x}, its header {checksum:#018x}")
     lives_s = expires - now_unix_s if expires else None
     return RemoteEntry(payload, tree, tokens, cost, prefix, lives_s, parent if has_parent else None, checksum)

@@ -40,8 +40,6 @@ from .urls import one_of, options, shown, split
 
 LOOKED_FOR: Final = 16
 """Generations that are looked for at once. So many in a row may be lost with the host that kept them."""
-HEADS_MAX: Final = 256
-"""Keys whose headers are read by one call."""
 _PORT: Final = 50051
 _MISSING: Final = -704
 _MISSES: Final = (_MISSING, -703, -600, -800)
@@ -135,11 +133,9 @@ class MooncakeStore(RemoteStore):
 
     def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
         found: list[RemoteEntry | None] = []
-        for first in range(0, len(keys), HEADS_MAX):
-            some = keys[first : first + HEADS_MAX]
-            for key, head in zip(some, self._call("heads", [_name(key) for key in some]), strict=True):
-                missed = isinstance(head, int) and self._missed(head)
-                found.append(None if missed else self._checked(key, memoryview(head), header=True))
+        for key, head in zip(keys, self._call("heads", [_name(key) for key in keys]), strict=True):
+            missed = isinstance(head, int) and self._missed(head)
+            found.append(None if missed else self._checked(key, memoryview(head), header=True))
         return self._last(keys[0][:NAMESPACE_TAG_BYTES])[1], found
 
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:

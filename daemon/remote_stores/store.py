@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from ...errors import Corrupt, TierTimedOut, TierUnavailable
 from ..core.events import RemoteEntry
-from .form import OBJECT_FORMAT, Buffer, check, check_header
+from .form import OBJECT_FORMAT, Buffer, check
 
 NAME: Final = f"tensord-{OBJECT_FORMAT}"
 """What the names of all objects begin with, so that builds of different formats share no object."""
@@ -108,7 +108,7 @@ class RemoteStore(ABC):
     def _checked(self, key: bytes, stored: memoryview, *, header: bool = False) -> RemoteEntry | None:
         """What an object that was read holds; `header`: its header alone. A wrong one is counted, and a miss."""
         try:
-            return (check_header if header else check)(key, stored, time.time())
+            return check(key, stored, time.time(), header=header)
         except Corrupt as error:
             self._count_corrupt(str(error))
             return None

@@ -72,12 +72,3 @@ def test_a_store_is_probed_without_any_client(make: Make) -> None:
     assert stand.turned["store"] == ["connection refused", "reached for the first time"]
     assert ask(stand).answer == "wait"
     assert stand.next_timer() != stand.now, "it is not asked without end"
-
-
-def test_a_store_that_was_reached_before_serves_again(make: Make) -> None:
-    stand = make(**REMOTE)
-    assert not stand.turned["store"]
-    for number in range(FAILURES_MAX):
-        fail(stand, number, AWAY)
-    probed(stand, None)
-    assert stand.turned["store"] == ["connection refused", ""]

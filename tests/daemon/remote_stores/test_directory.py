@@ -68,7 +68,6 @@ def test_an_object_larger_than_the_limit_is_refused_and_the_rest_is_served(backe
         put(store, made(2, MIB))
     assert get(store, key_of(1)) is not None
     assert get(store, key_of(2)) is None
-    store.close()
 
 
 def test_a_directory_stays_within_its_bytes_and_keeps_what_was_used_last(backend: Folder) -> None:
@@ -82,7 +81,6 @@ def test_a_directory_stays_within_its_bytes_and_keeps_what_was_used_last(backend
     assert get(store, key_of(59)) is not None
     assert get(store, key_of(0)) is None
     assert store.corrupt == 0
-    store.close()
 
 
 def test_files_of_killed_writers_are_removed_and_those_of_live_ones_stay(backend: Folder) -> None:
@@ -100,7 +98,6 @@ def test_files_of_killed_writers_are_removed_and_those_of_live_ones_stay(backend
     for number in range(10, 20):  # each sixteenth of the limit is followed by a scan
         put(store, made(number, MIB // 2))
     assert backend.leftovers() == [fresh]
-    store.close()
 
 
 def test_files_of_killed_writers_count_towards_the_bytes(backend: Folder) -> None:
@@ -117,7 +114,6 @@ def test_files_of_killed_writers_count_towards_the_bytes(backend: Folder) -> Non
         put(store, made(20, 5 * MIB))
     leftover.unlink()
     put(store, made(20, 5 * MIB))
-    store.close()
 
 
 @pytest.mark.parametrize("planted", ["symlink", "fifo"])
@@ -135,7 +131,6 @@ def test_what_is_no_file_in_an_objects_place_is_a_miss_and_replaced(backend: Fol
     store.remove([key_of(1)])
     put(store, made(1))
     assert get(store, key_of(1)) is not None
-    store.close()
 
 
 def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> None:
@@ -154,7 +149,6 @@ def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> 
     assert get(store, key_of(1)) is None
     put(store, made(1))
     assert get(store, key_of(1)) is not None
-    store.close()
 
 
 def on_a_disk_of_2_mib(program: str) -> str:
@@ -188,7 +182,6 @@ assert os.listdir("/mnt/tensord-1/tmp") == [], "the file that could not be writt
 assert get(store, key_of(1)) is not None and get(store, key_of(2)) is None
 put(store, made(3))
 assert get(store, key_of(3)) is not None
-store.close()
 """,
     )
     assert "No space left on device" in said
@@ -219,7 +212,6 @@ subprocess.run(["mount", "-o", "remount,rw", "/mnt"], check=True)
 subprocess.run(["chmod", "-R", "a+rX,a-w", path], check=True)
 os.setuid(65534)
 refused()
-store.close()
 """,
     )
     first, second = said.splitlines()
@@ -232,7 +224,6 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
     folder.mkdir()
     store = open_store(f"dir://{quote(str(folder))}")
     put(store, made(1))
-    store.close()
     assert any(folder.iterdir())
 
 

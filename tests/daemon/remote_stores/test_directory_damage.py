@@ -42,7 +42,6 @@ print(store.last_corrupt)
 if {what!r} == "the file":
     put(store, made(1))
     assert get(store, key_of(1)) is not None, "it was replaced"
-store.close()
 """
     )
     assert "Permission denied" in said and key_of(1).hex() in said
@@ -64,7 +63,6 @@ try:
     get(store, key_of(1))
 except TierRefused as error:
     print(type(error).__name__, error)
-store.close()
 """
     )
     assert said.startswith("TierRefused ") and "give uid 65534 access" in said
@@ -80,7 +78,6 @@ def test_a_generation_with_nonsense_is_refused_and_said(tmp_path: Path) -> None:
             call()
     nonsense.unlink()
     assert store.generations([TAG]) == [3]
-    store.close()
 
 
 def test_a_directory_whose_mount_is_gone_is_away_and_not_empty(tmp_path: Path) -> None:
@@ -108,7 +105,6 @@ def test_a_directory_whose_mount_is_gone_is_away_and_not_empty(tmp_path: Path) -
     assert get(store, key_of(2)) is None
     put(store, made(2))
     assert get(store, key_of(2)) is not None
-    store.close()
 
 
 def test_an_object_that_may_not_be_removed_keeps_no_other_from_going(
@@ -128,4 +124,3 @@ def test_an_object_that_may_not_be_removed_keeps_no_other_from_going(
     with pytest.raises(TierReadOnly, match=kept):
         store.remove([key_of(1), key_of(2), key_of(3)])
     assert [get(store, key_of(number)) is None for number in (1, 2, 3)] == [True, False, True]
-    store.close()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.daemon.core.events import RemoteEntry
-from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, check, check_header, object_header
+from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, check, object_header
 from tensord.errors import Corrupt, UsageError
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX
 
@@ -86,7 +86,7 @@ def test_an_object_of_another_length_than_its_header_names_is_corrupt(payload_by
 def test_a_header_that_names_an_impossible_length_is_corrupt(payload_bytes: int) -> None:
     raw = with_right_check(stored(), 44, payload_bytes.to_bytes(8, "little"))
     with pytest.raises(Corrupt, match=f"names a payload of {payload_bytes} bytes, of which 40 are"):
-        check_header(key_of(1), raw, NOW_S)
+        check(key_of(1), raw, NOW_S, header=True)
 
 
 @given(st.binary(max_size=400))
