@@ -140,21 +140,23 @@ class Jobs:
     ) -> None:
         from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-        from tensord.client.vllm.kv.copying.device_copies import DeviceCopies
+        from tensord.client.vllm.kv.copying.copies import Copies
         from tensord.client.vllm.kv.worker import STORE_BYTES_MAX, KVWorker
 
         caches = CanonicalKVCaches(
             [CanonicalKVCacheTensor(tensor, PAGE_BYTES) for tensor in card.memory],
             [[CanonicalKVCacheRef(number, PAGE_BYTES) for number in range(LAYERS)]],
         )
-        self.copies = DeviceCopies(
+        copies = Copies(
             device,
             caches,
             PER_CHUNK,
             registered_bytes_max=registered_bytes_max,
             store_bytes_max=STORE_BYTES_MAX,
         )
-        self.worker = KVWorker(socket, "gpu_kv worker", rank=0, copies=self.copies)
+        assert copies.ring is not None
+        self.ring = copies.ring
+        self.worker = KVWorker(socket, "gpu_kv worker", rank=0, copies=copies)
         self._client = client
         self._jobs = 0
         self._until(lambda: self.worker._client is not None and self.worker._client.connected, "the worker attaches")
@@ -223,15 +225,15 @@ def check_card(report: Report, socket: str, client: tensord.Client, card: KVCard
         try:
             _check_way(report, client, card, jobs, f"{name}, {way}")
             if way == "registered":
-                size_bytes = jobs.copies.registered_bytes
-                refusal = jobs.copies.refusal or "pages of the ring are missing, or the daemon gave some back"
+                size_bytes = jobs.ring.registered_bytes
+                refusal = jobs.ring.refusal or "pages of the ring are missing, or the daemon gave some back"
                 report.check(
                     f"{name}: the ring is registered with the driver",
                     True if size_bytes else None,
                     f"{size_bytes >> 20} MiB" if size_bytes else f"no, so a buffer was used: {refusal}",
                 )
             else:
-                held = jobs.copies.registered_bytes == 0
+                held = jobs.ring.registered_bytes == 0
                 report.check(f"{name}, {way}: nothing is registered", held, "copied through a buffer")
         finally:
             jobs.worker.shutdown()

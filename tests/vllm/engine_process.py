@@ -214,7 +214,7 @@ class EngineProcess:
 
     def do_held(self) -> dict[str, int]:
         """What the KV connector holds, by kind."""
-        return {**self._scheduler.connector._manager.held, "bytes to put": self._kv_worker._storing_bytes}
+        return {**self._scheduler.connector._manager.held, "bytes to put": self._kv_worker._copies.places.taken_bytes}
 
     def do_lose_block(self, after: int | None) -> None:
         """The KV worker finds another entry at the handle of one block, each time: of the block that it borrows after

@@ -55,10 +55,12 @@ _log = logging.getLogger("tensord")
 
 
 def install(settings: SharedSettings) -> None:
-    """Has the engine core that this process is making sleep as the settings say.
+    """Has the engine core that this process is making sleep as the settings say, if they have a mode.
 
     The scheduler's side of each connector calls it. The core acts on the settings of all of them (`together`).
     """
+    if not settings.sleep_at:
+        return
     if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         _log.warning(
             "tensord: tensord.sleep_at has no effect in an engine without a process of its own "

@@ -42,8 +42,8 @@ from ..engine.hooks import hook
 from ..engine.presence import engine_client_name
 from ..engine.settings import KVSettings
 from ..plugin import log_with_vllm
-from .copying.copies import Copies, HostCopies
-from .copying.device_copies import DeviceCopies
+from .copying.copies import Copies
+from .copying.host_blocks import HostBlocks
 from .idle import Idle
 from .jobs import WorkerReport, with_theirs
 from .layout import layout_of, why_not_covered
@@ -56,26 +56,19 @@ _log = logging.getLogger("tensord")
 
 
 class TensordOffloadingSpec(OffloadingSpec):  # type: ignore[misc, unused-ignore]
-    """What vLLM's offloading connector asks for. A scheduler's has `manager`, a worker's has `worker`: it makes one."""
+    """What vLLM's offloading connector asks for: of a scheduler's its manager, of a worker's the worker, by `make`."""
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        manager: Callable[[], KVManager] | None = None,
-        worker: Callable[[CanonicalKVCaches], KVWorker] | None = None,
-    ) -> None:
+    def __init__(self, config: Any, make: Callable[..., Any]) -> None:
         super().__init__(config)
-        self._make_manager = manager
-        self._make_worker = worker
+        self._make = make
 
     def get_manager(self) -> KVManager:
-        assert self._make_manager is not None
-        return self._make_manager()
+        made: KVManager = self._make()
+        return made
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> KVWorker:
-        assert self._make_worker is not None
-        return self._make_worker(kv_caches)
+        made: KVWorker = self._make(kv_caches)
+        return made
 
 
 class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-ignore]
@@ -104,59 +97,51 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         settings = KVSettings.read(transfer.kv_connector_extra_config)
         _check_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
         why_not = why_not_covered(vllm_config, kv_cache_config, vllm.__version__)
-        if role == KVConnectorRole.SCHEDULER and settings.sleep_at:
-            sleeping.install(settings)
         if role == KVConnectorRole.SCHEDULER:
-            self._begin_scheduler(vllm_config, kv_cache_config, settings, why_not)
+            sleeping.install(settings)
+            self.connector_scheduler = self._scheduler_side(vllm_config, kv_cache_config, settings, why_not)
         else:
-            self._begin_worker(vllm_config, kv_cache_config, settings, why_not)
-
-    def _begin_scheduler(
-        self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings, why_not: str | None
-    ) -> None:
-        config = build_offloading_config(vllm_config, kv_cache_config) if why_not is None else None
-        try:
+            self.connector_worker = Idle()
             if why_not is None:
-                namespace = kv_namespace(
-                    vllm_config,
-                    layout_of(config, kv_cache_config),
-                    revision=settings.revision,
-                    tenant=settings.tenant,
-                )
-        except (Nameless, OSError) as error:
-            why_not = str(error)
+                self.connector_worker = self._worker_side(vllm_config, kv_cache_config, settings)
+
+    def _scheduler_side(self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings, why_not: str | None) -> Any:
+        if why_not is None:
+            config = build_offloading_config(vllm_config, kv_cache_config)
+            layout = layout_of(config, kv_cache_config)
+            try:
+                namespace = kv_namespace(vllm_config, layout, revision=settings.revision, tenant=settings.tenant)
+            except (Nameless, OSError) as error:
+                why_not = str(error)
         if why_not is not None:
             _log.warning("tensord: this engine shares no KV: %s", why_not)
-            self.connector_scheduler = Idle()
-            return
+            return Idle()
         make = partial(_manager, vllm_config, kv_cache_config, config, settings, namespace)
-        self.connector_scheduler = OffloadingConnectorScheduler(
-            TensordOffloadingSpec(config, manager=make), vllm_config, kv_cache_config
-        )
-        self._manager = self.connector_scheduler.manager
+        side = OffloadingConnectorScheduler(TensordOffloadingSpec(config, make), vllm_config, kv_cache_config)
+        self._manager = side.manager
         weights.listen_for_resets(self._caches_reset)
+        return side
 
-    def _begin_worker(self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings, why_not: str | None) -> None:
-        if why_not is not None:
-            self.connector_worker = Idle()
-            return
+    def _worker_side(self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings) -> OffloadingConnectorWorker:
         config = build_offloading_config(vllm_config, kv_cache_config)
         for name in _FREES_KV:
             hook(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls), name, _settle_and_free)
 
         def make(kv_caches: CanonicalKVCaches) -> KVWorker:
             rank = config.parallel.rank
-            self._worker = KVWorker(
-                settings.socket,
-                engine_client_name(vllm_config, f"worker {rank}"),
-                rank=rank,
-                copies=_copies(kv_caches, config.cache.blocks_per_chunk, settings),
+            (device,) = {cache.tensor.device for cache in kv_caches.tensors}
+            copies = Copies(
+                HostBlocks() if device.type == "cpu" else TorchBlocks(device.index, ops.swap_blocks_batch),
+                kv_caches,
+                config.cache.blocks_per_chunk,
+                registered_bytes_max=settings.registered_bytes_max,
+                store_bytes_max=STORE_BYTES_MAX,
             )
+            name = engine_client_name(vllm_config, f"worker {rank}")
+            self._worker = KVWorker(settings.socket, name, rank=rank, copies=copies)
             return self._worker
 
-        self.connector_worker = OffloadingConnectorWorker(
-            TensordOffloadingSpec(config, worker=make), vllm_config, kv_cache_config
-        )
+        return OffloadingConnectorWorker(TensordOffloadingSpec(config, make), vllm_config, kv_cache_config)
 
     # ---- the scheduler's side
 
@@ -190,7 +175,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         """
         if self._worker is not None:
             self.connector_worker.handle_preemptions(OffloadingConnectorMetadata(load_jobs={}, store_jobs={}))
-            self._worker.settle()
+            self._worker.wait()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """vLLM's results, and the requests whose load failed. These compute their blocks."""
@@ -255,18 +240,4 @@ def _manager(
         tokens_per_hash=config.cache.tokens_per_hash,
         stores=stores,
         finds=finds,
-    )
-
-
-def _copies(kv_caches: CanonicalKVCaches, blocks_per_chunk: int, settings: KVSettings) -> Copies:
-    """The copies for where the KV cache is: in host memory, or on one GPU."""
-    (device,) = {cache.tensor.device for cache in kv_caches.tensors}
-    if device.type == "cpu":
-        return HostCopies(kv_caches, blocks_per_chunk)
-    return DeviceCopies(
-        TorchBlocks(device.index, ops.swap_blocks_batch),
-        kv_caches,
-        blocks_per_chunk,
-        registered_bytes_max=settings.registered_bytes_max,
-        store_bytes_max=STORE_BYTES_MAX,
     )

@@ -38,7 +38,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ....errors import TensordError, UnsupportedLeaf
+from ....errors import UnsupportedLeaf
 from ....ipc.messages import control as messages
 from ...arguments.namespace import Namespace
 from ...computing.remote_run import RemoteRun, RemoteRuns
@@ -306,7 +306,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             state.naming = state.naming if kept else None
         if not kept:
             self._reset += 1
-            self._background.post_end(self._invalidate)
+            self._background.post_until_done(self._invalidate)
 
     def on_schedule_end(self, context: Any) -> None:
         if self._deferred:
@@ -358,21 +358,15 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         return IDLE_S
 
     def _name(self, media: RequestMedia, items: Sequence[Any], client: Client) -> None:
-        digests: list[bytes | None] = []
+        digests: list[bytes | None] = [None] * len(items)
         try:
-            for item in items:
-                digest = None
-                with suppress(UnsupportedLeaf):
-                    digest = self._digests.of(item) if item is not None else None
-                digests.append(digest)
+            for at, item in enumerate(items):
+                if item is not None:
+                    with suppress(UnsupportedLeaf):
+                        digests[at] = self._digests.of(item)
         finally:
-            media.settle(digests + [None] * (len(items) - len(digests)))
+            media.settle(digests)
 
     def _invalidate(self, client: Client) -> None:
-        try:
-            client.invalidate(client.current(self._namespace))
-        except TensordError:
-            self._background.post_end(self._invalidate)
-            time.sleep(IDLE_S)
-            raise
+        client.invalidate(client.current(self._namespace))
         self._reset -= 1

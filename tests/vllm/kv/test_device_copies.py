@@ -14,8 +14,7 @@ import pytest
 from tensord.client.reading.ring_mapping import RingMapping
 from tensord.client.vllm.engine.settings import KVSettings
 from tensord.client.vllm.kv.copying import registered_ring, staging
-from tensord.client.vllm.kv.copying.device_copies import DeviceCopies
-from tensord.client.vllm.kv.copying.registered_ring import REFUSALS_MAX
+from tensord.client.vllm.kv.copying.registered_ring import REFUSALS_MAX, RegisteredRing
 from tensord.errors import BadConfiguration
 from tensord.ipc.messages import control as messages
 from tensord.testing.fake_stream import FakeStream, Hold
@@ -54,9 +53,13 @@ def up(stand: WorkerStand) -> Hold:
 
 def loads(stand: WorkerStand) -> FakeStream:
     """The stream for loads."""
-    assert isinstance(stand.copies, DeviceCopies)
     stream: FakeStream = stand.copies._up.stream.belt  # type: ignore[attr-defined]
     return stream
+
+
+def ring(stand: WorkerStand) -> RegisteredRing:
+    assert stand.copies.ring is not None
+    return stand.copies.ring
 
 
 def with_chunks(stand: WorkerStand, *numbers: int) -> Array:
@@ -101,7 +104,7 @@ def test_a_sleep_waits_for_copies_of_the_kv_cache_that_it_frees(stand: WorkerSta
     order: list[str] = []
 
     def settle() -> None:
-        stand.worker.settle()
+        stand.worker.wait()
         order.append("settled")
 
     settling = threading.Thread(target=settle)
@@ -130,7 +133,7 @@ def test_pins_are_held_while_the_card_reads_the_ring(stand: WorkerStand) -> None
     with_chunks(stand, 1)
     with up(stand):
         job = stand.load([1], [[20, 21], []])
-        until(lambda: stand.worker._transfers._in_flight, "the copies are queued")
+        until(lambda: stand.worker._copier._in_flight, "the copies are queued")
         assert stand.worker.get_finished() == []
         assert stand.worker.report() is None
         assert stand.daemon.status()["pins"] == 1
@@ -190,8 +193,7 @@ def test_pages_that_the_daemon_gave_back_are_not_read_any_more(
     """The driver keeps the pages that it registered, with the bytes that were there."""
     with WorkerStand(daemon, card) as stand:
         now_s = [100.0]
-        assert isinstance(stand.copies, DeviceCopies)
-        stand.copies._ring._clock = lambda: now_s[0]
+        ring(stand)._clock = lambda: now_s[0]
         expected = with_chunks(stand, 1)
         assert np.array_equal(loaded(stand, 1), expected)
         assert card.driver.ranges
@@ -234,12 +236,11 @@ def test_a_former_mapping_stays_registered_until_copies_from_it_are_complete(dae
     with WorkerStand(daemon, card) as stand:
         with_chunks(stand, 1)
         loaded(stand, 1)
-        assert isinstance(stand.copies, DeviceCopies)
-        ring = stand.copies._ring
-        (mapping,) = [each.mapping for each in ring._rings.values()]
+        registered = ring(stand)
+        (mapping,) = [each.mapping for each in registered._rings.values()]
         assert isinstance(mapping, RingMapping)
         ended: list[bool] = []
-        settle = ring._settle
+        settle = registered._settle
 
         def settled() -> None:
             ended.append(bool(card.driver.ranges))
@@ -247,12 +248,12 @@ def test_a_former_mapping_stays_registered_until_copies_from_it_are_complete(dae
             assert len(card.copied) == before + 4
             assert card.driver.ranges
 
-        ring._settle = settled
+        registered._settle = settled
         with up(stand):
             before = len(card.copied)
             job = stand.load([1], [[20, 21], []])
-            until(lambda: stand.worker._transfers._in_flight, "the copies are queued")
-            stand.worker._jobs.put(lambda: ring.keep_only(()))
+            until(lambda: stand.worker._copier._in_flight, "the copies are queued")
+            stand.worker._copier.call(lambda: registered.keep_only(()))
         until(lambda: not card.driver.ranges, "the mapping is given up")
         assert ended == [True]
         stand.finished(job)

@@ -21,8 +21,8 @@ from vllm.v1.kv_offload.base import (
 
 import tensord
 from tensord.client.gpu.torch_blocks import TorchBlocks
-from tensord.client.vllm.kv.copying.copies import Copies, HostCopies
-from tensord.client.vllm.kv.copying.device_copies import DeviceCopies
+from tensord.client.vllm.kv.copying.copies import Copies
+from tensord.client.vllm.kv.copying.host_blocks import HostBlocks
 from tensord.client.vllm.kv.jobs import LoadChunks, StoreChunks, WorkerReport
 from tensord.client.vllm.kv.worker import KVWorker
 
@@ -140,7 +140,7 @@ class WorkerStand:
     def stored(self, *chunks: int) -> None:
         """Returns when these chunks are in the ring."""
         until(lambda: all(self.client.contains(key(number)) for number in chunks), f"chunks {chunks} are stored")
-        until(lambda: self.worker._storing_bytes == 0, "nothing waits to be put")
+        until(lambda: self.copies.places.taken_bytes == 0, "nothing waits to be put")
 
     def _number(self) -> int:
         self._jobs += 1
@@ -159,11 +159,10 @@ class WorkerStand:
             ],
             [[CanonicalKVCacheRef(layer, PAGES[layer][1]) for layer in layers] for layers in GROUPS],
         )
-        if self.card is None:
-            return HostCopies(caches, PER_CHUNK)
-        device = TorchBlocks(0, self.card.swap_blocks_batch, accelerator=self.card, driver=self.card.driver)
+        card = self.card
+        device = card and TorchBlocks(0, card.swap_blocks_batch, accelerator=card, driver=card.driver)
         limits = {"registered_bytes_max": 1 << 30, "store_bytes_max": 64 << 20, **options}
-        return DeviceCopies(device, caches, PER_CHUNK, **limits)
+        return Copies(device or HostBlocks(), caches, PER_CHUNK, **limits)
 
 
 def _spec(blocks: Sequence[Sequence[int]], first: Sequence[int]) -> GPULoadStoreSpec:

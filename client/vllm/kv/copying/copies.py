@@ -1,117 +1,154 @@
-"""Copies between chunks and a KV cache, as a worker makes them; and those of a KV cache in host memory.
+"""Copies between chunks and a worker's KV cache, by address.
 
-Owns: the interface, and the copies in host memory. Does not own: copies of a GPU (device_copies.py), which blocks are
-copied, and what becomes of chunks (worker.py).
+    load:  registered ring, or a host's ───────────┐ batch of copies, on the stream for loads
+           ring ─(CPU)→ page-locked buffer ────────┴→ KV cache
+    store: KV cache ── batch, on the stream for stores ─→ place, which the background thread puts
+
+Owns: the streams, the registrations of the ring, the page-locked memory, and the lists of addresses. Does not own:
+which blocks are copied, when a load's pins end, and puts (worker.py).
+
+Invariants
+- Copies begin only after the work that the step's thread had queued when it submitted the job.
+- Memory that a copy reads or writes stays until the copy's mark is reached.
+- No copy crosses the edge of a registration.
+
+Tests with engines run this module on host memory, others on a stand-in card; benchmarks/gpu_check.py runs it on a card.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ....gpu.interface import Mark
 from ....reading.ring_mapping import RingMapping
+from .host_blocks import HostBlocks
+from .registered_ring import CHUNK_BYTES, RegisteredRing
+from .staging import LoadBuffers, StorePlaces
+
+if TYPE_CHECKING:
+    from ....gpu.torch_blocks import TorchBlocks
 
 Array = np.ndarray[Any, Any]
-Layer = tuple[Array, int]
+SOURCE, TARGET, BYTES = range(3)
+_NO_EDGES: Final = np.empty(0, np.int64)
 
 
-class Saved(NamedTuple):
-    """A chunk that is saved once the mark of `Copies.saved` is reached: private memory, and the function that gives the
-    memory back."""
+class Group:
+    """The layers of one KV cache group of vLLM's KV caches (CanonicalKVCaches).
 
-    chunk: Array
-    give_back: Callable[[], None]
+    `shape` is that of a chunk: blocks, and bytes of a block in all layers.
+    """
 
+    def __init__(self, kv_caches: Any, refs: Sequence[Any], blocks_per_chunk: int) -> None:
+        tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
+        self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+        self._strides = np.array([tensor.stride(0) * tensor.element_size() for tensor in tensors], np.int64)
+        self._sizes = np.array([ref.page_size_bytes for ref in refs], np.int64)
+        self._offsets = np.cumsum(self._sizes) - self._sizes
+        self.shape = (blocks_per_chunk, int(self._sizes.sum()))
 
-class Group(Protocol):
-    """One KV cache group: the memory of its layers. `shape` is that of a chunk: blocks, and bytes of a block in all
-    layers."""
-
-    shape: tuple[int, int]
-
-    def save(self, blocks: Sequence[int], after: Mark | None) -> Saved | None:
-        """Begins to copy a whole chunk's blocks, once `after` is reached. None if there is no room for it."""
-        ...
-
-    def load(self, chunk: Array, first: int, blocks: Sequence[int], after: Mark | None) -> None:
-        """Begins to copy blocks of a chunk, from its block `first` on, to these blocks of the KV cache, once `after` is
-        reached. Block 0 stands for none. The chunk stays as it is until the mark of `Copies.loaded` is reached."""
-        ...
+    def copies(self, host: int, rows: Array, blocks: Sequence[int]) -> Array:
+        """The copies of rows of `blocks` from host memory, where the blocks lie at `host`, to the KV cache, (3, n)
+        int64: sources, targets, bytes."""
+        numbers = np.asarray(blocks, np.int64)[rows, None]
+        in_host = host + rows[:, None] * self.shape[1] + self._offsets
+        in_cache = self._addresses + numbers * self._strides
+        return np.stack([each.reshape(-1) for each in np.broadcast_arrays(in_host, in_cache, self._sizes)])
 
 
 class Copies:
-    """The copies of one worker, which are complete when they are begun; subclasses have others. One thread, the copier,
-    calls all methods but `mark`.
-
-    `groups`: the KV cache groups.
-    """
-
-    groups: Sequence[Group]
-
-    def mark(self) -> Mark | None:
-        """A mark after the work that the step's thread has queued; None if such work is done when it is queued."""
-        return None
-
-    def loaded(self) -> Mark | None:
-        """A mark after all loads begun so far; None if they are complete."""
-        return None
-
-    def saved(self) -> Mark | None:
-        """A mark after all saves begun so far; None if they are complete."""
-        return None
-
-    def tidy(self, mappings: Collection[RingMapping]) -> None:
-        """Called now and then. `mappings`: the rings that loads may still read."""
-
-    def close(self) -> None:
-        """Gives everything up. All copies are complete."""
-
-
-class HostGroup:
-    """A group in host memory. Copies are complete when the call returns.
+    """The copies of one worker. One thread, the copier, calls all methods but `mark`.
 
     Args:
-        layers: for each layer the KV cache, (blocks, n) uint8 with n >= the layer's bytes, and the layer's bytes.
-        blocks_per_chunk: blocks in a stored chunk.
+        device: where the KV cache is.
+        registered_bytes_max: the most bytes of the ring to register with a GPU's driver.
+        store_bytes_max: the most bytes of memory for chunks that wait to be put.
     """
 
-    def __init__(self, layers: Sequence[Layer], blocks_per_chunk: int) -> None:
-        self._layers = layers
-        self.shape = (blocks_per_chunk, sum(size_bytes for _, size_bytes in layers))
+    def __init__(
+        self,
+        device: TorchBlocks | HostBlocks,
+        kv_caches: Any,
+        blocks_per_chunk: int,
+        *,
+        registered_bytes_max: int,
+        store_bytes_max: int,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._device = device
+        self._kv_caches = kv_caches
+        """Keeps the KV cache's memory."""
+        self._up, self._down = device.stream(to_host=False), device.stream(to_host=True)
+        self.groups = [Group(kv_caches, refs, blocks_per_chunk) for refs in kv_caches.group_data_refs]
+        self.ring: RegisteredRing | None = None
+        if not isinstance(device, HostBlocks):
+            self.ring = RegisteredRing(
+                device, lambda: self._up.mark().wait(), registered_bytes_max, chunk_bytes=chunk_bytes
+            )
+        self._buffers = LoadBuffers(device, max((group.shape[1] for group in self.groups), default=0))
+        self.places = StorePlaces(device, store_bytes_max, keeps=self.ring is not None)
 
-    def save(self, blocks: Sequence[int], after: Mark | None) -> Saved:
-        """As in Group."""
-        chunk: Array = np.empty(self.shape, np.uint8)
-        at = 0
-        for memory, size_bytes in self._layers:
-            for row, block in enumerate(blocks):
-                np.copyto(chunk[row, at : at + size_bytes], memory[block, :size_bytes])
-            at += size_bytes
-        return Saved(chunk, _nothing)
+    def mark(self) -> Mark:
+        """A mark after the work that the step's thread has queued."""
+        return self._device.mark()
 
-    def load(self, chunk: Array, first: int, blocks: Sequence[int], after: Mark | None) -> None:
-        """As in Group."""
-        at = 0
-        for memory, size_bytes in self._layers:
-            for row, block in enumerate(blocks, first):
-                if block:
-                    np.copyto(memory[block, :size_bytes], chunk[row, at : at + size_bytes])
-            at += size_bytes
+    def loaded(self) -> Mark:
+        """A mark after all loads begun so far."""
+        return self._up.mark()
+
+    def saved(self) -> Mark:
+        """A mark after all saves begun so far."""
+        return self._down.mark()
+
+    def save(self, group: Group, chunk: Array, blocks: Sequence[int], after: Mark) -> None:
+        """Begins to copy a whole chunk's blocks into the memory of a place, once `after` is reached. The place is not
+        given back before the mark of `saved` is reached, also after an error."""
+        copies = group.copies(_address(chunk), np.arange(len(blocks)), blocks)
+        self._down.copy(copies[[TARGET, SOURCE, BYTES]], after)
+
+    def load(self, group: Group, chunk: Array, first: int, blocks: Sequence[int], after: Mark) -> None:
+        """Begins to copy blocks of a chunk, from its block `first` on, to these blocks of the KV cache, once `after` is
+        reached. Block 0 stands for none. The chunk stays as it is until the mark of `loaded` is reached."""
+        wanted = chunk[first : first + len(blocks)]
+        edges = _NO_EDGES if self.ring is None else self.ring.edges(wanted)
+        if edges is not None:
+            copies = group.copies(_address(wanted), np.flatnonzero(blocks), blocks)
+            self._up.copy(_split(copies, edges), after)
+            return
+        step = self._buffers.size_bytes // group.shape[1]
+        for start in range(0, len(blocks), step):
+            part = blocks[start : start + step]
+            buffer = self._buffers.filled(wanted[start : start + step].reshape(-1))
+            try:
+                self._up.copy(group.copies(_address(buffer), np.flatnonzero(part), part), after)
+            finally:
+                self._buffers.reading(buffer, self._up.mark())
+
+    def tidy(self, mappings: Collection[RingMapping]) -> None:
+        """Ends registrations of other rings than these, and of pages that the daemon has returned to the system."""
+        if self.ring is not None:
+            self.ring.keep_only(mappings)
 
 
-class HostCopies(Copies):
-    """Copies of vLLM's KV caches (CanonicalKVCaches) in host memory."""
+def _split(copies: Array, edges: Array) -> Array:
+    """The copies with each copy whose source crosses an edge cut in two there."""
+    for edge in edges:
+        before = edge - copies[SOURCE]
+        crossing = np.flatnonzero((before > 0) & (before < copies[BYTES]))
+        if len(crossing):
+            rest = copies[:, crossing].copy()
+            done = before[crossing]
+            rest[SOURCE] += done
+            rest[TARGET] += done
+            rest[BYTES] -= done
+            copies[BYTES, crossing] = done
+            copies = np.concatenate([copies, rest], axis=1)
+    return copies
 
-    def __init__(self, kv_caches: Any, blocks_per_chunk: int) -> None:
-        memory = [cache.tensor.numpy().view(np.uint8) for cache in kv_caches.tensors]
-        self.groups = [
-            HostGroup([(memory[ref.tensor_idx], ref.page_size_bytes) for ref in refs], blocks_per_chunk)
-            for refs in kv_caches.group_data_refs
-        ]
 
-
-def _nothing() -> None:
-    pass
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

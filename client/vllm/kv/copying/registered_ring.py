@@ -93,11 +93,12 @@ class RegisteredRing:
             return None
         self._check(mapping)
         at = array.__array_interface__["data"][0]
-        ring = self._rings.get(id(mapping)) or self._begun(mapping)
-        first, last = (
-            (at - ring.address) // self._chunk_bytes,
-            (at + array.nbytes - 1 - ring.address) // self._chunk_bytes,
-        )
+        ring = self._rings.get(id(mapping))
+        if ring is None:
+            # The count of punches is read before the first registration: a punch in between ends it.
+            ring = _Ring(mapping, np.frombuffer(mapping, np.uint8).__array_interface__["data"][0], mapping.punches)
+        first = (at - ring.address) // self._chunk_bytes
+        last = (at + array.nbytes - 1 - ring.address) // self._chunk_bytes
         for number in range(first, last + 1):
             if number not in ring.chunks and not self._register(ring, number):
                 return None
@@ -111,15 +112,6 @@ class RegisteredRing:
                 self._end(ring)
             else:
                 self._check(ring.mapping)
-
-    def close(self) -> None:
-        """Ends all registrations. Idempotent."""
-        self.keep_only(())
-
-    def _begun(self, mapping: RingMapping) -> _Ring:
-        # The count is read before the first registration: a punch in between ends it.
-        address = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
-        return _Ring(mapping, address, mapping.punches)
 
     def _register(self, ring: _Ring, number: int) -> bool:
         start = number * self._chunk_bytes

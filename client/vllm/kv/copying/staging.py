@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from ....gpu.interface import Mark
+from .host_blocks import HostBlocks
 
 if TYPE_CHECKING:
     from ....gpu.torch_blocks import TorchBlocks
@@ -33,25 +34,20 @@ class LoadBuffers:
     Invariants: a buffer is written again only after the mark of its last copy is reached.
     """
 
-    def __init__(self, device: TorchBlocks, block_bytes: int) -> None:
+    def __init__(self, device: TorchBlocks | HostBlocks, block_bytes: int) -> None:
         """`block_bytes`: the least bytes of a buffer."""
         self._device = device
         self.size_bytes = max(LOAD_BYTES, block_bytes)
-        self._made = 0
-        self._free: list[Array] = []
         self._in_use: deque[tuple[Mark, Array]] = deque()
 
     def filled(self, source: Array) -> Array:
         """A buffer with the bytes of `source`, (n,) uint8. Waits for the oldest copy if all buffers are in use. Call
         `reading` once its copies are queued."""
-        if not self._free and self._made < LOADS:
-            self._made += 1
-            self._free.append(self._device.page_locked(self.size_bytes))
-        if not self._free:
+        if len(self._in_use) < LOADS:
+            buffer = self._device.page_locked(self.size_bytes)
+        else:
             mark, buffer = self._in_use.popleft()
             mark.wait()
-            self._free.append(buffer)
-        buffer = self._free.pop()
         np.copyto(buffer[: len(source)], source)
         return buffer
 
@@ -60,36 +56,52 @@ class LoadBuffers:
         self._in_use.append((mark, buffer))
 
 
+class Place(NamedTuple):
+    """Private memory of one chunk, (blocks, bytes of a block) uint8, and the function that gives it back."""
+
+    chunk: Array
+    give_back: Callable[[], None]
+
+
 class StorePlaces:
     """Places for chunks that wait to be put. Thread-safe.
 
     Args:
-        bytes_max: the most bytes that are page-locked.
+        bytes_max: the most bytes of memory for places.
+        keeps: whether memory is kept for other chunks, because it is dear to make.
     """
 
-    def __init__(self, device: TorchBlocks, bytes_max: int) -> None:
+    def __init__(self, device: TorchBlocks | HostBlocks, bytes_max: int, *, keeps: bool) -> None:
         self._device = device
         self._bytes_max = bytes_max
+        self._slab_bytes = SLAB_BYTES if keeps else 0
         self._made_bytes = 0
         self._lock = threading.Lock()
         self._free: dict[int, list[Array]] = {}
+        self.taken_bytes = 0
 
-    def take(self, size_bytes: int) -> tuple[Array, Callable[[], None]] | None:
-        """A place, (size_bytes,) uint8, and the function that gives it back. None if all are taken."""
+    def take(self, shape: tuple[int, int]) -> Place | None:
+        """A place for a chunk of this shape. None if all are taken."""
+        size_bytes = shape[0] * shape[1]
         with self._lock:
             free = self._free.setdefault(size_bytes, [])
             if not free:
-                slab_bytes = max(SLAB_BYTES, size_bytes)
+                slab_bytes = max(self._slab_bytes, size_bytes)
                 if self._made_bytes + slab_bytes > self._bytes_max:
                     return None
                 slab = self._device.page_locked(slab_bytes)
                 self._made_bytes += slab_bytes
                 count = slab_bytes // size_bytes
                 free += [slab[at * size_bytes : (at + 1) * size_bytes] for at in range(count)]
-            place = free.pop()
+            memory = free.pop()
+            self.taken_bytes += size_bytes
 
         def give_back() -> None:
             with self._lock:
-                free.append(place)
+                self.taken_bytes -= size_bytes
+                if self._slab_bytes:
+                    free.append(memory)
+                else:
+                    self._made_bytes -= size_bytes
 
-        return place, give_back
+        return Place(memory.reshape(shape), give_back)
