@@ -47,7 +47,7 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         # Without vLLM's plugins, no earlier call has set this up.
         log_with_vllm()
         settings = Settings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
-        if role == ECConnectorRole.SCHEDULER and settings.sleep_at:
+        if role == ECConnectorRole.SCHEDULER:
             sleeping.install(settings)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

@@ -13,9 +13,8 @@ Invariants
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from ...reading.lease import Lease
 from .claims import Wanted
 from .stats import LookupCounts
 
-RETRY_S: Final = 1.0
 _log = logging.getLogger("tensord")
 
 
@@ -70,14 +68,12 @@ class Lookups:
         self._digests = Digests()
         self.shares = namespace is not None
         """Whether the engine can share any output."""
-        self._stale = False
-        self._retry_at = 0.0
 
     # ---- the step's thread
 
-    def weights_changed(self) -> None:
-        """Ends sharing: stored outputs are another model's."""
-        self._end(
+    def weights_changed(self) -> bool:
+        """Ends sharing: stored outputs are another model's. False if it has ended already."""
+        return self._end(
             logging.WARNING,
             "the model of this engine was changed in place, or may have been, so other engines cannot know its present "
             "weights. From now on it shares no encoder outputs. To share again, restart it from files that have these "
@@ -99,7 +95,6 @@ class Lookups:
     def _end(self, level: int, why: str, *about: object) -> bool:
         ends, self.shares = self.shares, False
         if ends:
-            self._stale = True
             _log.log(level, f"tensord: {why}", *about)
         return ends
 
@@ -151,13 +146,10 @@ class Lookups:
         return client.current(self._namespace).key("encoder", found.modality, digest)
 
     def drop(self, client: Client) -> None:
-        """Once sharing has ended, has the daemon drop what is stored, and refuse what is on its way. Repeated until it
-        has.
+        """Once sharing has ended, has the daemon drop what is stored, and refuse what is on its way.
 
         Raises:
             DaemonUnavailable, TimedOut: the daemon did not confirm.
         """
-        if self._namespace is not None and self._stale and time.monotonic() >= self._retry_at:
-            self._retry_at = time.monotonic() + RETRY_S
+        if self._namespace is not None:
             client.invalidate(client.current(self._namespace))
-            self._stale = False

@@ -108,7 +108,7 @@ class SchedulerSide:
         )
         failed = partial(self._counts.add, "errors")
         self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, failed)
-        self._claims = EncodeClaims(self._background, computes=producer)
+        self._claims = EncodeClaims(self._background)
         self._background.start()
 
     # ---- lookups for a request
@@ -157,7 +157,7 @@ class SchedulerSide:
         wanted = asking.inputs.pop(identifier, None) if asking is not None else None
         if wanted is not None and wanted.lease is not None and self._consumer and not wanted.check:
             self._counts.add("hits")
-            self._plan.load(identifier, wanted.lease)
+            self._plan.loads[identifier] = wanted.lease
         else:
             self._counts.add("misses")
             self._pace.allocate(request.mm_features[index].mm_position.get_num_embeds())
@@ -170,11 +170,11 @@ class SchedulerSide:
         """Tells the workers what to do with the output of an input that is encoded in the present step."""
         if wanted.lease is not None and wanted.check:
             self._canary.compares(key)
-            self._plan.check(identifier, key, wanted.lease)
+            self._plan.checks[identifier] = key, wanted.lease
         # Not by a mere consumer, and not if it is stored already.
         if self._producer and wanted.lease is None and self._lookups.shares:
             claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
-            self._plan.save(identifier, Save(key, wanted.rows, claim))
+            self._plan.saves[identifier] = Save(key, wanted.rows, claim)
 
     def finished(self, request_id: str) -> None:
         """Releases everything that the request holds, however it ended."""
@@ -188,26 +188,25 @@ class SchedulerSide:
     def caches_reset(self, *, weights_kept: bool) -> None:
         """The engine's caches are empty. With other weights, sharing ends."""
         if not weights_kept:
-            self._lookups.weights_changed()
-            self._background.post_end(self._lookups.drop)
+            if self._lookups.weights_changed():
+                self._background.post_until_done(self._lookups.drop)
             self._claims.end_saves()
         for asking in self._asking.values():
             self._release(asking)
-        self._plan.free_all()
+        self._plan.local.clear()
         self._damaged.clear()
 
     # ---- the step's metadata
 
     def metadata(self, scheduler_output: Any) -> StepMetadata:
         """The metadata for the workers of the step that was just made."""
-        if scheduler_output.free_encoder_mm_hashes:
-            self._plan.free(scheduler_output.free_encoder_mm_hashes)
+        self._plan.local.difference_update(scheduler_output.free_encoder_mm_hashes)
         tokens = scheduler_output.total_num_scheduled_tokens
-        if not self._plan.advance(tokens) and self._deferred:
+        if self._deferred and not tokens:
             # No tokens are scheduled in this step, so the background thread gets the interpreter to settle the lookups.
             time.sleep(PAUSE_S)
         self._deferred = False
-        return self._plan.make(self._pace.end_step())
+        return self._plan.make(tokens, self._pace.end_step())
 
     def take_in(self, report: Report) -> None:
         """Processes the workers' reports on their steps."""
@@ -222,7 +221,7 @@ class SchedulerSide:
             self._damaged |= report.failed
         for key, by in report.differs:
             if self._lookups.differs(key, by):
-                self._background.post_end(self._lookups.drop)
+                self._background.post_until_done(self._lookups.drop)
                 for asking in self._asking.values():
                     self._release(asking)
         for name, amount in report.counts.items():
@@ -252,14 +251,14 @@ class SchedulerSide:
             "inputs": len(inputs),
             "leases": sum(found.lease is not None for found in inputs),
             "claims": self._claims.open,
-            "steps": len(self._plan),
+            "steps": len(self._plan.in_progress),
         }
 
     def close(self) -> None:
         """Releases everything and ends the thread. Idempotent."""
         for request_id in list(self._asking):
             self.finished(request_id)
-        self._plan.close()
+        self._plan.in_progress.clear()
         self._background.close()
 
     # ---- a request's inputs
@@ -322,33 +321,37 @@ class SchedulerSide:
         """Whether the request waits for another engine, or for the daemon's answer."""
         assert found.key is not None
         if found.wanted is None:
-            full = not asking.claims and self._claims.fill(found.rows, self._step_rows, self._step_requests)
-            if full and now - asking.since < self._wait_s_max:
+            rows, users = self._claims.ahead()
+            full = rows and (rows + found.rows > self._step_rows or users >= self._step_requests)
+            if full and not asking.claims and now - asking.since < self._wait_s_max:
                 return True
-            own_s = self._pace.own_s(self._claims.rows_ahead() + found.rows)
-            found.wanted = self._claims.want(found.key, found.rows, asking, now, own_s)
+            found.wanted = self._claims.want(found.key, found.rows, asking, now, self._pace.own_s(rows + found.rows))
         wanted = found.wanted
         if wanted is None:
             return False
-        if wanted.state == "asked" and not self._claims.unanswered(wanted, now):
+        if wanted.may_be_answered(now):
             return True
-        if wanted.state == "waiting" and self._consumer:
-            if self._pace.is_sooner(wanted.expected_at, now):
-                self._counts.add("overtaken")
-            else:
-                if not asking.waits_since:
-                    asking.waits_since = now
-                    self._counts.add("waits")
-                if now - asking.waits_since < self._pace.patience_s(wanted.expected_at, asking.waits_since):
-                    return True
-                self._counts.add("wait_timeouts")
-        elif wanted.state == "waiting":
+        state = wanted.state
+        if state == "compute" and self._producer:
+            return False
+        if state == "waiting" and not self._consumer:
             # This engine has to encode the input anyway, and the other engine stores it.
             found.key = None
-        elif wanted.state == "hit" and wanted.lease is not None:
-            self._lookups.take(found, wanted.lease)
-        if wanted.state != "compute":
-            self._leave(found, asking)
+        elif state == "waiting" and self._pace.is_sooner(wanted.expected_at, now):
+            self._counts.add("overtaken")
+        elif state == "waiting":
+            if not asking.waits_since:
+                asking.waits_since = now
+                self._counts.add("waits")
+            if now - asking.waits_since < self._pace.patience_s(wanted.expected_at, asking.waits_since):
+                return True
+            self._counts.add("wait_timeouts")
+        elif state == "hit":
+            view = self._client.link.view if self._client is not None else None
+            lease = view.get(found.key) if view is not None else None
+            if lease is not None:
+                self._lookups.take(found, lease)
+        self._leave(found, asking)
         return False
 
     def _release(self, asking: Asking) -> None:
@@ -369,5 +372,4 @@ class SchedulerSide:
 
     def _tick(self, client: Client) -> float:
         self._client = client
-        self._lookups.drop(client)
         return self._claims.tick(client)

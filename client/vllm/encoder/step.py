@@ -41,17 +41,9 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """A stored encoder output, to compare with the output that this step encodes."""
-
-    key: bytes
-    found: Load
-
-
-@dataclass(frozen=True, slots=True)
 class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
-    """From the scheduler to the workers: the outputs to load before the encoder runs, to store, and to compare, by
-    identifier.
+    """From the scheduler to the workers: the outputs to load before the encoder runs, to store, and to compare with
+    stored ones, of which it has the keys, by identifier.
 
     `step` is a number that rises, and is reported back when the loads are done. `rows`: the rows of encoder output made
     in the step.
@@ -61,7 +53,7 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     loads: dict[str, Load] = field(default_factory=dict)
     saves: dict[str, Save] = field(default_factory=dict)
     rows: int = 0
-    checks: dict[str, Check] = field(default_factory=dict)
+    checks: dict[str, tuple[bytes, Load]] = field(default_factory=dict)
 
 
 NOTHING: Final = StepMetadata()

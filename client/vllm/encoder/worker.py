@@ -32,11 +32,11 @@ from ...writing.outcomes import Put
 from ..engine.background import IDLE_S, SOON_S, Background
 from ..engine.rings import MappedRings
 from .canary import TOLERANCES, difference
-from .stats import LookupCounts
 from .step import Load, Report, Save, StepMetadata
 
 SAVE_BYTES_MAX: Final = 512 << 20
 SETTLED_S: Final = 30.0
+_NO_NEWS: Final = Report()
 _log = logging.getLogger("tensord")
 
 
@@ -63,12 +63,10 @@ class WorkerSide:
         self._saves = saves
         self._dtype = dtype
         self._device = device
-        self._counts = LookupCounts()
-        # Shared by the threads. Each is replaced or appended to in one operation.
+        # Shared by the threads.
         self._rings = MappedRings()
         self._lock = Lock()
         self._news = Report()
-        self._has_news = False
         self._saving_bytes = 0
         # Used by the step's thread.
         self._loaded = 0
@@ -79,7 +77,7 @@ class WorkerSide:
         # Used by the background thread.
         self._puts: list[tuple[Put, Save, int, float, float]] = []
         self._copies: Any = None
-        failed = partial(self._counts.add, "errors")
+        failed = partial(self._count, "errors")
         self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, failed)
         self._background.start()
 
@@ -96,24 +94,25 @@ class WorkerSide:
         """Puts the step's loads into the encoder cache, and keeps the stored outputs that are to be compared."""
         if not metadata.loads and not metadata.checks:
             return
-        for identifier, check in metadata.checks.items() if self._rank == 0 else ():
+        for identifier, (key, check) in metadata.checks.items() if self._rank == 0 else ():
             with suppress(Exception):
-                found = self._read(check.found)
+                found = self._read(check)
                 if found is not None:
-                    self._found[identifier] = check.key, found
+                    self._found[identifier] = key, found
         for identifier, load in metadata.loads.items():
             try:
                 found = self._read(load)
             except Exception:
                 _log.exception("tensord: a stored encoder output could not be loaded; its requests end with an error")
                 found = None
-            if found is None:
-                found = torch.zeros(load.shape, dtype=self._dtype, device=self._device)
-                self._counts.add("load_failures")
-                self._tell(failed=identifier)
-            else:
-                self._counts.add("loads")
-                self._counts.add("load_bytes", found.nbytes)
+            with self._lock:
+                if found is None:
+                    found = torch.zeros(load.shape, dtype=self._dtype, device=self._device)
+                    self._news.counts["load_failures"] += 1
+                    self._news.failed.add(identifier)
+                else:
+                    self._news.counts["loads"] += 1
+                    self._news.counts["load_bytes"] += found.nbytes
             encoder_cache[identifier] = found
         self._loaded = metadata.step
 
@@ -129,42 +128,28 @@ class WorkerSide:
             return
         output = encoder_cache[identifier]
         if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
-            self._counts.add("mismatches")
-            self._tell(settled=wanted.key)
+            self._end(wanted, "mismatches")
             return
-        with self._lock:
-            room = self._saving_bytes + output.nbytes <= SAVE_BYTES_MAX
-            self._saving_bytes += output.nbytes if room else 0
         job = partial(self._store, wanted, output.detach(), self._made(), self._began_s, wanted.rows / self._step_rows)
-        if not room:
-            self._counts.add("dropped")
-            self._tell(settled=wanted.key)
-        elif self._background.late or not self._background.post(job):
-            self._stored(output.nbytes)
-            self._counts.add("dropped")
-            self._tell(settled=wanted.key)
+        if self._saving_bytes + output.nbytes > SAVE_BYTES_MAX or self._background.late:
+            self._end(wanted, "dropped")
+            return
+        self._hold(output.nbytes)
+        if not self._background.post(job):
+            self._hold(-output.nbytes)
+            self._end(wanted, "dropped")
 
     def report(self) -> Report | None:
         """This rank's news for the scheduler since the last report; None if there are none."""
-        ring = self._rings.present
-        report = None
-        if self._has_news:
-            with self._lock:
-                report, self._news, self._has_news = self._news, Report(), False
-        # After the news: a save is counted before it is told, so it is counted by the report that says it is over.
-        counts = self._counts.take()
-        if report is None:
-            if not (self._loaded or counts or ring != self._told):
-                return None
-            report = Report()
+        with self._lock:
+            news, self._news = self._news, Report()
         if self._loaded:
-            report.loaded[self._rank] = self._loaded
+            news.loaded[self._rank] = self._loaded
             self._loaded = 0
+        ring = self._rings.present
         if ring != self._told:
-            self._told = report.rings[self._rank] = ring
-        if counts:
-            report.counts = counts
-        return report
+            self._told = news.rings[self._rank] = ring
+        return news if news != _NO_NEWS else None
 
     def close(self) -> None:
         """Ends the thread once queued outputs are stored or given up, then unmaps the rings. Idempotent."""
@@ -195,21 +180,19 @@ class WorkerSide:
 
     # ---- both threads
 
-    def _tell(
-        self, *, failed: str | None = None, settled: bytes | None = None, rows: int = 0, took_s: float = 0.0
-    ) -> None:
+    def _count(self, name: str) -> None:
         with self._lock:
-            self._has_news = True
-            if failed is not None:
-                self._news.failed.add(failed)
-            if settled is not None:
-                self._news.settled.append(settled)
-            self._news.encoded_rows += rows
-            self._news.encode_s += took_s
+            self._news.counts[name] += 1
 
-    def _stored(self, size_bytes: int) -> None:
+    def _end(self, save: Save, why: str) -> None:
+        """A save is over, and its output is not stored."""
         with self._lock:
-            self._saving_bytes -= size_bytes
+            self._news.counts[why] += 1
+            self._news.settled.append(save.key)
+
+    def _hold(self, size_bytes: int) -> None:
+        with self._lock:
+            self._saving_bytes += size_bytes
 
     # ---- the background thread
 
@@ -223,45 +206,39 @@ class WorkerSide:
                 continue
             self._puts.remove(entry)
             if put.state in ("stored", "existed"):
-                self._counts.add("saves")
-                self._counts.add("save_bytes", size_bytes)
-                self._tell(settled=save.key, rows=save.rows, took_s=(now - began_s) * share)
+                with self._lock:
+                    self._news.counts.update(saves=1, save_bytes=size_bytes)
+                    self._news.settled.append(save.key)
+                    self._news.encoded_rows += save.rows
+                    self._news.encode_s += (now - began_s) * share
             else:
-                self._counts.add("refused")
                 if put.state == "refused":
-                    self._abandon(save, put.error, client)
-                self._tell(settled=save.key)
+                    _abandon(save, put.error, client)
+                self._end(save, "refused")
         return SOON_S if self._puts else IDLE_S
 
     def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, share: float, client: Client) -> None:
         try:
-            if client.connected:
-                fetched = self._fetched(output, made)
-                put = client.store(save.key, fetched, tokens=save.rows, ttl_s=None, claim=save.claim or None)
-                self._puts.append((put, save, output.nbytes, began_s, share))
-            else:
-                self._counts.add("refused")
-                self._tell(settled=save.key)
+            if not client.connected:
+                self._end(save, "refused")
+                return
+            fetched = self._fetched(output, made)
+            put = client.store(save.key, fetched, tokens=save.rows, ttl_s=None, claim=save.claim or None)
+            self._puts.append((put, save, output.nbytes, began_s, share))
         except (TensordError, RuntimeError) as error:
-            self._abandon(save, error, client)
-            self._tell(settled=save.key)
+            _abandon(save, error, client)
+            with self._lock:
+                self._news.settled.append(save.key)
             raise
         finally:
-            self._stored(output.nbytes)
-
-    def _abandon(self, save: Save, error: BaseException | None, client: Client) -> None:
-        """Gives a save's claim up. The scheduler's side learns of it only in its next step, which may be far off."""
-        if save.claim:
-            with suppress(TensordError):
-                client.link.send(abandon(save.claim, error), timeout_s=SAY_S)
+            self._hold(-output.nbytes)
 
     def _compare(self, key: bytes, found: torch.Tensor, output: torch.Tensor, made: Any, client: Client) -> None:
-        self._counts.add("canaries")
+        self._count("canaries")
         by = difference(found.cpu(), self._fetched(output, made))
         if by > TOLERANCES.get(self._dtype, 0.0):
-            self._counts.add("canary_failures")
             with self._lock:
-                self._has_news = True
+                self._news.counts["canary_failures"] += 1
                 self._news.differs.append((key, by))
 
     def _fetched(self, output: torch.Tensor, made: Any) -> torch.Tensor:
@@ -276,3 +253,10 @@ class WorkerSide:
                 fetched = output.to("cpu", non_blocking=True)
                 self._copies.synchronize()
         return fetched
+
+
+def _abandon(save: Save, error: BaseException | None, client: Client) -> None:
+    """Gives a save's claim up. The scheduler's side learns of it only in its next step, which may be far off."""
+    if save.claim:
+        with suppress(TensordError):
+            client.link.send(abandon(save.claim, error), timeout_s=SAY_S)

@@ -105,6 +105,20 @@ class Background:
         `post`."""
         self._jobs.put(job)
 
+    def post_until_done(self, job: Job) -> None:
+        """Queues a job as `post_end` does, again until the daemon has carried it out. Each time delays the jobs behind
+        it."""
+
+        def again(client: Client) -> None:
+            try:
+                job(client)
+            except TensordError:
+                self.post_end(again)
+                time.sleep(IDLE_S)
+                raise
+
+        self.post_end(again)
+
     @property
     def late(self) -> bool:
         """Whether the present job has taken longer than LATE_S."""

@@ -6,24 +6,44 @@ Owns: their names, types and limits. Does not own: other keys. Invariants: an un
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Self
 
 from ....errors import BadConfiguration
 from ....ipc.messages.modes import LEVELS, Mode
 from ....shm.ring.layout import RING_BYTES_MAX
 
 PREFIX: Final = "tensord."
-WAIT_S_MOST: Final = 60.0
-IDLE_S_MOST: Final = 86400.0
 SLEEPS_AT: Final = ("", *(mode.value for mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]))
 """The values of `sleep_at`; "": never."""
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _up_to(most: float, kind: type = float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, kind) and 0 <= value <= most
+
+
+_CHECKS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "socket": ("text that can be printed, the daemon's socket", lambda value: _is_text(value) and value != ""),
+    "revision": ("text that can be printed", _is_text),
+    "tenant": ("text that can be printed", _is_text),
+    "sleep_at": (f"one of {', '.join(map(repr, SLEEPS_AT))}", SLEEPS_AT.__contains__),
+    "sleep_idle_s": ("seconds from 0 to 86400", _up_to(86400)),
+    "wait_s_max": ("seconds from 0 to 60", _up_to(60)),
+    "canary": ("a share from 0 to 1", _up_to(1)),
+    "registered_bytes_max": (f"a number of bytes from 0 to {RING_BYTES_MAX}", _up_to(RING_BYTES_MAX, int)),
+}
+"""What each value must be."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedSettings:
-    """The settings that both connectors have.
+    """The settings that both connectors have. Keys of other connectors are ignored, except keys of tensord without
+    their prefix.
 
     Args:
         socket: `tensord.socket`, the daemon's control socket; by default found as by `Client`.
@@ -36,16 +56,41 @@ class SharedSettings:
         sleep_idle_s: `tensord.sleep_idle_s`, the seconds without a request after which the engine counts as idle.
     """
 
+    WHERE: ClassVar[str] = ""
+    """The setting of vLLM's that has the keys."""
+
     socket: str | None = None
     revision: str = ""
     tenant: str = ""
     sleep_at: str = ""
     sleep_idle_s: float = 30.0
 
+    @classmethod
+    def read(cls, extra_config: Mapping[str, Any]) -> Self:
+        """Reads and checks the settings.
+
+        Raises:
+            BadConfiguration: an unknown key of tensord, a key of tensord without its prefix, or an invalid value.
+        """
+        known = [PREFIX + field.name for field in fields(cls)]
+        found: dict[str, Any] = {}
+        for key, value in extra_config.items():
+            name = key.removeprefix(PREFIX)
+            if key in known:
+                what, is_valid = _CHECKS[name]
+                if not is_valid(value):
+                    raise BadConfiguration(f"{key}={value!r} must be {what}")
+                found[name] = value
+            elif PREFIX + key in known:
+                raise BadConfiguration(f"{key!r} in {cls.WHERE} has no effect: write {PREFIX}{key}")
+            elif "tensord" in key.lower():
+                raise BadConfiguration(f"{key!r} in {cls.WHERE} is unknown; there are {', '.join(known)}")
+        return cls(**found)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SharedSettings):
-    """The EC connector's settings. Keys of other connectors are ignored, except keys of tensord without their prefix.
+    """The EC connector's settings.
 
     Args:
         wait_s_max: `tensord.wait_s_max`, the most seconds for which a request waits while another engine encodes its
@@ -54,19 +99,10 @@ class Settings(SharedSettings):
             first hit of each namespace is compared too. 0 compares none.
     """
 
+    WHERE = "ec_connector_extra_config"
+
     wait_s_max: float = 2.0
     canary: float = 1e-4
-
-    @classmethod
-    def read(cls, extra_config: Mapping[str, Any]) -> Settings:
-        """Reads and checks the settings.
-
-        Raises:
-            BadConfiguration: an unknown key of tensord, a key of tensord without its prefix, or an invalid value.
-        """
-        ours = _read(extra_config, list(cls.__dataclass_fields__), "ec_connector_extra_config")
-        wait_s_max = _number(ours, "wait_s_max", cls.wait_s_max, WAIT_S_MOST, "seconds")
-        return cls(**{**ours, "wait_s_max": wait_s_max, "canary": _number(ours, "canary", cls.canary, 1.0, "a share")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,63 +116,6 @@ class KVSettings(SharedSettings):
             its GPU's driver, which page-locks them. 0 registers nothing: blocks are then copied through a buffer.
     """
 
+    WHERE = "kv_connector_extra_config"
+
     registered_bytes_max: int = 32 << 30
-
-    @classmethod
-    def read(cls, extra_config: Mapping[str, Any]) -> KVSettings:
-        """Reads and checks the settings.
-
-        Raises:
-            BadConfiguration: as for `Settings.read`.
-        """
-        ours = _read(extra_config, list(cls.__dataclass_fields__), "kv_connector_extra_config")
-        _check_bytes(ours, "registered_bytes_max")
-        return cls(**ours)
-
-
-def _read(extra_config: Mapping[str, Any], fields: Sequence[str], where: str) -> dict[str, Any]:
-    """The values of tensord's keys by field. The texts among them are checked."""
-    known = [PREFIX + field for field in fields]
-    for name in extra_config:
-        if name not in known:
-            _check_foreign(name, known, where)
-    ours = {name.removeprefix(PREFIX): extra_config[name] for name in known if name in extra_config}
-    if ours.get("sleep_at", "") not in SLEEPS_AT:
-        modes = ", ".join(map(repr, SLEEPS_AT))
-        raise BadConfiguration(f"{PREFIX}sleep_at={ours['sleep_at']!r} must be one of {modes}")
-    if "sleep_idle_s" in ours:
-        ours["sleep_idle_s"] = _number(ours, "sleep_idle_s", 0.0, IDLE_S_MOST, "seconds")
-    for name in ("socket", "revision", "tenant"):
-        value = ours.get(name, "")
-        if not isinstance(value, str):
-            raise BadConfiguration(f"{PREFIX}{name}={value!r} must be a string")
-        if not value.isprintable():
-            raise BadConfiguration(f"{PREFIX}{name}={value!r} must be text that can be printed")
-    if ours.get("socket") == "":
-        raise BadConfiguration(f"{PREFIX}socket='' names no socket: leave it out, or name the daemon's")
-    return ours
-
-
-def _check_foreign(name: str, known: Sequence[str], where: str) -> None:
-    """Checks that an unknown key is another connector's. `where`: the setting of vLLM's with the keys.
-
-    Raises:
-        BadConfiguration: the key contains "tensord", or is a known key without the prefix.
-    """
-    if PREFIX + name in known:
-        raise BadConfiguration(f"{name!r} in {where} has no effect: write {PREFIX}{name}")
-    if "tensord" in name.lower():
-        raise BadConfiguration(f"{name!r} in {where} is unknown; there are {', '.join(known)}")
-
-
-def _number(given: Mapping[str, Any], name: str, default: float, most: float, what: str) -> float:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise BadConfiguration(f"{PREFIX}{name}={value!r} must be {what} from 0 to {most:g}")
-    return float(value)
-
-
-def _check_bytes(given: Mapping[str, Any], name: str) -> None:
-    value = given.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= RING_BYTES_MAX:
-        raise BadConfiguration(f"{PREFIX}{name}={value!r} must be a number of bytes from 0 to {RING_BYTES_MAX}")
