@@ -79,7 +79,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         path."""
         self._forms = forms_of(namespace.tag)
         self.cache = ProcessorCache(self._client, namespace, accepts=self._forms.has, **limits)
-        self._told: set[str] = set()
+        self._told = False
         self._take_scopes()
 
     def is_cached_item(self, mm_hash: str) -> bool:
@@ -192,7 +192,9 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             tree = item_tree(item, updates)
         except TensordError as error:
             self.cache.pass_through("unsupported")
-            self._tell("unsupported", str(error))
+            if not self._told:
+                self._told = True
+                _log.warning("tensord: a processor output goes to the engine uncached: %s (logged once)", error)
             return mm_item
         self._forms.learn(tree)
         # An item without tensors has no digest.
@@ -200,11 +202,6 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
         (sent,) = self.cache.get_and_update([tree], [scoped_hash(scope, mm_hash)])
         return (reference_item(sent, scope), updates) if isinstance(sent, Reference) else mm_item
-
-    def _tell(self, reason: str, text: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            _log.warning("tensord: a processor output goes to the engine uncached, %s: %s (logged once)", reason, text)
 
 
 class TensordReceiverCache(BaseMultiModalReceiverCache):

@@ -21,7 +21,7 @@ tensor on a device), is refused; its item then bypasses the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import CodeType
 from typing import Any, Final
@@ -47,17 +47,26 @@ from ....errors import UnsupportedLeaf, UsageError
 
 Tree = dict[str, Any]
 
-# The fields that the code below encodes. If a class of the installed vLLM has others, its items are refused.
-_KNOWN: Final[Mapping[type, frozenset[str]]] = {
-    MultiModalFieldElem: frozenset({"data", "field"}),
-    MultiModalBatchedField: frozenset({"keep_on_cpu"}),
-    MultiModalFlatField: frozenset({"keep_on_cpu", "slices", "dim"}),
-    MultiModalSharedField: frozenset({"keep_on_cpu", "batch_size"}),
-    PromptIndex: frozenset({"get_match_index", "get_text_match_index"}),
-    PromptUpdateDetails: frozenset({"full", "is_embed"}),
-    ResolvedPromptUpdate: frozenset({"modality", "item_idx", "mode", "target", "content"}),
+# The fields that the code below encodes, in their order. If a class of the installed vLLM has others, its items are
+# refused.
+_KNOWN: Final[Mapping[type, tuple[str, ...]]] = {
+    MultiModalFieldElem: ("data", "field"),
+    MultiModalBatchedField: ("keep_on_cpu",),
+    MultiModalFlatField: ("keep_on_cpu", "slices", "dim"),
+    MultiModalSharedField: ("keep_on_cpu", "batch_size"),
+    PromptIndex: ("get_match_index", "get_text_match_index"),
+    PromptUpdateDetails: ("full", "is_embed"),
+    ResolvedPromptUpdate: ("modality", "item_idx", "mode", "target", "content"),
 }
-_CHANGED: Final = frozenset(kind for kind, known in _KNOWN.items() if {field.name for field in fields(kind)} != known)
+_CHANGED: Final = frozenset(
+    kind for kind, known in _KNOWN.items() if {field.name for field in fields(kind)} != set(known)
+)
+_FIELDS: Final[Mapping[str, type]] = {
+    "batched": MultiModalBatchedField,
+    "flat": MultiModalFlatField,
+    "shared": MultiModalSharedField,
+}
+_WORDS: Final = {kind: word for word, kind in _FIELDS.items()}
 
 
 def item_tree(item: MultiModalKwargsItem, updates: Sequence[ResolvedPromptUpdate]) -> Tree:
@@ -77,7 +86,7 @@ def tree_item(tree: Tree) -> MultiModalKwargsItem:
     """The item of a tree. Its tensors share the tree's memory."""
     return MultiModalKwargsItem(
         {
-            name: MultiModalFieldElem(data=data, field=_FIELDS[field[0]](field))
+            name: MultiModalFieldElem(data=data, field=_tree_field(*field))
             for name, (data, field) in tree["fields"].items()
         }
     )
@@ -139,38 +148,30 @@ def _data(name: str, data: Any) -> Any:
 
 def _field(name: str, field: Any) -> list[Any]:
     kind = type(field)
-    if kind is MultiModalBatchedField:
-        described = ["batched", field.keep_on_cpu]
-    elif kind is MultiModalFlatField:
-        described = ["flat", field.keep_on_cpu, [_slices(part) for part in field.slices], field.dim]
-    elif kind is MultiModalSharedField:
-        described = ["shared", field.keep_on_cpu, field.batch_size]
-    else:
+    if kind not in _WORDS:
         raise UnsupportedLeaf(
             f"{name} is of the field class {kind.__module__}.{kind.__qualname__}, which is not supported"
         )
     _check_kind(field, kind)
-    return described
+    return [_WORDS[kind], *(_plain(getattr(field, known)) for known in _KNOWN[kind])]
 
 
-def _slices(part: Any) -> list[Any]:
-    if isinstance(part, slice):
-        ends = (part.start, part.stop, part.step)
-        return [None if end is None else int(end) for end in ends]
-    return [_slices(inner) for inner in part]
+def _tree_field(word: str, *values: Any) -> Any:
+    kind = _FIELDS[word]
+    return kind(**dict(zip(_KNOWN[kind], map(_not_plain, values), strict=True)))
 
 
-def _tree_slices(part: list[Any]) -> Any:
-    return [_tree_slices(inner) for inner in part] if part and isinstance(part[0], list) else slice(*part)
+def _plain(value: Any) -> Any:
+    """The value with lists in place of slices."""
+    if isinstance(value, slice):
+        return [None if end is None else int(end) for end in (value.start, value.stop, value.step)]
+    return [_plain(inner) for inner in value] if isinstance(value, Sequence) else value
 
 
-_FIELDS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
-    "batched": lambda field: MultiModalBatchedField(keep_on_cpu=field[1]),
-    "flat": lambda field: MultiModalFlatField(
-        keep_on_cpu=field[1], slices=[_tree_slices(part) for part in field[2]], dim=field[3]
-    ),
-    "shared": lambda field: MultiModalSharedField(keep_on_cpu=field[1], batch_size=field[2]),
-}
+def _not_plain(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return slice(*value) if value and not isinstance(value[0], list) else [_not_plain(inner) for inner in value]
 
 
 # ---- prompt updates
