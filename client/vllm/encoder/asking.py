@@ -9,15 +9,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from .lookups import Input
+from ...reading.lease import Lease
+from .claims import Wanted
+
+State = Literal["asked", "unshared", "found", "missed", "decided"]
+"""decided: a missed input that the request waits for no longer."""
+
+
+class Input:
+    """An input of a request. The background thread writes `key`, then `lease`, and `state` last; once `state` is
+    "missed", the step's thread does."""
+
+    __slots__ = ("check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
+
+    def __init__(self, modality: str, rows: int, data: object) -> None:
+        self.modality = modality
+        self.rows = rows
+        self.datas = [data]
+        self.state: State = "asked"
+        self.key: bytes | None = None
+        """None in state "missed" if the stored output does not fit: it is settled."""
+        self.lease: Lease | None = None
+        self.check: bool | None = None
+        """Whether the input is encoded anyway and compared with the stored output; None: not decided yet."""
+        self.wanted: Wanted | None = None
 
 
 class Asking:
     """A request. `inputs`: those that still have to be encoded or loaded, by identifier."""
 
-    __slots__ = ("count", "end", "inputs", "order", "reached", "settled", "since", "waits_since")
+    __slots__ = ("count", "inputs", "settled", "since", "waits_since")
 
     def __init__(self) -> None:
         self.inputs: dict[str, Input] = {}
@@ -31,12 +54,11 @@ class Asking:
     def begin(self, features: Sequence[Any]) -> None:
         """Starts to settle the inputs in `features` from now on."""
         self.count = len(features)
-        self.end = end_of(features) if features else 0
-        self.order: list[str] | None = None
-        self.reached = 0
         self.settled = False
         self.since = time.monotonic()
         self.waits_since = 0.0
+        for found in self.inputs.values():
+            found.state = "missed" if found.state == "decided" else found.state
 
     def unknown(self, features: Sequence[Any], computed: int, is_local: Callable[[str], bool]) -> Iterator[Any]:
         """The features that the request needs from token `computed` on and that have no state here. `is_local`: whether
@@ -46,15 +68,10 @@ class Asking:
             if computed < position.offset + position.length and name not in self.inputs and not is_local(name):
                 yield feature
 
-    def missed(self) -> list[str]:
-        """The identifiers of missed inputs, in the order of their keys. A missed input without a key is settled: the
-        stored output does not fit, or another engine stores it."""
-        missed = [
-            (found.key, name)
-            for name, found in self.inputs.items()
-            if found.state == "missed" and found.key is not None
-        ]
-        return [name for _, name in sorted(missed)]
+    def missed(self) -> list[Input]:
+        """The inputs to claim or to wait for, in the order of their keys."""
+        missed = [found for found in self.inputs.values() if found.state == "missed" and found.key and not found.lease]
+        return sorted(missed, key=lambda found: found.key or b"")
 
 
 def inputs_of(features: Iterable[Any]) -> dict[str, Input]:
@@ -67,10 +84,3 @@ def inputs_of(features: Iterable[Any]) -> dict[str, Input]:
             # Several inputs have one name. If their contents differ, none of them is shared.
             known.datas.append(feature.data if known.rows == rows else None)
     return inputs
-
-
-def end_of(features: Sequence[Any]) -> int:
-    """The position after the last feature. Features are in the order of their offsets."""
-    last = features[-1].mm_position
-    end: int = last.offset + last.length
-    return end

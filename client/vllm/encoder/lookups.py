@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 
@@ -23,30 +22,10 @@ from ...arguments.namespace import Namespace
 from ...core.client import Client
 from ...identity.content import Digests
 from ...reading.lease import Lease
-from .claims import Wanted
+from .asking import Input, State
 from .stats import LookupCounts
 
 _log = logging.getLogger("tensord")
-
-
-class Input:
-    """An input of a request. Inputs with one identifier count as one input, as in the scheduler.
-
-    The background thread writes `key`, then `lease`, and `state` last.
-    """
-
-    __slots__ = ("check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
-
-    def __init__(self, modality: str, rows: int, data: object) -> None:
-        self.modality = modality
-        self.rows = rows
-        self.datas = [data]
-        self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
-        self.key: bytes | None = None
-        self.lease: Lease | None = None
-        self.check: bool | None = None
-        """Whether the input is encoded anyway and compared with the stored output; None: not decided yet."""
-        self.wanted: Wanted | None = None
 
 
 class Lookups:
@@ -119,7 +98,7 @@ class Lookups:
 
     def look_up(self, found: Input, client: Client) -> None:
         """Computes the input's key, and pins the entry stored under it."""
-        state: Literal["unshared", "found", "missed"] = "unshared"
+        state: State = "unshared"
         try:
             key = self._key(found, client)
             if key is None:

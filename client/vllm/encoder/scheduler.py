@@ -32,17 +32,17 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from ...arguments.namespace import Namespace
 from ...core.client import Client
 from ..engine.background import Background
-from .asking import Asking, end_of, inputs_of
+from .asking import Asking, Input, inputs_of
 from .canary import Canary
 from .claims import EncodeClaims
-from .lookups import Input, Lookups
+from .lookups import Lookups
 from .pace import Pace
 from .stats import CONNECTED, LookupCounts, TensordECStats
 from .step import Report, Save, StepMetadata
@@ -121,14 +121,17 @@ class SchedulerSide:
             self._current = None
             return False
         asking = self._current = self._asking.get(request.request_id)
-        if asking is None:
-            if computed >= end_of(features):
-                return True
-        elif computed >= asking.end and asking.count == len(features):
-            if asking.inputs:
+        last = features[-1].mm_position  # features are in the order of their offsets
+        if computed >= last.offset + last.length:
+            if asking is not None:
                 self._release(asking)
             return True
-        if asking is None or self._outdated(asking, features, computed):
+        # Begins anew if an input has no state here: the prompt grew, or the engine's cache dropped an input.
+        if (
+            asking is None
+            or asking.count != len(features)
+            or any(asking.unknown(features, computed, self._plan.is_local))
+        ):
             asking = self._begin(request, computed)
         if not asking.settled:
             asking.settled = self._settled(asking)
@@ -263,11 +266,6 @@ class SchedulerSide:
 
     # ---- a request's inputs
 
-    def _outdated(self, asking: Asking, features: Sequence[Any], computed: int) -> bool:
-        """Whether the request needs an input without state here: its prompt grew, or the engine's cache dropped an
-        input."""
-        return asking.count != len(features) or any(asking.unknown(features, computed, self._plan.is_local))
-
     def _begin(self, request: Any, computed: int) -> Asking:
         asking = self._asking.get(request.request_id)
         if asking is None:
@@ -300,21 +298,18 @@ class SchedulerSide:
         for name in [name for name in asking.inputs if self._plan.is_local(name)]:
             # Encoded or loaded meanwhile for another request of this engine.
             self._let_go(asking.inputs.pop(name), asking)
-        if asking.order is None:
-            for name, found in asking.inputs.items():
-                if found.state == "asked":
-                    if now - asking.since < max(self._wait_s_max, LOOK_UP_S) and not self._background.late:
-                        return False
-                    # The input is replaced by a new one, so that a late result of the background thread has no effect.
-                    self._counts.add("late")
-                    asking.inputs[name] = late = Input(found.modality, found.rows, None)
-                    late.state = "unshared"
-            asking.order = asking.missed()
-        while asking.reached < len(asking.order):
-            needed = asking.inputs.get(asking.order[asking.reached])
-            if needed is not None and self._waits(asking, needed, now):
+        for name, found in asking.inputs.items():
+            if found.state == "asked":
+                if now - asking.since < max(self._wait_s_max, LOOK_UP_S) and not self._background.late:
+                    return False
+                # The input is replaced by a new one, so that a late result of the background thread has no effect.
+                self._counts.add("late")
+                asking.inputs[name] = late = Input(found.modality, found.rows, None)
+                late.state = "unshared"
+        for needed in asking.missed():
+            if self._waits(asking, needed, now):
                 return False
-            asking.reached += 1
+            needed.state = "decided"
         return True
 
     def _waits(self, asking: Asking, found: Input, now: float) -> bool:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Any, Final
 
 from ....errors import TensordError
 from ...core.client import Client
@@ -27,7 +27,7 @@ TIMEOUT_S: Final = 1.0
 SOON_S: Final = 0.001
 IDLE_S: Final = 0.5
 
-Job = Callable[[Client], None]
+Job = Callable[[Client], object]
 _log = logging.getLogger("tensord")
 
 
@@ -158,7 +158,7 @@ class Background:
             self._busy_since = time.monotonic()
             again_s = self._guarded(self._tick, client) or IDLE_S
 
-    def _guarded(self, call: Callable[[Client], float | None], client: Client) -> float | None:
+    def _guarded(self, call: Job, client: Client) -> Any:
         try:
             return call(client)
         except Exception as error:

@@ -11,6 +11,7 @@ Invariants: an invalid hint is logged once of its kind and ignored, because a cl
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -45,15 +46,15 @@ class AgentTurns:
 
     def __init__(self, report: Callable[[str, Turn], None]) -> None:
         self._report = report
-        self._running: dict[str, int] = {}
+        self._running: Counter[str] = Counter()
         self._ending: set[str] = set()
 
     def begin(self, hints: AgentHints) -> None:
         """A request begins."""
         agent = hints.agent
         if agent:
-            running = self._running[agent] = self._running.get(agent, 0) + 1
-            if running == 1:
+            self._running[agent] += 1
+            if self._running[agent] == 1:
                 self._report(agent, "began")
 
     def end(self, hints: AgentHints) -> None:
@@ -72,23 +73,19 @@ class AgentTurns:
 
 def hints_of(params: Any, session_id: Any) -> AgentHints:
     """The hints of a request. `params`, `session_id`: vLLM's kv_transfer_params and session_id."""
-    found = _read(params) if isinstance(params, Mapping) else NO_HINTS
-    if found.agent or session_id is None:
-        return found
-    return AgentHints(_name("session_id", session_id))
-
-
-def _read(params: Mapping[Any, Any]) -> AgentHints:
-    for name in params:
+    given = params if isinstance(params, Mapping) else {}
+    for name in given:
         if isinstance(name, str) and name.startswith("tensord.") and name not in (AGENT, AGENT_ENDS):
             _warn("unknown", f"{name[:40]!r} in {PARAMS} is unknown: the keys are {AGENT} and {AGENT_ENDS}")
-    agent = _name(f"{AGENT} in {PARAMS}", params[AGENT]) if AGENT in params else ""
-    ends = params.get(AGENT_ENDS, False)
+    agent = _name(f"{AGENT} in {PARAMS}", given[AGENT]) if AGENT in given else ""
+    ends = given.get(AGENT_ENDS, False)
     if not isinstance(ends, bool):
         _warn(AGENT_ENDS, f"{AGENT_ENDS} in {PARAMS} is {str(ends)[:40]!r}: give true or false")
         ends = False
-    elif ends and AGENT not in params:
+    elif ends and AGENT not in given:
         _warn("alone", f"{AGENT_ENDS} in {PARAMS} needs {AGENT} beside it")
+    if not agent and session_id is not None:
+        return AgentHints(_name("session_id", session_id))
     return AgentHints(agent, ends)
 
 

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.kv_offload.base import LoadStoreSpec
-
-DAMAGED_MAX: Final = 4096
-"""Keys of damaged entries that an engine remembers."""
 
 
 @dataclass(slots=True)

@@ -17,14 +17,12 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 
 from ....shm.index.keys import make_key
 from ...arguments.namespace import Namespace
-
-_WITHOUT_CONTENT: Final = b""
 
 
 class RequestMedia:
@@ -38,12 +36,12 @@ class RequestMedia:
 
     def __init__(self, offsets: Sequence[int] = ()) -> None:
         self._offsets = list(offsets)
-        self._before: list[bytes | None] = [_WITHOUT_CONTENT]
+        self._before: list[bytes | None] = [b""]
         self.settled = not self._offsets
 
     def settle(self, digests: Sequence[bytes | None]) -> None:
         """Sets the digests of the media, in order; None for a medium without one."""
-        before: list[bytes | None] = [_WITHOUT_CONTENT]
+        before: list[bytes | None] = [b""]
         for offset, digest in zip(self._offsets, digests, strict=True):
             last = before[-1]
             if last is None or digest is None:
@@ -59,7 +57,7 @@ class RequestMedia:
         return bisect_left(self._offsets, end_token)
 
     def before(self, end_token: int) -> bytes | None:
-        """A digest of the media that begin before `end_token`; None if one of them has none."""
+        """A digest of the media that begin before `end_token`; None if one of them has none, or not yet."""
         reach = self.reach(end_token)
         return self._before[reach] if reach < len(self._before) else None
 
@@ -83,7 +81,7 @@ class Naming:
         self._known: dict[bytes, tuple[bytes, ...]] = {}
 
     def keys(self, block: bytes, end_token: int) -> tuple[bytes, ...] | None:
-        """The keys of a block's parts, by rank; None if the block depends on something without a digest.
+        """The keys of a block's parts, by rank; None if the block depends on something whose digest is not there.
 
         Args:
             block: vLLM's OffloadKey: the block hash and the number of the KV cache group.
@@ -104,12 +102,6 @@ class Naming:
             made.append(make_key(self._tag, of_rank.digest(), self._generation))
         keys = self._known[block] = tuple(made)
         return keys
-
-    def settled_keys(self, block: bytes, end_token: int | None) -> tuple[bytes, ...] | None:
-        """`keys`, but None also if the position is not known, or a digest is not there yet."""
-        if end_token is None or (self.media.reach(end_token) and not self.media.settled):
-            return None
-        return self.keys(block, end_token)
 
 
 def media_of(request: Any) -> tuple[list[int], list[Any]]:

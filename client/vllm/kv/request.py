@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx, make_offload_key
 
@@ -20,24 +21,23 @@ Pinned = list[tuple[Lease, bytes]]
 """A chunk that is pinned: by rank, the lease of its part and the lease's handle."""
 
 
+@dataclass(slots=True, eq=False)
 class RequestBlocks:
-    """What the manager knows of a request. It is part of vLLM's ReqContext."""
+    """What the manager knows of a request. It is part of vLLM's ReqContext.
 
-    __slots__ = ("began_s", "failed", "hashes", "hints", "loads", "naming", "pinned", "run")
+    `naming`: None if the request shares nothing. `loads`: whether the request may load blocks of this host's memory.
+    `pinned`, `failed`: chunks that were found, and those whose load failed. `run`: what the daemon fetches for the
+    request, or has fetched.
+    """
 
-    def __init__(self, naming: Naming | None, hashes: Sequence[bytes]) -> None:
-        self.naming = naming
-        """None if the request shares nothing."""
-        self.hashes = hashes
-        self.hints: AgentHints = NO_HINTS
-        self.loads = True
-        """Whether the request may load blocks of this host's memory."""
-        self.pinned: dict[OffloadKey, Pinned] = {}
-        """Chunks found: by rank, the lease and its handle."""
-        self.failed: set[OffloadKey] = set()
-        self.run: RemoteRun | None = None
-        """What the daemon fetches for the request, or has fetched."""
-        self.began_s = time.monotonic()
+    naming: Naming | None = None
+    hashes: Sequence[bytes] = ()
+    hints: AgentHints = NO_HINTS
+    loads: bool = True
+    pinned: dict[OffloadKey, Pinned] = field(default_factory=dict)
+    failed: set[OffloadKey] = field(default_factory=set)
+    run: RemoteRun | None = None
+    began_s: float = field(default_factory=time.monotonic)
 
 
 class Chunks:
@@ -70,7 +70,7 @@ class Chunks:
         if group not in self._chained or state.naming is None:
             return keys
         for end in range(end_token, len(state.hashes) * self._tokens_per_hash + 1, self._tokens[group]):
-            names = state.naming.settled_keys(self._block(state, group, end), end)
+            names = state.naming.keys(self._block(state, group, end), end)
             if names is None:
                 break
             keys += names

@@ -48,12 +48,14 @@ from ...reading.view import View
 from ..engine.background import IDLE_S, Background
 from ..engine.weights import weights_are_kept
 from .hints import AgentTurns, Turn, hints_of
-from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
+from .jobs import LoadChunks, StoreChunks, WorkerReport
 from .keys import Naming, RequestMedia, media_of
 from .request import Chunks, Pinned, RequestBlocks
 
 PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
+DAMAGED_MAX: Final = 4096
+"""Keys of damaged entries that an engine remembers."""
 NAME_S: Final = 0.25
 """Seconds that the digests of a request's media may take. After that its blocks behind the first medium are not
 shared."""
@@ -148,7 +150,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def _begin(self, request: Any) -> RequestBlocks:
         if request.lora_request is not None or request.prompt_embeds is not None or self._off:
-            return RequestBlocks(None, ())
+            return RequestBlocks()
         view = self._view()
         offsets, items = media_of(request)
         media = RequestMedia(offsets)
@@ -212,7 +214,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadChunks:
         """Hands pins over to a load. A chunk that is not pinned, which vLLM never asks for, fails in the worker."""
         wanted = list(keys)
-        state = req_context.get_state(RequestBlocks) or RequestBlocks(None, ())
+        state = req_context.get_state(RequestBlocks) or RequestBlocks()
         missing: Pinned = []
         pinned = [state.pinned.pop(key, missing) for key in wanted]
         self._tickets += 1
@@ -259,7 +261,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             store.agent = state.hints.agent
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
-                names = state.naming.settled_keys(key, end_token)
+                names = state.naming.keys(key, end_token) if end_token is not None else None
                 if names is None or end_token is None or key in self._storing or self._is_stored(names):
                     continue
                 chosen.append(key)

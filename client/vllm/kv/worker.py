@@ -35,7 +35,7 @@ from ..engine.rings import MappedRings
 from .copying.copier import Copier, Transfer
 from .copying.copies import Copies, Group
 from .copying.staging import Place
-from .jobs import DAMAGED_MAX, LoadChunks, StoreChunks, WorkerReport
+from .jobs import LoadChunks, StoreChunks, WorkerReport
 
 STORE_BYTES_MAX: Final = 512 << 20
 PUT_BYTES: Final = 32 << 20
@@ -56,7 +56,6 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._lock = threading.Lock()
         self._failed_jobs: set[int] = set()
         self._news = WorkerReport()
-        self._damaged: set[bytes] = set()
         self._tidy_at_s = 0.0
         self._rings = MappedRings()
         self._client: Client | None = None
@@ -151,8 +150,8 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                 self._news.failed[ticket] = failed
                 self._news.damaged |= damaged
         if damaged:
-            self._damaged = (self._damaged if len(self._damaged) < DAMAGED_MAX else set()) | damaged
-            self._background.post(lambda client: client.link.puts.evict(list(damaged)))
+            # Put again, they are not taken for stored: the background thread waits for the answer.
+            self._background.post(lambda client: client.evict(*damaged))
 
     def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, transfer: Transfer) -> None:
         client = self._client
@@ -221,7 +220,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, Place]], client: Client) -> None:
         try:
             keys, parents = chunks.keys[self._rank], chunks.parents[self._rank]
-            new = [(position, place.chunk) for position, place in saved if self._is_new(keys[position], client)]
+            new = [(position, place.chunk) for position, place in saved if not client.contains(keys[position])]
             if client.connected:
                 # A chunk is refused if its parent is gone: no lookup would reach it.
                 client.put_many(
@@ -231,13 +230,6 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                 )
         finally:
             _give_back(saved)
-
-    def _is_new(self, key: bytes, client: Client) -> bool:
-        """Whether a chunk has to be put: it is not stored, or was found damaged. The daemon may not have evicted a
-        damaged entry yet, but does so before the put, which comes after the request on the same connection."""
-        damaged = key in self._damaged
-        self._damaged.discard(key)
-        return damaged or not client.contains(key)
 
 
 def _give_back(saved: Sequence[tuple[int, Place]]) -> None:
