@@ -159,7 +159,7 @@ class Jobs:
         self.worker = KVWorker(socket, "gpu_kv worker", rank=0, copies=copies)
         self._client = client
         self._jobs = 0
-        self._until(lambda: self.worker._client is not None and self.worker._client.connected, "the worker attaches")
+        self._until(lambda: self.worker._background.connected, "the worker attaches")
 
     def store(self, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
         """Submits a store of whole chunks."""

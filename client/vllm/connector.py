@@ -19,14 +19,11 @@ import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 
 from ..checkpoints.loading import loading_begins
-from ..identity.content import dtype_name
-from ..identity.engine import Nameless, encoder_namespace
 from .encoder.scheduler import SchedulerSide
 from .encoder.stats import TensordECStats, TensordPromMetrics
 from .encoder.step import NOTHING, Report, StepMetadata
 from .encoder.worker import WorkerSide
 from .engine import sleeping, weights
-from .engine.presence import engine_client_name
 from .engine.settings import Settings
 from .plugin import log_with_vllm
 
@@ -58,12 +55,18 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             # vLLM forwards only the reports of the last stage's workers, and the encoder runs in the first stage.
             _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
-            self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
+            self._scheduler = SchedulerSide(
+                vllm_config,
+                settings,
+                ranks=_ranks(vllm_config),
+                producer=self.is_producer,
+                consumer=self.is_consumer,
+            )
             weights.listen_for_resets(self._caches_reset)
         else:
             # vLLM makes a worker's connector before it loads the weights, and the scheduler's connector afterwards.
             loading_begins(vllm_config.model_config.model)
-            self._worker = _worker_side(vllm_config, settings, self.is_producer)
+            self._worker = WorkerSide(vllm_config, settings, ranks=_ranks(vllm_config), producer=self.is_producer)
 
     def shutdown(self) -> None:
         """Ends the side's thread. The client is closed with its last user. Idempotent."""
@@ -158,57 +161,3 @@ def _ranks(vllm_config: Any) -> int:
     parallel = vllm_config.parallel_config
     ranks: int = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
     return ranks
-
-
-def _has_tower_lora(vllm_config: Any) -> bool:
-    """Whether LoRA adapters affect the encoder's outputs."""
-    lora = getattr(vllm_config, "lora_config", None)
-    return lora is not None and bool(getattr(lora, "enable_tower_connector_lora", False))
-
-
-def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consumer: bool) -> SchedulerSide:
-    model = vllm_config.model_config
-    namespace = None
-    try:
-        namespace = encoder_namespace(vllm_config, revision=settings.revision, tenant=settings.tenant)
-    except (Nameless, OSError) as error:
-        _log.warning("tensord: the encoder of %s has no name, so no output is shared: %s", model.model, error)
-    else:
-        does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[producer, consumer]
-        _log.info("tensord: encoder outputs of %s are %s in namespace %s", namespace.model, does, namespace.tag.hex())
-    measured = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
-    hidden = model.get_inputs_embeds_size()
-
-    def width_fits(modality: str, width: int) -> bool:
-        # Encoders that return the outputs of several layers at once have a multiple of the model's width.
-        return bool(width == measured[modality] if modality in measured else width and width % hidden == 0)
-
-    return SchedulerSide(
-        settings.socket,
-        engine_client_name(vllm_config, "scheduler"),
-        namespace,
-        ranks=_ranks(vllm_config),
-        dtype=dtype_name(model.dtype),
-        width_fits=width_fits,
-        wait_s_max=settings.wait_s_max,
-        producer=producer,
-        consumer=consumer,
-        step_requests=vllm_config.scheduler_config.max_num_seqs,
-        step_rows=vllm_config.scheduler_config.max_num_encoder_input_tokens,
-        canary=settings.canary,
-        tower_lora=_has_tower_lora(vllm_config),
-    )
-
-
-def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> WorkerSide:
-    rank = vllm_config.parallel_config.rank % _ranks(vllm_config)
-    kind = vllm_config.device_config.device_type
-    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-    return WorkerSide(
-        settings.socket,
-        engine_client_name(vllm_config, f"worker {vllm_config.parallel_config.rank}"),
-        rank=rank,
-        saves=producer and rank == 0,
-        dtype=vllm_config.model_config.dtype,
-        device=device,
-    )

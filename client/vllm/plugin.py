@@ -19,7 +19,6 @@ from ..checkpoints.loading import loading_begins
 PROCESSOR_CACHE: Final = "TENSORD_VLLM_PROCESSOR_CACHE"
 _CONNECTOR: Final = "TensordECConnector"
 _KV_CONNECTOR: Final = "TensordKVConnector"
-_SWITCHES: Final = {"": False, "0": False, "1": True}
 
 
 def register() -> None:
@@ -40,7 +39,10 @@ def register() -> None:
         ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
     if _KV_CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(_KV_CONNECTOR, "tensord.client.vllm.kv.connector", _KV_CONNECTOR)
-    if _is_on(PROCESSOR_CACHE):
+    value = os.environ.get(PROCESSOR_CACHE, "")
+    if value not in ("", "0", "1"):
+        raise BadConfiguration(f"{PROCESSOR_CACHE}={value!r} must be 0 or 1")
+    if value == "1":
         from .processor.factories import install
 
         install()
@@ -54,10 +56,3 @@ def log_with_vllm() -> None:
     library = logging.getLogger("tensord")
     if not library.handlers:
         library.parent = logging.getLogger("vllm")
-
-
-def _is_on(name: str) -> bool:
-    value = os.environ.get(name, "")
-    if value not in _SWITCHES:
-        raise BadConfiguration(f"{name}={value!r} must be 0 or 1")
-    return _SWITCHES[value]

@@ -253,7 +253,7 @@ class EngineProcess:
         while any(self.do_held().values()):
             self.do_step()
             time.sleep(0.001)
-        client = self._kv_worker._client
+        client = self._kv_worker._background.client
         if client is not None and client.connected:
             with suppress(TensordError):
                 client.status()  # an answer that comes after all puts on the same connection

@@ -13,36 +13,45 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ....errors import UnsupportedLeaf
 from ...arguments.namespace import Namespace
 from ...core.client import Client
-from ...identity.content import Digests
+from ...identity.content import Digests, dtype_name
+from ...identity.engine import Nameless, encoder_namespace
 from ...reading.lease import Lease
+from ..engine.settings import Settings
 from .asking import Input, State
 from .stats import LookupCounts
 
 _log = logging.getLogger("tensord")
 
 
+def namespace_of(vllm_config: Any, settings: Settings, does: str) -> Namespace | None:
+    """The namespace of the engine's outputs; None if they have no name. Logs it, or why there is none. `does`: what the
+    engine does with outputs there."""
+    model = vllm_config.model_config.model
+    try:
+        namespace = encoder_namespace(vllm_config, revision=settings.revision, tenant=settings.tenant)
+    except (Nameless, OSError) as error:
+        _log.warning("tensord: the encoder of %s has no name, so no output is shared: %s", model, error)
+        return None
+    _log.info("tensord: encoder outputs of %s are %s in namespace %s", namespace.model, does, namespace.tag.hex())
+    return namespace
+
+
 class Lookups:
-    """The keys and lookups of one engine.
+    """The keys and lookups of one engine. `namespace`: that of its outputs; None if they have no name."""
 
-    Args:
-        namespace: the namespace of the engine's outputs; None if they have no name.
-        dtype: the name of the outputs' dtype in torch.
-        width_fits: whether outputs of a modality may have a given number of columns.
-    """
-
-    def __init__(
-        self, namespace: Namespace | None, dtype: str, width_fits: Callable[[str, int], bool], counts: LookupCounts
-    ) -> None:
+    def __init__(self, vllm_config: Any, namespace: Namespace | None, counts: LookupCounts) -> None:
+        model = vllm_config.model_config
         self._namespace = namespace
-        self._dtype = dtype
-        self._width_fits = width_fits
+        self._dtype = dtype_name(model.dtype)
+        self._widths = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
+        self._hidden = model.get_inputs_embeds_size()
         self._counts = counts
         self._digests = Digests()
         self.shares = namespace is not None
@@ -93,6 +102,12 @@ class Lookups:
         self._counts.add("mismatches")
         found.key = None
         return False
+
+    def _width_fits(self, modality: str, width: int) -> bool:
+        if modality in self._widths:
+            return bool(width == self._widths[modality])
+        # Encoders that return the outputs of several layers at once have a multiple of the model's width.
+        return bool(width and width % self._hidden == 0)
 
     # ---- the background thread
 

@@ -32,17 +32,16 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ...arguments.namespace import Namespace
-from ...core.client import Client
 from ..engine.background import Background
+from ..engine.presence import does, engine_client_name
+from ..engine.settings import Settings
 from .asking import Asking, Input, inputs_of
 from .canary import Canary
 from .claims import EncodeClaims
-from .lookups import Lookups
+from .lookups import Lookups, namespace_of
 from .pace import Pace
 from .stats import CONNECTED, LookupCounts, TensordECStats
 from .step import Report, Save, StepMetadata
@@ -59,44 +58,25 @@ class SchedulerSide:
     """The scheduler's side.
 
     Args:
-        client_name: the name that `tensorctl clients` shows.
-        namespace: the namespace of the engine's outputs; None shares nothing.
         ranks: the number of workers that load each input.
-        width_fits: whether outputs of a modality may have a given number of columns.
-        dtype: the name of the outputs' dtype in torch.
-        canary: the share of hits that are encoded anyway and compared.
-        tower_lora: whether LoRA adapters affect the encoder. Inputs of requests with one are not shared then.
-        step_requests, step_rows: the most requests, and the most rows of encoder outputs, in one step.
+        producer, consumer: whether the engine stores outputs, and whether it looks for them.
     """
 
-    def __init__(
-        self,
-        socket: str | None,
-        client_name: str,
-        namespace: Namespace | None,
-        *,
-        ranks: int,
-        dtype: str,
-        width_fits: Callable[[str, int], bool],
-        wait_s_max: float,
-        producer: bool,
-        consumer: bool,
-        tower_lora: bool,
-        step_requests: int,
-        step_rows: int,
-        canary: float,
-    ) -> None:
-        self._wait_s_max = wait_s_max
+    def __init__(self, vllm_config: Any, settings: Settings, *, ranks: int, producer: bool, consumer: bool) -> None:
+        lora = vllm_config.lora_config
+        # Whether LoRA adapters affect the encoder. Inputs of requests with one are not shared then.
+        self._tower_lora = lora is not None and lora.enable_tower_connector_lora
+        # The most requests, and the most rows of encoder outputs, in one step.
+        self._step_requests: int = vllm_config.scheduler_config.max_num_seqs
+        self._step_rows: int = vllm_config.scheduler_config.max_num_encoder_input_tokens
+        self._wait_s_max = settings.wait_s_max
         self._producer = producer
         self._consumer = consumer
-        self._tower_lora = tower_lora
-        self._step_requests = step_requests
-        self._step_rows = step_rows
-        self._canary = Canary(canary)
-        self._client: Client | None = None
+        self._canary = Canary(settings.canary)
         self._connected_told: bool | None = None
         self._counts = LookupCounts()
-        self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
+        namespace = namespace_of(vllm_config, settings, does(producer, consumer))
+        self._lookups = Lookups(vllm_config, namespace, self._counts)
         self._asking: dict[str, Asking] = {}
         self._current: Asking | None = None
         self._damaged: set[str] = set()
@@ -104,10 +84,18 @@ class SchedulerSide:
         self._deferred = False
         self._plan = StepPlan(ranks, self._counts)
         self._pace = Pace(
-            self._asking.values(), wait_s_max=wait_s_max, step_requests=step_requests, step_rows=step_rows
+            self._asking.values(),
+            wait_s_max=self._wait_s_max,
+            step_requests=self._step_requests,
+            step_rows=self._step_rows,
         )
-        failed = partial(self._counts.add, "errors")
-        self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, failed)
+        self._background = Background(
+            settings.socket,
+            engine_client_name(vllm_config, "scheduler"),
+            "tensord-vllm-scheduler",
+            lambda client: self._claims.tick(client),
+            partial(self._counts.add, "errors"),
+        )
         self._claims = EncodeClaims(self._background)
         self._background.start()
 
@@ -238,7 +226,7 @@ class SchedulerSide:
     def stats(self) -> TensordECStats | None:
         """The counts since the last call, and whether the daemon is connected; None if neither has changed."""
         taken = self._counts.take()
-        connected = self._client is not None and self._client.connected
+        connected = self._background.connected
         if taken is None and connected == self._connected_told:
             return None
         self._connected_told = connected
@@ -342,7 +330,7 @@ class SchedulerSide:
                 return True
             self._counts.add("wait_timeouts")
         elif state == "hit":
-            view = self._client.link.view if self._client is not None else None
+            view = self._background.view
             lease = view.get(found.key) if view is not None else None
             if lease is not None:
                 self._lookups.take(found, lease)
@@ -362,9 +350,3 @@ class SchedulerSide:
         if found.wanted is not None:
             self._claims.leave(found.wanted, asking)
             found.wanted = None
-
-    # ---- the background thread
-
-    def _tick(self, client: Client) -> float:
-        self._client = client
-        return self._claims.tick(client)

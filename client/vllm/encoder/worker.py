@@ -30,7 +30,9 @@ from ...link.held_claims import abandon
 from ...link.link import SAY_S
 from ...writing.outcomes import Put
 from ..engine.background import IDLE_S, SOON_S, Background
+from ..engine.presence import engine_client_name
 from ..engine.rings import MappedRings
+from ..engine.settings import Settings
 from .canary import TOLERANCES, difference
 from .step import Load, Report, Save, StepMetadata
 
@@ -41,28 +43,16 @@ _log = logging.getLogger("tensord")
 
 
 class WorkerSide:
-    """The worker's side.
+    """The worker's side. `ranks`: the number of workers that load the same outputs. `producer`: whether the engine
+    stores outputs; the first rank does so for all."""
 
-    Args:
-        rank: this worker's number among the workers that load the same outputs.
-        saves: whether this worker stores outputs for all of them.
-        dtype: the dtype of the outputs.
-    """
-
-    def __init__(
-        self,
-        socket: str | None,
-        client_name: str,
-        *,
-        rank: int,
-        saves: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._rank = rank
-        self._saves = saves
-        self._dtype = dtype
-        self._device = device
+    def __init__(self, vllm_config: Any, settings: Settings, *, ranks: int, producer: bool) -> None:
+        rank = vllm_config.parallel_config.rank
+        kind = vllm_config.device_config.device_type
+        self._rank = rank % ranks
+        self._saves = producer and self._rank == 0
+        self._dtype: torch.dtype = vllm_config.model_config.dtype
+        self._device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         # Shared by the threads.
         self._rings = MappedRings()
         self._lock = Lock()
@@ -78,7 +68,8 @@ class WorkerSide:
         self._puts: list[tuple[Put, Save, int, float, float]] = []
         self._copies: Any = None
         failed = partial(self._count, "errors")
-        self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, failed)
+        name = engine_client_name(vllm_config, f"worker {rank}")
+        self._background = Background(settings.socket, name, "tensord-vllm-worker", self._tick, failed)
         self._background.start()
 
     # ---- the step's thread
@@ -198,7 +189,7 @@ class WorkerSide:
 
     def _tick(self, client: Client) -> float:
         if client.connected:
-            self._rings.look(client)
+            self._rings.look(client.link.view)
         now = time.monotonic()
         for entry in self._puts.copy():
             put, save, size_bytes, began_s, share = entry

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ....errors import TensordError
 from ...core.client import Client
+from ...reading.view import View
 from ...threads.aside import aside
 from .presence import Presence
 
@@ -69,6 +70,8 @@ class Background:
         client_name: the name that `tensorctl clients` shows.
         tick: periodic work; returns the seconds until its next call.
         failed: called for each error.
+
+    `client`: the process's client, None until the thread has made it.
     """
 
     def __init__(
@@ -76,13 +79,14 @@ class Background:
         socket: str | None,
         client_name: str,
         name: str,
-        tick: Callable[[Client], float],
+        tick: Callable[[Client], float] = lambda client: IDLE_S,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
         self._socket = socket
         self._client_name = client_name
         self._tick = tick
         self._failed = failed
+        self.client: Client | None = None
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._busy_since = 0.0
         self._errors: set[tuple[str, type]] = set()
@@ -120,6 +124,16 @@ class Background:
         self.post_end(again)
 
     @property
+    def connected(self) -> bool:
+        """Whether the client is connected to a daemon that answers."""
+        return self.client is not None and self.client.connected
+
+    @property
+    def view(self) -> View | None:
+        """The shared memory that the client is attached to, for lookups in any thread."""
+        return self.client.link.view if self.client is not None else None
+
+    @property
     def late(self) -> bool:
         """Whether the present job has taken longer than LATE_S."""
         since = self._busy_since
@@ -134,9 +148,9 @@ class Background:
 
     def _run(self) -> None:
         self._busy_since = time.monotonic()
-        client = CLIENTS.take(self._socket, self._client_name)
+        self.client = CLIENTS.take(self._socket, self._client_name)
         try:
-            self._serve(client)
+            self._serve(self.client)
         finally:
             CLIENTS.give_back(self._socket)
 

@@ -1,6 +1,6 @@
-"""Hooks of vLLM's classes.
+"""Hooks of vLLM's classes and modules.
 
-Owns: that a method is hooked once. Does not own: what a hook does.
+Owns: that a function is hooked once. Does not own: what a hook does.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import getattr_static
+from types import ModuleType
 from typing import Any
 
 
-def hook(owner: type, name: str, instead: Callable[..., Any]) -> None:
-    """Has calls of a method go to `instead(method, *arguments)`, whose arguments begin with the object, but for
-    methods of a class. A method that is hooked already, or missing, stays as it is."""
+def hook(owner: type | ModuleType, name: str, instead: Callable[..., Any]) -> None:
+    """Has calls of a method or function go to `instead(method, *arguments)`, whose arguments begin with the object, but
+    for methods of a class. What is hooked already, or missing, stays as it is."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "_tensord_hook"):
         return

@@ -32,6 +32,11 @@ def engine_client_name(vllm_config: Any, part: str) -> str:
     return client_name(vllm_config, "engine" if one_process else part)
 
 
+def does(stores: bool, finds: bool) -> str:
+    """What an engine does with shared tensors, for its log."""
+    return " and ".join([*["found"] * finds, *["stored"] * stores])
+
+
 class Presence:
     """Logs each connection of a client, and its end. Keep it for as long as the client."""
 

@@ -10,10 +10,10 @@ import threading
 import time
 from typing import Final
 
-from ...core.client import Client
 from ...reading.lease import Lease
 from ...reading.ring_mapping import RingMapping
 from ...reading.ring_reader import RingReader
+from ...reading.view import View
 
 KEPT_S: Final = 60.0
 
@@ -28,9 +28,9 @@ class MappedRings:
         self.present = b""
         """The identity of the ring that was seen last; b"" before the first."""
 
-    def look(self, client: Client | None) -> None:
-        """Maps the ring that the client is attached to now, and unmaps old ones. Does not wait."""
-        view = client.link.view if client is not None else None
+    def look(self, view: View | None) -> None:
+        """Maps the ring that the client is attached to now, and unmaps old ones. Does not wait. `view`: the client's,
+        None if it is not attached."""
         if view is None:
             return
         ring, now_s = view.ring, time.monotonic()

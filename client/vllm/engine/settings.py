@@ -28,7 +28,10 @@ def _up_to(most: float, kind: type = float) -> Callable[[Any], bool]:
 
 
 _CHECKS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
-    "socket": ("text that can be printed, the daemon's socket", lambda value: _is_text(value) and value != ""),
+    "socket": (
+        "a path that can be printed",
+        lambda value: _is_text(value) and value != "",
+    ),
     "revision": ("text that can be printed", _is_text),
     "tenant": ("text that can be printed", _is_text),
     "sleep_at": (f"one of {', '.join(map(repr, SLEEPS_AT))}", SLEEPS_AT.__contains__),

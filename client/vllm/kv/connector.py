@@ -39,7 +39,7 @@ from ...gpu.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
 from ..engine import sleeping, weights
 from ..engine.hooks import hook
-from ..engine.presence import engine_client_name
+from ..engine.presence import does, engine_client_name
 from ..engine.settings import KVSettings
 from ..plugin import log_with_vllm
 from .copying.copies import Copies
@@ -47,6 +47,7 @@ from .copying.host_blocks import HostBlocks
 from .idle import Idle
 from .jobs import WorkerReport, with_theirs
 from .layout import layout_of, why_not_covered
+from .request import Chunks
 from .scheduler import KVManager
 from .worker import STORE_BYTES_MAX, KVWorker
 
@@ -217,27 +218,22 @@ def _manager(
 ) -> KVManager:
     transfer = vllm_config.kv_transfer_config
     stores, finds = transfer.is_kv_producer, transfer.is_kv_consumer
-    does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[stores, finds]
     chunk_tokens = {group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups}
+    # vLLM stores only the last chunks of a sliding window, so the chunk before may never be stored.
+    specs = kv_cache_config.kv_cache_groups
+    chained = [number for number in chunk_tokens if type(specs[number].kv_cache_spec) is FullAttentionSpec]
     sizes = " or ".join(map(str, sorted(set(chunk_tokens.values()))))
     _log.info(
         "tensord: KV blocks of %s, in chunks of %s tokens, are %s in namespace %s: engines with another namespace "
         "(other weights, settings or chunks) share none of them",
-        *(namespace.model, sizes, does, namespace.tag.hex()),
+        *(namespace.model, sizes, does(stores, finds), namespace.tag.hex()),
     )
     return KVManager(
         settings.socket,
         engine_client_name(vllm_config, "scheduler"),
         namespace,
         ranks=config.parallel.world_size,
-        tokens=chunk_tokens,
-        # vLLM stores only the last chunks of a sliding window, so the chunk before may never be stored.
-        chained=[
-            number
-            for number in chunk_tokens
-            if type(kv_cache_config.kv_cache_groups[number].kv_cache_spec) is FullAttentionSpec
-        ],
-        tokens_per_hash=config.cache.tokens_per_hash,
+        chunks=Chunks(chunk_tokens, chained, config.cache.tokens_per_hash),
         stores=stores,
         finds=finds,
     )

@@ -40,6 +40,7 @@ class RequestBlocks:
     began_s: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True, slots=True)
 class Chunks:
     """The chunks of requests, by KV cache group. `end_token`: the position after a chunk's last token.
 
@@ -49,16 +50,15 @@ class Chunks:
         tokens_per_hash: tokens that one block hash stands for.
     """
 
-    def __init__(self, tokens: Mapping[int, int], chained: Collection[int], tokens_per_hash: int) -> None:
-        self._tokens = tokens
-        self._chained = frozenset(chained)
-        self._tokens_per_hash = tokens_per_hash
+    tokens: Mapping[int, int]
+    chained: Collection[int]
+    tokens_per_hash: int
 
     def before(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> tuple[bytes, ...] | None:
         """The keys of the chunk before; None for the first one, and in groups whose chunks are not chained."""
         group = get_offload_group_idx(key)
-        at = end_token - self._tokens[group]
-        if group not in self._chained or at <= 0 or state.naming is None:
+        at = end_token - self.tokens[group]
+        if group not in self.chained or at <= 0 or state.naming is None:
             return None
         return state.naming.keys(self._block(state, group, at), at)
 
@@ -67,9 +67,9 @@ class Chunks:
         chained."""
         group = get_offload_group_idx(key)
         keys: list[bytes] = []
-        if group not in self._chained or state.naming is None:
+        if group not in self.chained or state.naming is None:
             return keys
-        for end in range(end_token, len(state.hashes) * self._tokens_per_hash + 1, self._tokens[group]):
+        for end in range(end_token, len(state.hashes) * self.tokens_per_hash + 1, self.tokens[group]):
             names = state.naming.keys(self._block(state, group, end), end)
             if names is None:
                 break
@@ -77,4 +77,4 @@ class Chunks:
         return keys
 
     def _block(self, state: RequestBlocks, group: int, end_token: int) -> OffloadKey:
-        return make_offload_key(state.hashes[end_token // self._tokens_per_hash - 1], group)
+        return make_offload_key(state.hashes[end_token // self.tokens_per_hash - 1], group)

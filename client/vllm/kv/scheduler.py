@@ -45,7 +45,7 @@ from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
 from ...identity.content import Digests
 from ...reading.view import View
-from ..engine.background import IDLE_S, Background
+from ..engine.background import Background
 from ..engine.weights import weights_are_kept
 from .hints import AgentTurns, Turn, hints_of
 from .jobs import LoadChunks, StoreChunks, WorkerReport
@@ -70,9 +70,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         client_name: the name that `tensorctl clients` shows.
         namespace: the namespace of the engine's KV.
         ranks: the number of workers.
-        tokens: tokens of one chunk, by the number of the KV cache group.
-        chained: numbers of the groups whose chunks are stored with the chunk before as their parent.
-        tokens_per_hash: tokens that one block hash stands for.
         stores, finds: whether the engine stores blocks, and whether it looks for them.
     """
 
@@ -83,19 +80,15 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         namespace: Namespace,
         *,
         ranks: int,
-        tokens: dict[int, int],
-        chained: Collection[int],
-        tokens_per_hash: int,
+        chunks: Chunks,
         stores: bool,
         finds: bool,
     ) -> None:
         self._namespace = namespace
         self._ranks = ranks
-        self._tokens = tokens
-        self._chunks = Chunks(tokens, chained, tokens_per_hash)
+        self._chunks = chunks
         self._stores = stores
         self._finds = finds
-        self._client: Client | None = None
         self._coming: Any = None
         self._states: dict[str, RequestBlocks] = {}
         self._with_pins: dict[str, RequestBlocks] = {}
@@ -110,7 +103,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._deferred = False
         self._runs = RemoteRuns()
         self._digests = Digests()
-        self._background = Background(socket, client_name, "tensord-vllm-kv", self._tick)
+        self._background = Background(socket, client_name, "tensord-vllm-kv")
         self._background.start()
 
     # ---- a request's life
@@ -151,7 +144,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def _begin(self, request: Any) -> RequestBlocks:
         if request.lora_request is not None or request.prompt_embeds is not None or self._off:
             return RequestBlocks()
-        view = self._view()
+        view = self._background.view
         offsets, items = media_of(request)
         media = RequestMedia(offsets)
         generation = view.current(self._namespace.tag) if view is not None else 0
@@ -169,7 +162,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         if key in state.failed or key in state.pinned:
             return LookupResult.HIT if key in state.pinned else LookupResult.MISS
         end_token = req_context.get_offload_key_position(key)
-        view = self._view()
+        view = self._background.view
         if view is None or end_token is None or self._pins + self._ranks > PINS_MAX:
             return LookupResult.MISS
         media = state.naming.media
@@ -189,8 +182,9 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def _fetches(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> bool:
         """Whether the daemon fetches this missing chunk, and the ones after it, from its remote store."""
-        if state.run is None and self._client is not None and self._client.link.remote:
-            run = self._runs.new(self._client.link, self._chunks.keys_from(state, key, end_token))
+        client = self._background.client
+        if state.run is None and client is not None and client.link.remote:
+            run = self._runs.new(client.link, self._chunks.keys_from(state, key, end_token))
             asked = not run.ended and self._background.post(lambda client: run.begin(client.link))
             state.run = run if asked else RemoteRun([])
         pending = state.run is not None and state.run.pending
@@ -275,12 +269,12 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         return PrepareStoreOutput(chosen, store, [])
 
     def _can_store(self) -> bool:
-        return self._stores and not self._off and self._client is not None and self._client.connected
+        return self._stores and not self._off and self._background.connected
 
     def _is_stored(self, names: Sequence[bytes]) -> bool:
         """Whether all parts of a chunk are stored, as far as known without damage. The eviction of a damaged part may
         still be on its way."""
-        view = self._view()
+        view = self._background.view
         return view is not None and all(name not in self._damaged and view.contains(name) for name in names)
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
@@ -338,9 +332,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def _off(self) -> bool:
         return self._changed or self._reset > 0
 
-    def _view(self) -> View | None:
-        return self._client.link.view if self._client is not None else None
-
     def _release(self, request_id: str) -> None:
         state = self._with_pins.pop(request_id, None)
         if state is not None:
@@ -348,16 +339,12 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             state.pinned.clear()
 
     def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
-        counts = dict.fromkeys(self._tokens, 0)
+        counts = dict.fromkeys(self._chunks.tokens, 0)
         for key in keys:
             counts[get_offload_group_idx(key)] += 1
         return list(counts.values())
 
     # ---- the background thread
-
-    def _tick(self, client: Client) -> float:
-        self._client = client
-        return IDLE_S
 
     def _name(self, media: RequestMedia, items: Sequence[Any], client: Client) -> None:
         digests: list[bytes | None] = [None] * len(items)

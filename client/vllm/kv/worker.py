@@ -58,7 +58,6 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._news = WorkerReport()
         self._tidy_at_s = 0.0
         self._rings = MappedRings()
-        self._client: Client | None = None
         self._copier = Copier("tensord-vllm-kv-copy")
         self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick)
         self._background.start()
@@ -126,7 +125,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         try:
             for group, position, first, numbers in self._places(chunks.counts, blocks):
                 failed.add(position)
-                self._rings.look(self._client)
+                self._rings.look(self._background.view)
                 lease = self._rings.borrow(handles[position])
                 if lease is None:
                     return
@@ -154,8 +153,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             self._background.post(lambda client: client.evict(*damaged))
 
     def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, transfer: Transfer) -> None:
-        client = self._client
-        if transfer.failed or client is None or not client.connected or self._background.late:
+        if transfer.failed or not self._background.connected or self._background.late:
             return
         saved: list[tuple[int, Place]] = []
         try:
@@ -209,8 +207,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     # ---- the background thread
 
     def _tick(self, client: Client) -> float:
-        self._client = client
-        self._rings.look(client)
+        self._rings.look(client.link.view)
         self._copier.end_reached()
         if (now := time.monotonic()) >= self._tidy_at_s:
             self._tidy_at_s = now + IDLE_S

@@ -11,20 +11,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
-from typing import Any, Final
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache, factories
 
 from ....errors import TensordError
 from ...identity.engine import processor_namespace
+from ..engine.hooks import hook
 from .caches import InItem, OutItem, TensordReceiverCache, TensordSenderCache
 from .forms import Forms, forms_of
 from .hashes import note_hashes
 from .items import item_tree
-
-_OURS: Final = "_tensord"
 
 
 class _LearningCache(MultiModalProcessorOnlyCache):
@@ -51,24 +49,12 @@ def install() -> None:
         ("worker_receiver_cache_from_config", _no_worker_receiver),
         ("processor_only_cache_from_config", _teaching),
     ):
-        _replace(name, make)
+        original = getattr(factories, name)
+        # All modules that have imported its name already.
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("vllm.") and vars(module).get(name) is original:
+                hook(module, name, make)
     note_hashes(lambda cache: cache.model_name if isinstance(cache, TensordSenderCache) else None)
-
-
-def _replace(name: str, make: Callable[..., Any]) -> None:
-    """Replaces a factory by `make(original, …)`, in all modules that have imported its name already."""
-    original = getattr(factories, name)
-    if hasattr(original, _OURS):
-        return
-
-    @wraps(original)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
-        return make(original, *args, **kwargs)
-
-    setattr(replaced, _OURS, True)
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("vllm.") and vars(module).get(name) is original:
-            setattr(module, name, replaced)
 
 
 def _sender(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:

@@ -56,7 +56,7 @@ class WorkerStand:
         self.worker = KVWorker(str(daemon.socket), "worker", rank=0, copies=self.copies)
         self._jobs = 0
         self._leases: dict[int, list[tensord.Lease]] = {}
-        until(lambda: self.worker._client is not None and self.worker._client.connected, "the worker is attached")
+        until(lambda: self.worker._background.connected, "the worker is attached")
 
     def __enter__(self) -> Self:
         return self
