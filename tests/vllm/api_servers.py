@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 if __name__ != "__main__" and __name__ != "__mp_main__":
     from ..ports import Port
-    from .engine import kill_session
+    from .engine import kill_session, quiet_environ
     from .engine_process import picture
 
 NAME: Final = "tiny"
@@ -66,14 +66,6 @@ class ApiServers:
             "kv-cache-memory-bytes": 64 << 20,
         }
         words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TENSORD_", "VLLM_"))}
-        ours = {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-        }
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
@@ -89,7 +81,7 @@ class ApiServers:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**inherited, **ours, **environ},
+                env={**quiet_environ(), **environ},
                 start_new_session=True,
             )
 

@@ -59,6 +59,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensord.client.vllm.encoder.pace.SOONER", 0.0)
 
 
+def keys(daemon: Daemon) -> set[bytes]:
+    """The keys of all entries."""
+    rows = daemon.ask(partial(messages.EntriesQuery, count=ENTRIES_MAX))["entries"]
+    assert len(rows) < ENTRIES_MAX, "more entries than one page has"
+    return {bytes.fromhex(row["key"]) for row in rows}
+
+
 class Stand:
     """A daemon, two engines of one model that use it, and one of the same model that does not.
 
@@ -78,9 +85,7 @@ class Stand:
 
     def keys(self) -> set[bytes]:
         """The keys of all entries."""
-        rows = self.daemon.ask(partial(messages.EntriesQuery, count=ENTRIES_MAX))["entries"]
-        assert len(rows) < ENTRIES_MAX, "more entries than one page has"
-        return {bytes.fromhex(row["key"]) for row in rows}
+        return keys(self.daemon)
 
     def encode(self, engine: Engine, picture: int, uuids: list[str] | None = None) -> tuple[Answer, bytes]:
         """Has the engine encode a fresh picture, and returns when all can have it: its answer and the entry's key."""

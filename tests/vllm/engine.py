@@ -12,7 +12,6 @@ import math
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socketpair as socket_pair
 from typing import Any, Final, Self
 
 from .engine_worker import COUNTS, read_count
@@ -53,6 +53,18 @@ class Answer:
     def _logarithms(self) -> dict[tuple[int, str], float]:
         """By place in the answer and token."""
         return {(at, token): found for at, row in enumerate(self.logprobs) for token, found in row.items()}
+
+
+def quiet_environ() -> dict[str, str]:
+    """The environment of an engine on a small machine, without settings of ours and of vLLM's."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("TENSORD_", "VLLM_"))},
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the main threads of all engines are on one core
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # eager anyway, but for logarithms of chances, which take 19 s to compile
+    }
 
 
 def kill_session(process: subprocess.Popen[Any]) -> None:
@@ -105,7 +117,7 @@ class Engine:
         self._counts = log.with_suffix(".counts")
         self._counts.touch()
         self._counted = 0
-        ours, theirs = _pair()
+        ours, theirs = socket_pair()
         told = {
             "model": str(model),
             "separate": separate,
@@ -114,16 +126,11 @@ class Engine:
             "engine": options,
         }
         environ = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("TENSORD_", "VLLM_"))},
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
+            **quiet_environ(),
             "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(separate)),
             # Where vLLM's workers find engine_worker.
             "PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
             COUNTS: str(self._counts),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the main threads of all engines are on one core
-            "OMP_NUM_THREADS": "1",
-            "TORCH_COMPILE_DISABLE": "1",  # eager anyway, but for logarithms of chances, which take 19 s to compile
             **(environ or {}),
         }
         with log.open("ab") as output, theirs:
@@ -296,7 +303,3 @@ class Engine:
 
     def _tail(self) -> str:
         return "\n".join(self.log.splitlines()[-60:])
-
-
-def _pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair()

@@ -15,12 +15,10 @@ from typing import Any, Final
 
 import pytest
 
-from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.schema import ENTRIES_MAX
 from tensord.shm.ring.layout import NAMESPACE_TAG_BYTES
 
 from ..daemon_process import Daemon, until
-from .conftest import StartEngine, fresh
+from .conftest import StartEngine, fresh, keys
 from .engine import Answer, Engine
 from .tiny_families import FAMILIES
 
@@ -39,11 +37,6 @@ class Pair:
     engines: dict[str, Engine]
     pictures: tuple[int, int]
     right: dict[tuple[str, int | None], Answer]
-
-
-def keys(running: Daemon) -> set[bytes]:
-    rows = running.ask(partial(messages.EntriesQuery, count=ENTRIES_MAX))["entries"]
-    return {bytes.fromhex(row["key"]) for row in rows}
 
 
 def attached(running: Daemon, engine: Engine, clients: int) -> bool:

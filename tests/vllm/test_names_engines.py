@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.schema import ENTRIES_MAX
-
 from ..daemon_process import Daemon, until
-from .conftest import StartEngine, encoding, fresh
+from .conftest import StartEngine, encoding, fresh, keys
 from .engine import Engine
 from .tiny_llava import WIDE, write_tiny_llava
 
@@ -23,21 +19,15 @@ def running() -> Iterator[Daemon]:
         yield daemon.start()
 
 
-def stored(running: Daemon) -> int:
-    """How many entries there are."""
-    rows = running.ask(partial(messages.EntriesQuery, count=ENTRIES_MAX))["entries"]
-    return len(rows)
-
-
 def shares(running: Daemon, first: Engine, second: Engine) -> bool:
     """Whether the second engine answers with what the first has encoded."""
     picture = fresh()
     for engine in (first, second):
         engine.generate()  # it is up, and its connector's client attached or about to be
     with encoding(first) as by_first, encoding(second) as by_second:
-        there = stored(running)
+        there = keys(running)
         first.generate(picture)
-        until(lambda: stored(running) > there, "what was encoded is stored")
+        until(lambda: keys(running) - there, "what was encoded is stored")
         second.generate(picture)
         assert by_first() == 1
         return by_second() == 0

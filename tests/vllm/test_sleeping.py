@@ -25,7 +25,6 @@ import pytest
 from tensord.client.vllm.engine import sleeping
 from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.client.vllm.engine.sleeping import together
-from tensord.errors import BadConfiguration
 from tensord.testing.fake_card import FakeCard
 
 from ..client.device.card import CARD, card_folder, watching
@@ -249,11 +248,3 @@ def test_an_engine_that_cannot_sleep_says_why(
     monkeypatch.setattr(sleeping, "envs", SimpleNamespace(VLLM_ENABLE_V1_MULTIPROCESSING=False))
     sleeping.install(Settings(sleep_at="pressure"))
     assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in caplog.text
-
-
-@pytest.mark.parametrize("settings", [Settings, KVSettings])
-def test_a_mode_that_is_none_and_times_out_of_range_are_refused_when_the_engine_starts(settings: Any) -> None:
-    with pytest.raises(BadConfiguration, match=r"tensord\.sleep_at='full' must be one of '', 'pressure', 'critical'"):
-        settings.read({"tensord.sleep_at": "full"})
-    with pytest.raises(BadConfiguration, match=r"tensord\.sleep_idle_s=-1 must be seconds from 0 to 86400"):
-        settings.read({"tensord.sleep_idle_s": -1})

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from typing import Any
 
-from tensord.client.vllm.engine.background import CLIENTS
-from tests.daemon_process import Daemon, until
+from tests.daemon_process import until
 
 from ..step_bench import Steps, request, right
 
@@ -31,12 +29,23 @@ def nothing_left(engine: Steps) -> None:
     until(lambda: engine.step() is not None and engine.held == NOTHING_HELD, f"nothing to be held: {engine.held}")
 
 
-def encode(engine: Steps, *pictures: int) -> None:
-    """Has the engine encode them, and returns when all can have them."""
+def encode(engine: Steps, *pictures: int) -> int:
+    """Has the engine encode them, or a fresh one, and returns the first of them when all can have them."""
+    pictures = pictures or (fresh(),)
     before = engine.counts.get("saves", 0)
     asked = request(*pictures)
-    assert right([asked], engine.run(asked))
+    assert right([asked], engine.run(asked), engine.dtype)
     until(lambda: engine.step() is not None and engine.counts.get("saves", 0) >= before + len(pictures), "saves")
+    return pictures[0]
+
+
+def finds(engine: Steps, *pictures: Any) -> bool:
+    """Has the engine answer a request with these pictures, and rightly. Whether it found all of them, instead of
+    encoding them."""
+    before = list(engine.encoded)
+    asked = request(*pictures)
+    assert right([asked], engine.run(asked), engine.dtype)
+    return engine.encoded == before
 
 
 def counted(engine: Steps, name: str) -> float:
@@ -44,14 +53,6 @@ def counted(engine: Steps, name: str) -> float:
     return engine.counts.get(name, 0)
 
 
-def keys(daemon: Daemon) -> set[bytes]:
-    from tensord.ipc.messages import control as messages
-
-    rows = daemon.ask(partial(messages.EntriesQuery, count=1000))["entries"]
-    return {bytes.fromhex(row["key"]) for row in rows}
-
-
 def connected(engine: Steps) -> bool:
     assert engine.connector._scheduler is not None
-    socket = engine.connector._scheduler._background._socket
-    return CLIENTS._clients[socket][0].connected
+    return engine.connector._scheduler._background.connected

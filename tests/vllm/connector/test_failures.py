@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from tensord.client.link.link import Link
 from tensord.client.vllm.engine import rings, weights
-from tensord.client.vllm.engine.background import CLIENTS
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
 from ..step_bench import Steps, attached, feature, item, other_name, request, right
-from .stand import connected, counted, encode, fresh, nothing_left, settled
+from .stand import connected, counted, encode, finds, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -32,27 +31,18 @@ def test_the_daemon_killed_between_steps_means_misses_until_it_is_back() -> None
         daemon.start()
         one = engines.enter_context(Steps(daemon.socket))
         another = engines.enter_context(Steps(other_name(daemon.socket, 1)))
-        picture, new = fresh(), fresh()
-        encode(one, picture)
+        picture = encode(one)
         asked = another.add(request(picture))
         settled(another, asked)
         # The scheduler has said hit.
         results = another.step(between=daemon.kill)
         assert right([asked], [results[asked.request_id]])
         assert another.encoded == []
-        asked = request(new)
-        assert right([asked], one.run(asked))
-        assert one.encoded[-1] == f"picture-{new}"
+        assert not finds(one, fresh())
         daemon.start()
         until(lambda: all(connected(engine) for engine in (one, another)), "both to be attached")
-        asked = request(picture)
-        assert right([asked], another.run(asked))
-        third = fresh()
-        encode(one, third)
-        before = list(another.encoded)
-        asked = request(third)
-        assert right([asked], another.run(asked))
-        assert another.encoded == before
+        assert finds(another, picture)
+        assert finds(another, encode(one))
 
 
 def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_loaded(
@@ -65,9 +55,7 @@ def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_
         for _ in range(3):
             for engine in (one, another):
                 _is_told(engine)
-            picture = fresh()
-            encode(one, picture)
-            asked = another.add(request(picture))
+            asked = another.add(request(encode(one)))
             settled(another, asked)
             daemon.interrupt()
             daemon.start()
@@ -81,7 +69,7 @@ def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_
             another.finish(*list(another.requests.values()))
         for engine in (one, another):
             _is_told(engine)
-            encode(engine, fresh())
+            encode(engine)
         monkeypatch.setattr(rings, "KEPT_S", 0.0)
         until(lambda: _rings_mapped(daemon) == 1, "only the new ring to be mapped")
 
@@ -93,9 +81,8 @@ def _is_told(engine: Steps) -> None:
 
     def told() -> bool:
         engine.step()
-        client, *_ = CLIENTS._clients.get(side._background._socket, (None,))
-        ring = client.ring() if client is not None and client.connected else None
-        return ring is not None and side._plan.rings == dict.fromkeys(range(len(engine.workers)), ring.identity)
+        view = side._background.view if connected(engine) else None
+        return view is not None and side._plan.rings == dict.fromkeys(range(len(engine.workers)), view.ring.identity)
 
     until(told, "workers to map the ring of now")
 
@@ -125,16 +112,14 @@ def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch)
         attached(one)
         daemon.pause()
         try:
-            for _ in range(5):
-                asked = request(fresh())
-                assert right([asked], one.run(asked))
+            assert not any(finds(one, fresh()) for _ in range(5))
             assert askers and threading.current_thread() not in askers
             assert len(one.encoded) == 5
         finally:
             daemon.resume()
         nothing_left(one)
         until(lambda: connected(one), "the daemon to answer again")
-        encode(one, fresh())
+        encode(one)
 
 
 def test_a_full_ring_refuses_and_ends_the_claim() -> None:
@@ -184,8 +169,7 @@ def test_a_load_that_fails_ends_its_request_and_those_that_ask_for_that_picture_
     apart: tuple[Steps, Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = apart
-    picture = fresh()
-    encode(first, picture)
+    picture = encode(first)
     asked = second.add(request(picture))
     settled(second, asked)
     worker = second.workers[0]._worker
@@ -197,8 +181,7 @@ def test_a_load_that_fails_ends_its_request_and_those_that_ask_for_that_picture_
     again = second.add(request(picture))
     until(lambda: second.step() == {} and again.request_id in second.failed, "the next one to be ended")
     second.manager.reset()
-    asked = request(picture)
-    assert right([asked], second.run(asked))
+    finds(second, picture)
     assert counted(second, "load_failures") == 1
 
 

@@ -13,8 +13,9 @@ from tensord.client.vllm.encoder import step_plan
 from tensord.client.vllm.encoder.step import NOTHING, Report
 from tests.daemon_process import MIB, Daemon
 
+from ..conftest import keys
 from ..step_bench import Steps, attached, encoded, feature, item, other_name, request, right
-from .stand import encode, fresh, keys, nothing_left, settled
+from .stand import encode, finds, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -22,9 +23,8 @@ pytestmark = pytest.mark.usefixtures("patient")
 def test_an_entry_evicted_between_scheduler_and_worker_is_loaded_all_the_same(
     shared: Daemon, first: Steps, second: Steps
 ) -> None:
-    picture = fresh()
     there = keys(shared)
-    encode(first, picture)
+    picture = encode(first)
     (key,) = keys(shared) - there
     asked = second.add(request(picture))
     settled(second, asked)
@@ -42,9 +42,8 @@ def test_an_entry_evicted_between_scheduler_and_worker_is_loaded_all_the_same(
 
 
 def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
-    picture = fresh()
     with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
-        encode(one, picture)
+        picture = encode(one)
         attached(another)
         asked = another.add(request(picture))
         settled(another, asked)
@@ -63,11 +62,9 @@ def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
 
 
 def test_all_ranks_load_and_one_of_them_stores(shared: Daemon) -> None:
-    picture, new = fresh(), fresh()
     with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
-        encode(one, picture)
-        asked = request(picture, new)
-        assert right([asked], another.run(asked))
+        picture = encode(one)
+        finds(another, picture, fresh())
         for cached in another.caches:
             assert torch.equal(cached[f"picture-{picture}"], encoded(item(picture)))
         nothing_left(another)
@@ -99,7 +96,7 @@ def test_a_rank_that_is_many_steps_behind_is_taken_as_done(
     """Its report was lost."""
     monkeypatch.setattr(step_plan, "LAG_STEPS_MAX", 3)
     with Steps(other_name(shared.socket, 1)) as another:
-        encode(first, picture := fresh())
+        picture = encode(first)
         settled(another, asked := another.add(request(picture)))
         another.schedule()
         assert another.held["steps"] == 1

@@ -20,22 +20,20 @@ from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.errors import BadConfiguration
 from tests.daemon_process import Daemon, until
 
+from ..conftest import keys
 from ..step_bench import Steps, answers, feature, item, other_name, request, right, vllm_config
-from .stand import counted, encode, fresh, keys, nothing_left, settled
+from .stand import counted, encode, finds, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
+UNKNOWN = ("tensord", "tensord_socket", "Tensord.Socket", " tensord.socket", "tensord.sockets", "tensord.sockte")
 
 
 def test_an_engine_with_pipeline_parallelism_shares_nothing(shared: Daemon, first: Steps) -> None:
     def staged(config: Any) -> None:
         config.parallel_config.pipeline_parallel_size = 2
 
-    picture = fresh()
-    encode(first, picture)
     with Steps(shared.socket, change=staged) as one:
-        asked = request(picture)
-        assert right([asked], one.run(asked))
-        assert one.encoded == [f"picture-{picture}"]
+        assert not finds(one, encode(first))
 
 
 # ---- roles
@@ -89,23 +87,47 @@ def test_a_consumer_stores_nothing_keeps_no_claim_and_waits_for_a_producer(share
 # ---- settings, metrics, the end
 
 
-def test_an_unknown_setting_of_ours_is_named_at_the_start_and_others_are_left_alone(shared: Daemon) -> None:
+@pytest.mark.parametrize("settings", [Settings, KVSettings])
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("socket", "1", r"'socket' in {where} has no effect: write tensord\.socket$"),
+        *((name, "1", "ensord.* in {where} is unknown; there are tensord\\.socket, ") for name in UNKNOWN),
+        ("tensord.socket", "", r"tensord\.socket='' must be"),
+        ("tensord.revision", "\ud800", r"tensord\.revision='.ud800' must be"),
+        ("tensord.tenant", "a\0b", r"tensord\.tenant='a.x00b' must be"),
+        ("tensord.sleep_at", "full", r"tensord\.sleep_at='full' must be one of '', 'pressure', 'critical'"),
+        ("tensord.sleep_idle_s", -1, r"tensord\.sleep_idle_s=-1 must be seconds from 0 to 86400"),
+        ("tensord.sleep_idle_s", True, r"tensord\.sleep_idle_s=True must be seconds"),
+    ],
+)
+def test_a_setting_that_is_none_is_named_when_the_engine_starts(settings: Any, key: str, value: Any, said: str) -> None:
+    with pytest.raises(BadConfiguration, match=said.format(where=settings.WHERE)) as refused:
+        settings.read({key: value})
+    str(refused.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "default", "wrong", "said"),
+    [
+        (Settings, "wait_s_max", 2.0, "long", "seconds from 0 to 60"),
+        (Settings, "canary", 1e-4, 2, "a share from 0 to 1"),
+        (KVSettings, "registered_bytes_max", 32 << 30, -1, "a number of bytes from 0"),
+        (KVSettings, "registered_bytes_max", 32 << 30, 0.5, "a number of bytes from 0"),
+    ],
+)
+def test_settings_of_one_connector_have_their_defaults_and_limits(
+    settings: Any, name: str, default: Any, wrong: Any, said: str
+) -> None:
+    assert getattr(settings.read({}), name) == default
+    assert getattr(settings.read({f"tensord.{name}": 0}), name) == 0
+    with pytest.raises(BadConfiguration, match=rf"tensord\.{name}={wrong!r} must be {said}"):
+        settings.read({f"tensord.{name}": wrong})
+
+
+def test_settings_of_other_connectors_are_left_alone(shared: Daemon) -> None:
     with pytest.raises(BadConfiguration, match=r"tensord\.wait_ms"):
         Steps(shared.socket, wait_ms=3)
-    with pytest.raises(BadConfiguration, match=r"tensord\.wait_s_max='long'"):
-        Steps(shared.socket, wait_s_max="long")
-
-    with pytest.raises(BadConfiguration, match=r"'socket' in .* has no effect: write tensord\.socket$"):
-        Settings.read({"socket": "1"})
-    for name in ("tensord", "tensord_socket", "Tensord.Socket", " tensord.socket", "tensord.sockets"):
-        with pytest.raises(BadConfiguration, match=r"ensord.* is unknown; there are tensord\.socket, "):
-            Settings.read({name: "1"})
-    with pytest.raises(BadConfiguration, match=r"in kv_connector_extra_config is unknown; there are tensord\.socket"):
-        KVSettings.read({"tensord.sockte": "x"})
-    for name, value in (("socket", ""), ("revision", "\ud800"), ("tenant", "a\0b")):
-        with pytest.raises(BadConfiguration, match=rf"tensord\.{name}='") as refused:
-            Settings.read({f"tensord.{name}": value})
-        str(refused.value).encode()
 
     def others(config: Any) -> None:
         config.ec_transfer_config.ec_connector_extra_config.update(shared_storage_path="/tmp", socket_timeout=3)
@@ -116,13 +138,9 @@ def test_an_unknown_setting_of_ours_is_named_at_the_start_and_others_are_left_al
 
 @pytest.mark.parametrize("difference", ["revision", "tenant"])
 def test_engines_of_another_revision_or_tenant_share_nothing(shared: Daemon, difference: str) -> None:
-    picture = fresh()
     given: Any = {difference: "another"}
     with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), **given) as another:
-        encode(one, picture)
-        asked = request(picture)
-        assert right([asked], another.run(asked))
-        assert another.encoded == [f"picture-{picture}"]
+        assert not finds(another, encode(one))
 
 
 def test_a_request_with_a_lora_adapter_of_the_tower_shares_nothing(shared: Daemon) -> None:
@@ -169,7 +187,7 @@ def _in(registry: CollectorRegistry, kind: Any) -> Any:
 def test_shutting_down_twice_leaves_no_thread_and_no_client(shared: Daemon) -> None:
     before, rows = set(threading.enumerate()), len(shared.client_rows())
     engine = Steps(other_name(shared.socket, 2))
-    encode(engine, fresh())
+    encode(engine)
     assert len(shared.client_rows()) > rows
     for _ in range(2):
         engine.close()

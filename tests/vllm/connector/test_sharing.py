@@ -11,9 +11,10 @@ import torch
 import tensord
 from tests.daemon_process import Daemon
 
-from ..step_bench import ROWS, Steps, encoded, feature, item, other_name, request, right
+from ..conftest import keys
+from ..step_bench import ROWS, Steps, encoded, feature, item, other_name, request
 from ..tiny_llava import WIDTH
-from .stand import counted, encode, fresh, keys, nothing_left, settled
+from .stand import counted, encode, finds, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -22,47 +23,30 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 
 def test_a_picture_encoded_by_one_engine_is_not_encoded_by_another(first: Steps, second: Steps) -> None:
-    picture = fresh()
-    encode(first, picture)
-    before = list(second.encoded)
-    asked = request(picture)
-    assert right([asked], second.run(asked))
-    assert second.encoded == before
+    assert finds(second, encode(first))
     assert counted(second, "hits") >= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_dtypes_come_back_bit_for_bit(shared: Daemon, dtype: torch.dtype) -> None:
-    picture = fresh()
     with (
         Steps(shared.socket, dtype=dtype, wait_s_max=60) as one,
         Steps(other_name(shared.socket, 1), dtype=dtype) as another,
     ):
-        asked = request(picture)
-        assert right([asked], one.run(asked), dtype)
-        nothing_left(one)
-        asked = request(picture)
-        assert right([asked], another.run(asked), dtype)
-        assert another.encoded == []
+        assert finds(another, encode(one))
 
 
 def test_a_picture_is_found_under_any_name(first: Steps, second: Steps) -> None:
-    picture = fresh()
-    encode(first, picture)
-    before = list(second.encoded)
-    asked = request(feature(item(picture), f"clients-{picture}"))
-    assert right([asked], second.run(asked))
-    assert second.encoded == before
+    picture = encode(first)
+    assert finds(second, feature(item(picture), f"clients-{picture}"))
 
 
 def test_a_name_used_again_for_another_picture_gives_the_other_picture(first: Steps, second: Steps) -> None:
     one, another = fresh(), fresh()
     name = f"clients-{one}"
-    asked = request(feature(item(one), name))
-    assert right([asked], first.run(asked))
+    finds(first, feature(item(one), name))
     nothing_left(first)
-    asked = request(feature(item(another), name))
-    assert right([asked], second.run(asked))
+    finds(second, feature(item(another), name))
 
 
 def test_two_requests_with_one_name_for_two_pictures_never_cross(first: Steps, second: Steps) -> None:
@@ -130,16 +114,14 @@ def counted_without_step(engine: Steps, name: str) -> float:
 def test_an_encoding_of_the_wrong_shape_is_a_miss_and_counted(
     shared: Daemon, first: Steps, second: Steps, stored: Any
 ) -> None:
-    picture = fresh()
     there = keys(shared)
-    encode(first, picture)
+    picture = encode(first)
     (key,) = keys(shared) - there
     with tensord.Client(shared.socket) as client:
         client.evict(key)
         assert client.put(key, stored, wait=True).state == "stored"
     before = counted(second, "mismatches")
-    asked = request(picture)
-    assert right([asked], second.run(asked))
+    assert not finds(second, picture)
     assert counted(second, "mismatches") == before + 1
 
 
@@ -147,9 +129,6 @@ def test_an_output_of_another_width_than_the_measured_one_is_a_mismatch(shared: 
     def measured(config: Any) -> None:
         config.ec_transfer_config.mm_encoder_output_widths = {"image": 2 * WIDTH}
 
-    picture = fresh()
     with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), change=measured) as another:
-        encode(one, picture)
-        another.run(request(picture))
-        assert another.encoded == [f"picture-{picture}"]
+        assert not finds(another, encode(one))
         assert counted(another, "mismatches") == 1

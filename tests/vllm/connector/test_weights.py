@@ -6,8 +6,9 @@ import pytest
 
 from tests.daemon_process import Daemon, until
 
-from ..step_bench import Steps, attached, other_name, request, right
-from .stand import encode, fresh, keys
+from ..conftest import keys
+from ..step_bench import Steps, attached, other_name
+from .stand import encode, finds
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -16,32 +17,24 @@ def test_an_engine_whose_weights_changed_shares_nothing_and_others_go_on(
     shared: Daemon, apart: tuple[Steps, Steps]
 ) -> None:
     first, second = apart
-    picture, another = fresh(), fresh()
-    encode(first, picture)
+    picture = encode(first)
     # Only this engine's: a reset of its manager is heard by all engines of a process.
     second.connector._caches_reset(weights_kept=False)
     until(lambda: not keys(shared), "what is stored to be dropped")
-    for _ in range(2):
-        asked = request(picture)
-        assert right([asked], second.run(asked))
-    assert second.encoded == [f"picture-{picture}"]
+    assert [finds(second, picture), finds(second, picture)] == [False, True], "its own cache has it"
     assert not keys(shared)
-    encode(first, another)
+    another = encode(first)
     with Steps(other_name(shared.socket, 2)) as third:
         attached(third)
-        asked = request(another)
-        assert right([asked], third.run(asked))
-        assert third.encoded == []
+        assert finds(third, another)
 
 
 def test_what_is_stored_is_dropped_once_there_is_a_daemon_again() -> None:
     with Daemon() as daemon, Steps(daemon.start().socket) as one:
         attached(one)
-        picture = fresh()
-        encode(one, picture)
+        picture = encode(one)
         daemon.kill()
         one.manager.reset()
-        asked = request(picture)
-        assert right([asked], one.run(asked))
+        assert not finds(one, picture)
         daemon.start()
         until(lambda: not keys(daemon), "what is stored to be dropped")

@@ -4,6 +4,7 @@ asked before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..tiny_llava import WIDTH, write_tiny_llava
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
 StartEngine = Callable[..., Engine]
+StartEngines = Callable[..., AbstractContextManager[list[Engine]]]
 BLOCK_TOKENS: Final = 32
 BLOCK_BYTES: Final = BLOCK_TOKENS * 2 * 2 * WIDTH * 4
 """Of two layers' keys and values, each of WIDTH float32 numbers for a token."""
@@ -110,6 +112,22 @@ def kv(kv_session: KVStand) -> KVStand:
     with tensord.Client(kv_session.daemon.socket, required=True) as attached:
         attached.clear()
     return kv_session
+
+
+@pytest.fixture
+def engines(kv: KVStand, start_engine: StartEngine) -> StartEngines:
+    """Starts engines with options that are clients of the daemon: `clients` in each."""
+
+    @contextmanager
+    def start(model: Path, count: int = 1, *, clients: int = 1, **options: Any) -> Iterator[list[Engine]]:
+        with ExitStack() as stack:
+            started = [stack.enter_context(start_engine(model, **options)) for _ in range(count)]
+            for engine in started:
+                engine.wait_up()
+            kv.attached(*started, clients=clients)
+            yield started
+
+    return start
 
 
 @pytest.fixture

@@ -15,7 +15,17 @@ from ..conftest import fresh
 from ..engine import Answer
 from ..tiny_families import write_tiny_gemma3
 from ..tiny_llava import write_tiny_llava
-from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, StartEngine, asked, fresh_text, replace_all, with_kv
+from .conftest import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    KVStand,
+    StartEngine,
+    StartEngines,
+    asked,
+    fresh_text,
+    replace_all,
+    with_kv,
+)
 
 ANSWER_TOKENS = 8
 
@@ -44,15 +54,13 @@ def test_an_answer_is_made_of_the_loaded_blocks(kv: KVStand, client: tensord.Cli
 
 
 def test_a_new_engine_finds_what_was_stored_before_a_kill_and_a_restart_of_the_daemon(
-    kv: KVStand, kv_model: Path, start_engine: StartEngine
+    kv: KVStand, kv_model: Path, engines: StartEngines
 ) -> None:
     text = fresh_text()
     right, _ = kv.store(kv.first, text=text)
     kv.daemon.kill()
     kv.daemon.start()
-    with start_engine(kv_model, **with_kv(kv.daemon.socket)) as new:
-        new.wait_up()
-        kv.attached(new)
+    with engines(kv_model, **with_kv(kv.daemon.socket)) as (new,):
         answer, computed = asked(new, text=text)
         assert answer == right
         assert computed <= 2 * BLOCK_TOKENS
@@ -97,13 +105,10 @@ def test_blocks_leave_the_ring_last_first_so_what_is_left_of_a_prefix_is_of_use(
     client.clear(namespace)
 
 
-def test_engines_share_chunks_of_several_blocks(kv: KVStand, kv_model: Path, start_engine: StartEngine) -> None:
+def test_engines_share_chunks_of_several_blocks(kv: KVStand, kv_model: Path, engines: StartEngines) -> None:
     text, chunk = fresh_text(), 5
     options = with_kv(kv.daemon.socket, blocks_per_chunk=chunk)
-    with start_engine(kv_model, **options) as one, start_engine(kv_model, **options) as other:
-        one.wait_up()
-        other.wait_up()
-        kv.attached(one, other)
+    with engines(kv_model, 2, **options) as (one, other):
         right, _ = kv.store(one, text=text)
         # The last question's first block is in the engine's own cache, so a load begins in the middle of a chunk.
         other.generate(text=text[: BLOCK_TOKENS + 8])
@@ -114,16 +119,14 @@ def test_engines_share_chunks_of_several_blocks(kv: KVStand, kv_model: Path, sta
 
 
 def test_engines_of_other_weights_or_block_sizes_share_nothing(
-    kv: KVStand, tmp_path: Path, kv_model: Path, start_engine: StartEngine
+    kv: KVStand, tmp_path: Path, kv_model: Path, engines: StartEngines
 ) -> None:
     text = fresh_text()
     kv.store(kv.first, text=text)
     other_model = write_tiny_llava(tmp_path, seed=1, positions=1024)
     options = with_kv(kv.daemon.socket)
     for model, block_tokens in ((other_model, BLOCK_TOKENS), (kv_model, 2 * BLOCK_TOKENS)):
-        with start_engine(model, **{**options, "block_size": block_tokens}) as other:
-            other.wait_up()
-            kv.attached(other)
+        with engines(model, **{**options, "block_size": block_tokens}) as (other,):
             answer, computed = asked(other, text=text)
             assert computed > len(text)
             assert (answer == kv.plain.generate(text=text)) == (model == kv_model)
@@ -132,12 +135,10 @@ def test_engines_of_other_weights_or_block_sizes_share_nothing(
             assert tag not in kv.first.log, "the log tells why nothing is shared"
 
 
-def test_preempted_requests_answer_as_others(kv: KVStand, kv_model: Path, start_engine: StartEngine) -> None:
+def test_preempted_requests_answer_as_others(kv: KVStand, kv_model: Path, engines: StartEngines) -> None:
     texts = [fresh_text() for _ in range(2)]
     options = {**with_kv(kv.daemon.socket), "kv_cache_memory_bytes": 44 * BLOCK_BYTES, "max_num_batched_tokens": 256}
-    with start_engine(kv_model, **options) as small:
-        small.wait_up()
-        kv.attached(small)
+    with engines(kv_model, **options) as (small,):
         for text in texts:
             kv.store(small, text=text, tokens=1)
         names = [small.add(text=text, tokens=64) for text in texts]
@@ -151,20 +152,16 @@ def test_preempted_requests_answer_as_others(kv: KVStand, kv_model: Path, start_
 
 
 def test_each_of_an_engines_ranks_loads_what_another_engine_of_as_many_stored(
-    kv: KVStand, kv_model: Path, start_engine: StartEngine
+    kv: KVStand, kv_model: Path, engines: StartEngines
 ) -> None:
     text = fresh_text()
     options = {**with_kv(kv.daemon.socket), "separate": True, "tensor_parallel_size": 2}
-    with start_engine(kv_model, **options) as one:
-        one.wait_up()
-        kv.attached(one, clients=3)
+    with engines(kv_model, clients=3, **options) as (one,):
         there = kv.keys()
         right = one.generate(text=text)
         blocks = len(text) // BLOCK_TOKENS
         until(lambda: len(kv.keys() - there) >= 2 * blocks and one.ask("step") is not None, "both ranks' blocks")
-    with start_engine(kv_model, **options) as other:
-        other.wait_up()
-        kv.attached(other, clients=3)
+    with engines(kv_model, clients=3, **options) as (other,):
         assert other.generate(text=text) == right
         tokens = other.ask("metrics", label="source")
         assert tokens["external_kv_transfer"] >= len(text) - BLOCK_TOKENS
@@ -174,7 +171,7 @@ def test_each_of_an_engines_ranks_loads_what_another_engine_of_as_many_stored(
 
 
 def test_a_model_with_sliding_windows_loads_the_windows_end(
-    kv: KVStand, tmp_path: Path, start_engine: StartEngine
+    kv: KVStand, tmp_path: Path, start_engine: StartEngine, engines: StartEngines
 ) -> None:
     text = fresh_text()
     windows = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
@@ -182,10 +179,7 @@ def test_a_model_with_sliding_windows_loads_the_windows_end(
     model = write_tiny_gemma3(tmp_path / "gemma")
     options = {**with_kv(kv.daemon.socket), "hf_overrides": overrides}
     alone = {name: value for name, value in options.items() if name != "kv_transfer_config"}
-    with start_engine(model, **options) as one, start_engine(model, **options) as other:
-        one.wait_up()
-        other.wait_up()
-        kv.attached(one, other)
+    with engines(model, 2, **options) as (one, other):
         kv.store(one, text=text + "first")
         answer, computed = asked(other, text=text + "second")
         assert computed <= 3 * BLOCK_TOKENS
@@ -238,12 +232,10 @@ def test_blocks_that_a_sleep_loses_are_stored_before_it_as_they_were(kv: KVStand
 
 
 def test_a_reset_after_a_change_of_weights_around_vllms_methods_ends_sharing(
-    kv: KVStand, kv_model: Path, start_engine: StartEngine
+    kv: KVStand, kv_model: Path, engines: StartEngines
 ) -> None:
     text = fresh_text()
-    with start_engine(kv_model, **with_kv(kv.daemon.socket)) as one:
-        one.wait_up()
-        kv.attached(one)
+    with engines(kv_model, **with_kv(kv.daemon.socket)) as (one,):
         kv.store(kv.first, text=text)
         one.ask("apply_model", factor=2, around=True)
         one.ask("engine", method="reset_encoder_cache")
@@ -252,14 +244,11 @@ def test_a_reset_after_a_change_of_weights_around_vllms_methods_ends_sharing(
 
 
 def test_an_engine_with_both_connectors_neither_encodes_nor_computes_what_another_one_did(
-    kv: KVStand, kv_model: Path, start_engine: StartEngine
+    kv: KVStand, kv_model: Path, engines: StartEngines
 ) -> None:
     picture, text, later = fresh(), fresh_text(), "another question about the picture"
     options = {**with_kv(kv.daemon.socket), "socket": kv.daemon.socket}
-    with start_engine(kv_model, **options) as one, start_engine(kv_model, **options) as other:
-        one.wait_up()
-        other.wait_up()
-        kv.attached(one, other)
+    with engines(kv_model, 2, **options) as (one, other):
         right, _ = kv.store(one, picture, text=text)
         answer, computed = asked(other, picture, text=text)
         assert answer == right == kv.plain.generate(picture, text=text)

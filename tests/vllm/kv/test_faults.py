@@ -17,7 +17,7 @@ from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from ...daemon_process import MIB, RING_BYTES, until
 from ..engine import Answer, Engine
-from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, StartEngine, asked, fresh_text, replace_all, with_kv
+from .conftest import BLOCK_BYTES, BLOCK_TOKENS, KVStand, StartEngines, asked, fresh_text, replace_all, with_kv
 
 
 @pytest.fixture(autouse=True)
@@ -152,12 +152,10 @@ def test_a_block_whose_load_failed_is_computed_by_that_request_and_loaded_by_the
 
 
 def test_a_block_of_which_one_ranks_part_is_damaged_or_gone_is_computed(
-    kv: KVStand, client: tensord.Client, kv_model: Path, start_engine: StartEngine
+    kv: KVStand, client: tensord.Client, kv_model: Path, engines: StartEngines
 ) -> None:
     options = {**with_kv(kv.daemon.socket), "separate": True, "tensor_parallel_size": 2}
-    with start_engine(kv_model, **options) as engine:
-        engine.wait_up()
-        kv.attached(engine, clients=3)
+    with engines(kv_model, clients=3, **options) as (engine,):
         for harm in ("none", "damaged", "gone"):
             text = fresh_text()
             right, keys = _store_on_two_ranks(kv, engine, text)
@@ -216,12 +214,10 @@ def test_a_request_aborted_before_its_load_is_done_leaves_nothing_held(kv: KVSta
     assert kv.second.generate(text=text) == right
 
 
-def test_an_engine_that_is_killed_in_a_load_leaves_no_pin(kv: KVStand, kv_model: Any, start_engine: Any) -> None:
+def test_an_engine_that_is_killed_in_a_load_leaves_no_pin(kv: KVStand, kv_model: Path, engines: StartEngines) -> None:
     text = fresh_text()
     kv.store(kv.first, text=text)
-    with start_engine(kv_model, **with_kv(kv.daemon.socket)) as dying:
-        dying.wait_up()
-        kv.attached(dying)
+    with engines(kv_model, **with_kv(kv.daemon.socket)) as (dying,):
         _begin_and_stop(dying, text, "loading")
         assert kv.daemon.status()["pins"] > 0
         dying.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ..engine import EngineError
 from .conftest import KVStand, StartEngine, asked, fresh_text, with_kv
 
 FULL = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+OTHERS = ("0.31.9", "0.33.0", "1.0", "dev")
 WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
 
 
@@ -45,52 +47,48 @@ def test_full_attention_and_sliding_windows_are_covered(config: VllmConfig) -> N
     assert why_not_covered(config, caches(FULL, WINDOW), "0.32.0+cpu") is None
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0", "dev"])
-def test_a_version_of_vllm_that_was_not_tested_shares_nothing_and_says_which_are(
-    config: VllmConfig, version: str
-) -> None:
-    why = why_not_covered(config, caches(FULL), version)
-    assert why is not None
-    assert version in why
-    assert "from 0.32 to before 0.33" in why
+MLA = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32)
+MAMBA = MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))
 
 
 @pytest.mark.parametrize(
-    ("spec", "named"),
+    ("said", "part", "name", "value"),
     [
-        (MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32), "MLAAttentionSpec"),
-        (MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,)), "MambaSpec"),
-        (replace(FULL, dtype=torch.uint8), "torch.uint8"),
-        (replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), "FP8_PER_TENSOR"),
+        ("pipeline_parallel_size=2", "parallel_config", "pipeline_parallel_size", 2),
+        ("decode_context_parallel_size=2", "parallel_config", "decode_context_parallel_size", 2),
+        ("KV on the device 'xpu' is not supported", "device_config", "device_type", "xpu"),
+        ("", "device_config", "device_type", "cuda"),
     ],
 )
-def test_a_group_that_is_not_covered_ends_sharing_of_the_whole_model(config: VllmConfig, spec: Any, named: str) -> None:
-    why = why_not_covered(config, caches(FULL, spec), "0.32.0")
-    assert why is not None
-    assert named in why
-    assert "layers.1" in why
-
-
-@pytest.mark.parametrize("name", ["pipeline_parallel_size", "decode_context_parallel_size"])
-def test_parallelism_that_was_not_tested_shares_nothing(
-    config: VllmConfig, name: str, monkeypatch: pytest.MonkeyPatch
+def test_devices_and_parallelism_that_were_not_tested_share_nothing(
+    config: VllmConfig, said: str, part: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config.parallel_config, name, 2)
-    why = why_not_covered(config, caches(FULL), "0.32.0")
-    assert why is not None
-    assert f"{name}=2" in why
+    monkeypatch.setattr(getattr(config, part), name, value)
+    assert said in (why_not_covered(config, caches(FULL), "0.32.0") or "")
+    if value == "cuda":
+        assert why_not_covered(config, caches(FULL), "0.32.0") is None
+        monkeypatch.setattr(torch.version, "hip", "7.1")
+        assert "KV on an AMD GPU is not supported" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
 
 
-def test_kv_on_a_card_of_nvidia_is_covered_and_on_other_devices_refused(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "spec", "named"),
+    [
+        *(
+            (version, FULL, f"{version} is not among the tested versions, from 0.32 to before 0.33")
+            for version in OTHERS
+        ),
+        ("0.32.0", MLA, "layers.1.*MLAAttentionSpec"),
+        ("0.32.0", MAMBA, "layers.1.*MambaSpec"),
+        ("0.32.0", replace(FULL, dtype=torch.uint8), "layers.1.*torch.uint8"),
+        ("0.32.0", replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), "layers.1.*FP8_PER_TENSOR"),
+    ],
+)
+def test_a_version_or_a_group_that_was_not_tested_ends_sharing_of_the_whole_model(
+    config: VllmConfig, version: str, spec: Any, named: str
 ) -> None:
-    monkeypatch.setattr(config.device_config, "device_type", "cuda")
-    assert why_not_covered(config, caches(FULL), "0.32.0") is None
-    monkeypatch.setattr(torch.version, "hip", "7.1")
-    assert "KV on an AMD GPU is not supported" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
-    monkeypatch.setattr(config.device_config, "device_type", "xpu")
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert "KV on the device 'xpu' is not supported" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
+    why = why_not_covered(config, caches(FULL, spec), version)
+    assert why is not None and re.search(named, why)
 
 
 @pytest.mark.parametrize(

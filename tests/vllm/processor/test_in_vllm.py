@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,24 @@ def a_picture(number: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(number).integers(0, 256, (70, 90, 3), np.uint8))
 
 
+@pytest.fixture
+def renderers(installed: None) -> Iterator[Callable[..., list[Any]]]:
+    """Makes vLLM's renderers of these configurations: frontends, each with a processor cache."""
+    from vllm.renderers import renderer_from_config
+
+    made: list[Any] = []
+
+    def make(*configs: VllmConfig) -> list[Any]:
+        made.extend(renderer_from_config(each) for each in configs)
+        for renderer in made:
+            renderer.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
+        return made
+
+    yield make
+    for renderer in made:
+        renderer.shutdown()
+
+
 def rendered(renderer: Any, pictures: list[Any], uuids: list[str | None] | None = None) -> Any:
     """What vLLM makes of a prompt with these pictures, the way every request goes."""
     prompt = [5, *[IMAGE] * len(pictures), 6]
@@ -111,18 +130,15 @@ def rendered(renderer: Any, pictures: list[Any], uuids: list[str | None] | None 
     )
 
 
-def test_a_picture_is_processed_by_one_frontend_for_all(installed: None, config: VllmConfig) -> None:
-    from vllm.renderers import renderer_from_config
-
-    frontends = [renderer_from_config(config), renderer_from_config(config)]
-    for frontend in frontends:
-        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
+def test_a_picture_is_processed_by_one_frontend_for_all(
+    renderers: Callable[..., list[Any]], config: VllmConfig
+) -> None:
+    *frontends, plain = renderers(config, config, config)
     engine = TensordReceiverCache(config)
     first = rendered(frontends[0], [a_picture(1), a_picture(2)])
     second = rendered(frontends[1], [a_picture(3), a_picture(2), a_picture(1)])
     assert frontends[1].mm_processor_cache.make_stats() == (2, 3)
     assert second["prompt_token_ids"] == [5, *[IMAGE] * PICTURE_TOKENS * 3, 6]
-    plain = renderer_from_config(config)
     plain._mm_processor_cache = None
     expected = rendered(plain, [a_picture(3), a_picture(2), a_picture(1)])
     assert second["mm_placeholders"] == expected["mm_placeholders"]
@@ -130,40 +146,29 @@ def test_a_picture_is_processed_by_one_frontend_for_all(installed: None, config:
         hashes = made["mm_hashes"]["image"]
         filled = engine.get_and_update_features(list(map(feature, hashes, made["mm_kwargs"]["image"])))
         assert [f.data for f in filled] == list(wanted["mm_kwargs"]["image"])
-    for frontend in (*frontends, plain):
-        frontend.shutdown()
 
 
 def test_frontends_of_one_model_in_two_folders_share_what_was_processed(
-    installed: None, config: VllmConfig, tmp_path: Path
+    renderers: Callable[..., list[Any]], config: VllmConfig, tmp_path: Path
 ) -> None:
-    from vllm.renderers import renderer_from_config
-
     folder = write_tiny_llava(tmp_path / "elsewhere")
     moved = EngineArgs(model=str(folder), dtype="float32", max_model_len=256, enforce_eager=True)
-    frontends = [renderer_from_config(config), renderer_from_config(moved.create_engine_config())]
+    frontends = renderers(config, moved.create_engine_config())
     for frontend in frontends:
-        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
         # Each has made an item of this form.
         rendered(frontend, [a_picture(970 + frontends.index(frontend))])
     first, second = (rendered(frontend, [a_picture(972)]) for frontend in frontends)
     assert first["mm_hashes"] == second["mm_hashes"]
     assert frontends[1].mm_processor_cache.make_stats() == (1, 2)
-    for frontend in frontends:
-        frontend.shutdown()
 
 
-def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(installed: None, config: VllmConfig) -> None:
-    from vllm.renderers import renderer_from_config
-
-    frontends = [renderer_from_config(config), renderer_from_config(config)]
-    for frontend in frontends:
-        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
+def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(
+    renderers: Callable[..., list[Any]], config: VllmConfig
+) -> None:
+    frontends = renderers(config, config)
     hash = fresh()
     rendered(frontends[0], [a_picture(11)], [hash])
     rendered(frontends[1], [a_picture(12)], [hash])
     assert frontends[1].mm_processor_cache.make_stats() == (0, 1)
     rendered(frontends[0], [None], [hash])
     assert frontends[0].mm_processor_cache.make_stats() == (1, 2), "to the one that it was given to, it does"
-    for frontend in frontends:
-        frontend.shutdown()
