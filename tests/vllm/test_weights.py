@@ -121,15 +121,6 @@ def core(listener: Listener) -> EngineCore:
     return engine
 
 
-@pytest.mark.parametrize("method", ["update_weights", "reload_weights", "load_model"])
-def test_an_update_of_weights_is_noticed_after_the_workers_have_it(
-    core: EngineCore, listener: Listener, method: str
-) -> None:
-    assert core.collective_rpc(method, None, (), {"weights": 1}) == [method]
-    assert core.model_executor.calls == [(method, 0)]
-    assert listener.heard == 1
-
-
 def _adds(model: torch.nn.Module) -> None:
     with torch.no_grad():
         next(model.parameters())[1, 2] += 1
@@ -140,15 +131,24 @@ def _writes_around_the_counter(model: torch.nn.Module) -> None:
         parameter.data.copy_(parameter.data + 1)
 
 
-@pytest.mark.parametrize("method", ["an_extensions_method", lambda worker: _adds(worker.get_model())])
-def test_a_call_that_vllm_does_not_document_as_leaving_weights_alone_is_noticed(
-    core: EngineCore, listener: Listener, method: Any
+@pytest.mark.parametrize(
+    ("method", "heard"),
+    [
+        ("update_weights", 1),
+        ("reload_weights", 1),
+        ("load_model", 1),
+        ("an_extensions_method", 1),
+        (lambda worker: _adds(worker.get_model()), 1),
+        ("compute_weight_checksums", 0),
+        ("profile", 0),
+    ],
+)
+def test_a_call_that_may_have_changed_weights_is_noticed_after_the_workers_have_it(
+    core: EngineCore, listener: Listener, method: Any, heard: int
 ) -> None:
-    core.collective_rpc(method)
-    assert listener.heard == 1
-    for harmless in ("compute_weight_checksums", "profile"):
-        core.collective_rpc(harmless)
-    assert listener.heard == 1
+    core.collective_rpc(method, None, ())
+    assert core.model_executor.calls == [(method, 0)]
+    assert listener.heard == heard
 
 
 @pytest.fixture
@@ -210,35 +210,23 @@ def test_a_reset_counts_as_a_change_where_the_weights_of_the_start_are_not_known
     assert listener.heard > heard, "weights that cannot be read"
 
 
-def test_a_sleep_that_keeps_the_weights_is_no_change(started: EngineCore, listener: Listener) -> None:
-    started.sleep(1)
-    assert started.model_executor.sleeping_tags
-    started.reset_encoder_cache()
-    started.wake_up(["kv_cache"])
-    started.wake_up(["weights"])
-    assert (listener.heard, started.model_executor.sleeping_tags) == (0, set())
-    assert [method for method, _ in started.model_executor.calls if method in ("sleep", "wake_up")] == [
-        "sleep",
-        "wake_up",
-        "wake_up",
-    ]
-
-
-def test_a_sleep_after_which_the_weights_are_others_is_a_change_at_the_wake_up(
-    started: EngineCore, listener: Listener
+@pytest.mark.parametrize(
+    ("level", "change", "heard_asleep", "heard_awake"),
+    [(0, False, 0, 0), (1, False, 0, 0), (1, True, 0, 1), (2, False, 1, 1)],
+    ids=["paused", "kept", "others at the wake-up", "discarded"],
+)
+def test_a_sleep_is_a_change_if_it_discards_the_weights_or_they_are_others_at_the_wake_up(
+    started: EngineCore, listener: Listener, level: int, change: bool, heard_asleep: int, heard_awake: int
 ) -> None:
-    started.sleep(1)
-    _adds(started.model_executor.model)
-    assert listener.heard == 0
-    started.wake_up()
-    assert listener.heard == 1
-
-
-def test_a_sleep_that_discards_the_weights_is_a_change(started: EngineCore, listener: Listener) -> None:
-    started.sleep(0)
-    assert listener.heard == 0
-    started.sleep(2)
-    assert listener.heard == 1
+    started.sleep(level)
+    if level == 1:
+        started.reset_encoder_cache()
+    if change:
+        _adds(started.model_executor.model)
+    assert listener.heard == heard_asleep
+    for tag in ("kv_cache", "weights"):
+        started.wake_up([tag])
+    assert (listener.heard, started.model_executor.sleeping_tags) == (heard_awake, set())
 
 
 def test_an_update_that_failed_counts_as_a_change(core: EngineCore, listener: Listener) -> None:

@@ -91,7 +91,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._finds = finds
         self._coming: Any = None
         self._states: dict[str, RequestBlocks] = {}
-        self._with_pins: dict[str, RequestBlocks] = {}
         self._turns = AgentTurns(self._report_turn)
         self._pins = 0
         self._tickets = 0
@@ -124,16 +123,16 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._release(req_context.req_id)
         state = self._states.pop(req_context.req_id, None)
         if state is not None:
+            self._release(state)
             self._turns.end(state.hints)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
         """Releases what was pinned for these requests and is not loaded: they compute from here on."""
-        if self._with_pins:
-            for request_id in self._with_pins.keys() & request_ids:
-                self._release(request_id)
+        if self._pins:
+            for state in filter(None, map(self._states.get, request_ids)):
+                self._release(state)
 
     def _report_turn(self, agent: str, state: Turn) -> None:
         def tell(client: Client) -> None:
@@ -176,7 +175,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         if found is None:
             return LookupResult.RETRY if self._fetches(state, key, end_token) else LookupResult.MISS
         state.pinned[key] = found
-        self._with_pins[req_context.req_id] = state
         self._pins += len(found)
         return LookupResult.HIT
 
@@ -214,7 +212,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._tickets += 1
         self._loading[self._tickets] = (self._ranks, wanted, pinned, state)
         handles = [[part[rank][1] if part else b"" for part in pinned] for rank in range(self._ranks)]
-        self._release(req_context.req_id)
+        self._release(state)
         return LoadChunks(self._tickets, self._group_counts(wanted), handles)
 
     def take_in(self, report: WorkerReport) -> None:
@@ -297,8 +295,8 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         In a sleep or a pause of an engine whose weights are as they were, ends only what is in progress."""
         kept = weights_are_kept()
         self._storing.clear()
-        for request_id, state in self._states.items():
-            self._release(request_id)
+        for state in self._states.values():
+            self._release(state)
             state.naming = state.naming if kept else None
         if not kept:
             self._reset += 1
@@ -312,8 +310,8 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def shutdown(self) -> None:
         """Releases everything and ends the thread. Idempotent."""
-        for request_id in list(self._with_pins):
-            self._release(request_id)
+        for state in self._states.values():
+            self._release(state)
         self._background.close()
 
     @property
@@ -332,11 +330,9 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def _off(self) -> bool:
         return self._changed or self._reset > 0
 
-    def _release(self, request_id: str) -> None:
-        state = self._with_pins.pop(request_id, None)
-        if state is not None:
-            self._pins -= sum(map(len, state.pinned.values()))
-            state.pinned.clear()
+    def _release(self, state: RequestBlocks) -> None:
+        self._pins -= sum(map(len, state.pinned.values()))
+        state.pinned.clear()
 
     def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
         counts = dict.fromkeys(self._chunks.tokens, 0)
