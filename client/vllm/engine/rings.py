@@ -24,7 +24,7 @@ class MappedRings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rings: dict[bytes, RingReader] = {}
-        self._left_at_s: dict[bytes, float] = {}
+        self._seen_s: dict[bytes, float] = {}
         self.present = b""
         """The identity of the ring that was seen last; b"" before the first."""
 
@@ -38,10 +38,9 @@ class MappedRings:
             known = self._rings.get(ring.identity)
             if known is None or len(known) < len(ring):
                 self._rings[ring.identity] = ring
-            self._left_at_s.pop(ring.identity, None)
-            for identity in [each for each in self._rings if each != ring.identity]:
-                if now_s - self._left_at_s.setdefault(identity, now_s) > KEPT_S:
-                    del self._rings[identity], self._left_at_s[identity]
+            self._seen_s[ring.identity] = now_s
+            for identity in [each for each, seen_s in self._seen_s.items() if now_s - seen_s > KEPT_S]:
+                del self._rings[identity], self._seen_s[identity]
             self.present = ring.identity
 
     @property

@@ -14,7 +14,6 @@ Invariants: forms are only added, up to FORMS_MAX a namespace.
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -49,14 +48,12 @@ class Forms:
         return True
 
 
-_lock: Final = Lock()
 _by_namespace: Final[dict[bytes, Forms]] = {}
 
 
 def forms_of(tag: bytes) -> Forms:
     """The forms of the namespace with this tag, shared by all its caches in this process."""
-    with _lock:
-        return _by_namespace.setdefault(tag, Forms())
+    return _by_namespace.setdefault(tag, Forms())
 
 
 def _form(tree: Tree) -> Any:

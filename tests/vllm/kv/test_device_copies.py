@@ -19,7 +19,7 @@ from tensord.testing.fake_stream import FakeStream, Hold
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, RING_BYTES, Daemon, until
 from ...faults.raw import RawClient
-from .worker_stand import PER_CHUNK, STORED_BYTES, Array, WorkerStand
+from .worker_stand import PER_CHUNK, STORED_BYTES, Array, WorkerStand, key
 
 CHUNK_BYTES = PER_CHUNK * STORED_BYTES[0]
 
@@ -89,7 +89,7 @@ def test_a_store_has_what_the_step_computed_though_the_card_was_late(stand: Work
         stand.write(5)
         job = stand.store([1], [[1, 2], []])
         assert stand.worker.get_finished() == []
-        assert not stand.client.contains(b"\0" * 32)
+        assert not stand.client.contains(key(1))
     stand.finished(job)
     stand.stored(1)
     expected = stand.blocks(0, [1, 2])
@@ -256,7 +256,7 @@ def test_an_error_of_the_copies_fails_the_load_and_no_job(stand: WorkerStand, ca
     assert stand.finished(store)[store].success
     card.swap_fails = False
     expected = with_chunks(stand, 4)
-    assert not stand.client.contains(b"\3" * 32)
+    assert not stand.client.contains(key(3))
     assert np.array_equal(loaded(stand, 4), expected)
 
 
@@ -302,7 +302,7 @@ def test_more_chunks_than_page_locked_memory_are_stored_as_far_as_there_is_room(
         stand.write(1)
         stand.finished(stand.store([1, 2, 3], [[1, 2, 3, 4, 5, 6], []]))
         stand.stored(1, 2)
-        assert stand.client.get(b"\0" * 32) is None
+        assert not stand.client.contains(key(3))
         expected = with_chunks(stand, 4)
         assert np.array_equal(loaded(stand, 4), expected), "places come back after a put"
         assert sum(card.locked.values()) <= 2 * CHUNK_BYTES + staging.LOADS * staging.LOAD_BYTES

@@ -18,8 +18,8 @@ from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, Daemon, until
 from .worker_stand import BLOCKS, STORED_BYTES, WorkerStand, key
 
-EDGES_BYTES = 64 << 10
-"""Registrations so small that many chunks lie across two of them."""
+EDGES_BYTES = 4 << 10
+"""Registrations so small that each chunk lies across several of them."""
 
 
 @pytest.fixture(scope="module")

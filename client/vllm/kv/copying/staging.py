@@ -75,9 +75,9 @@ class StorePlaces:
         self._device = device
         self._bytes_max = bytes_max
         self._slab_bytes = SLAB_BYTES if keeps else 0
-        self._made_bytes = 0
         self._lock = threading.Lock()
         self._free: dict[int, list[Array]] = {}
+        self._free_bytes = 0
         self.taken_bytes = 0
 
     def take(self, shape: tuple[int, int]) -> Place | None:
@@ -87,21 +87,21 @@ class StorePlaces:
             free = self._free.setdefault(size_bytes, [])
             if not free:
                 slab_bytes = max(self._slab_bytes, size_bytes)
-                if self._made_bytes + slab_bytes > self._bytes_max:
+                if self.taken_bytes + self._free_bytes + slab_bytes > self._bytes_max:
                     return None
                 slab = self._device.page_locked(slab_bytes)
-                self._made_bytes += slab_bytes
+                self._free_bytes += slab_bytes
                 count = slab_bytes // size_bytes
                 free += [slab[at * size_bytes : (at + 1) * size_bytes] for at in range(count)]
             memory = free.pop()
+            self._free_bytes -= size_bytes
             self.taken_bytes += size_bytes
 
         def give_back() -> None:
             with self._lock:
                 self.taken_bytes -= size_bytes
                 if self._slab_bytes:
+                    self._free_bytes += size_bytes
                     free.append(memory)
-                else:
-                    self._made_bytes -= size_bytes
 
         return Place(memory.reshape(shape), give_back)
