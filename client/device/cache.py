@@ -63,8 +63,8 @@ class DeviceCache:
         check_name("device.name", device.name)
         self._client = client
         self._device = device
-        self._entries = DeviceEntries()
-        self._upkeep = Upkeep(client, device, self._entries)
+        self._entries = DeviceEntries(device)
+        self._upkeep = Upkeep(client, self._entries)
         self._closed = weakref.finalize(self, self._upkeep.stop)
         self._upkeep.owner = weakref.ref(self)
         self._upkeep.start()
@@ -126,8 +126,8 @@ class DeviceCache:
                 self._entries.tally.blocked += 1
             registration.settle("refused", blocked)
             return registration
-        entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
-        entry.cost_ms = cost_ms
+        marks = [self._device.mark()]
+        entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, marks, cost_ms=cost_ms)
         kept = aside(partial(self._entries.put, entry))
         if kept is None:
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
@@ -148,7 +148,7 @@ class DeviceCache:
             BadKey: the key is not 32 bytes.
         """
         key = check_key(key)
-        lease = self._entries.lease(key, self._device)
+        lease = self._entries.lease(key)
         if lease is not None:
             self._device.lend(lease.tree)
             return lease
@@ -203,7 +203,7 @@ class DeviceCache:
         leaving = self._upkeep.send_away(keys)
         if not wait:
             return leaving.count
-        leaving.wait(limit_s)
+        leaving.ended.wait(limit_s)
         return leaving.gone
 
     def clear(self) -> int:
@@ -303,11 +303,10 @@ class DeviceCache:
         return lease
 
     def _put_promoted(self, entry: DeviceEntry) -> DeviceLease | None:
+        entry.is_reserved = True
         with self._entries.lock:
-            lease = self._entries.lease(entry.key, self._device)
-            if lease is None:
-                if self._entries.put(entry, reserved=True) is None:
-                    return None
+            lease = self._entries.lease(entry.key)
+            if lease is None and self._entries.put(entry) is not None:
                 self._entries.tally.promoted += 1
-                lease = DeviceLease.of(entry, self._entries, self._device)
+                lease = DeviceLease(entry.tree, "device", entry=entry, entries=self._entries)
             return lease

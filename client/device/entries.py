@@ -1,8 +1,7 @@
 """The entries of one device in this process, and the leases on them.
 
-Owns: the table from keys to tensors and their state, the uses not reported to the daemon yet, and the keys whose state
-the daemon does not know yet. Does not own: the communication with the daemon (upkeep.py), a put's state
-(registration.py), the device.
+Owns: the table from keys to tensors, the uses that the daemon was not told of yet, and the keys that changed since.
+Does not own: what the daemon knows (ledger.py), a put's state (registration.py), the device.
 
 Invariants: only the owner's delete removes an entry with a live lease. Every access to the tables holds `lock`,
 briefly, and never while waiting for a device or a daemon. A lease is returned without the lock, since a finalizer may
@@ -15,7 +14,6 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Final, Literal, NoReturn, Self
 
 from ...errors import DaemonUnavailable
@@ -25,19 +23,16 @@ from .registration import Registration
 
 DeviceTier = Literal["device", "host"]
 _MARKS: Final = 4
-_leases = count(1)
-_serials = count(1)
 
 
 @dataclass(slots=True, eq=False)
 class DeviceEntry:
     """Tensors in this process's VRAM.
 
-    `marks`: points that streams must reach before the tensors may be copied or dropped. `leases`: the present leases.
-    `uses`: the number of uses since the put, the put included. `said`: a registration is in flight. `known`: a daemon
-    has registered the entry. `serial`: distinguishes entries of one key, one after the other. `new_bytes`: memory that
-    was taken for it, that no reservation counts and no daemon was told of. `cost_ms`: what computing the
-    tensors again takes, as reported by the put.
+    `marks`: points that streams must reach before the tensors may be copied or dropped. `leases`: the present leases,
+    by their ids. `uses`: the number of uses since the put, the put included. `known_to`: the last connection whose
+    daemon has registered the entry. `is_reserved`: a reservation counted its memory when it was taken. `cost_ms`: what
+    computing the tensors again takes, as reported by the put.
     """
 
     key: bytes
@@ -47,23 +42,11 @@ class DeviceEntry:
     agent: str
     registration: Registration
     marks: list[Mark] = field(default_factory=list)
-    leases: dict[int, None] = field(default_factory=dict)
+    leases: set[int] = field(default_factory=set)
     uses: int = 1
     cost_ms: float = 0.0
-    new_bytes: int = 0
-    said: bool = False
-    known: bool = False
-    serial: int = field(default_factory=_serials.__next__)
-
-    @property
-    def in_use(self) -> bool:
-        """Whether a lease on the entry exists."""
-        return bool(self.leases)
-
-    def give_up(self) -> None:
-        """Settles the registration as lost, unless the daemon's answer is outstanding. The entry has left the cache."""
-        if not self.said and self.registration.state == "sent":
-            self.registration.settle("lost", DaemonUnavailable("it left the cache before the daemon knew it"))
+    is_reserved: bool = False
+    known_to: object = None
 
 
 class DeviceLease:
@@ -89,31 +72,31 @@ class DeviceLease:
         host [0 1 2]
     """
 
-    __slots__ = ("__weakref__", "_device", "_entries", "_entry", "_number", "_tree", "host", "tier")
+    __slots__ = ("__weakref__", "_entries", "_entry", "_released", "_tree", "host", "tier")
 
-    def __init__(self, tree: Any, tier: DeviceTier, host: Lease | None = None) -> None:
+    def __init__(
+        self,
+        tree: Any,
+        tier: DeviceTier,
+        host: Lease | None = None,
+        entry: DeviceEntry | None = None,
+        entries: DeviceEntries | None = None,
+    ) -> None:
+        """`entry`: on tier "device"; the caller holds the lock of its `entries`."""
         self._tree = tree
         self.tier: DeviceTier = tier
         self.host = host
-        self._entry: DeviceEntry | None = None
-        self._entries: DeviceEntries | None = None
-        self._device: Device | None = None
-        self._number = 0
+        self._entries = entries
+        self._released = False
+        self._entry = entry
+        if entry is not None:
+            entry.leases.add(id(self))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a lease keeps tensors of this process on the device, so it cannot be pickled or copied: send copies of "
             "the tensors"
         )
-
-    @classmethod
-    def of(cls, entry: DeviceEntry, entries: DeviceEntries, device: Device) -> Self:
-        """A new lease on an entry. The caller holds `entries.lock`. For the library."""
-        lease = cls(entry.tree, "device")
-        lease._number = next(_leases)
-        lease._entry, lease._entries, lease._device = entry, entries, device
-        entry.leases[lease._number] = None
-        return lease
 
     @property
     def tree(self) -> Any:
@@ -122,24 +105,22 @@ class DeviceLease:
         Raises:
             ValueError: the lease was released.
         """
-        if self._tree is None and self._number < 0:
+        if self._released:
             raise ValueError("this lease was released; take the tensors you need before the with block ends")
         return self._tree
 
     def release(self) -> None:
         """Releases the tensors. Idempotent."""
-        entry, device = self._entry, self._device
-        self._entry = self._tree = None
+        entry, self._entry, self._tree, self._released = self._entry, None, None, True
         if self.host is not None:
             self.host.release()
-        if entry is not None and device is not None and self._entries is not None:
+        if entry is not None and self._entries is not None:
             if not self._entries.closed:
                 # The user of the lease may have queued work on the tensors, so the mark is added before the lease is
                 # returned.
                 with suppress(Exception):
-                    entry.marks.append(device.mark())
-            entry.leases.pop(self._number, None)
-        self._number = -1
+                    entry.marks.append(self._entries.device.mark())
+            entry.leases.discard(id(self))
 
     def __enter__(self) -> Self:
         return self
@@ -174,16 +155,16 @@ class DeviceTally:
 
 
 class DeviceEntries:
-    """The table of entries, with their bytes."""
+    """The table of entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         # Reentrant: a lease's finalizer, and any code with it, may run while this thread holds the lock.
         self.lock = threading.RLock()
+        self.device = device
         self.closed = False
-        self.size_bytes = 0
         self.tally = DeviceTally()
-        self.unsynced: dict[bytes, None] = {}
-        """Keys whose present entry, or absence, the daemon does not know, in order of the change."""
+        self.changed: dict[bytes, None] = {}
+        """Keys whose present entry, or absence, the daemon may not know, in order of the change."""
         self.unreported_uses: dict[bytes, int] = {}
         """Uses by key that are not reported to the daemon yet."""
         self._table: dict[bytes, DeviceEntry] = {}
@@ -194,6 +175,12 @@ class DeviceEntries:
     def __contains__(self, key: object) -> bool:
         return key in self._table
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries' tensors."""
+        with self.lock:
+            return sum(entry.size_bytes for entry in self._table.values())
+
     def find(self, key: bytes) -> DeviceEntry | None:
         """The present entry of a key, or None."""
         return self._table.get(key)
@@ -203,7 +190,7 @@ class DeviceEntries:
         with self.lock:
             return list(self._table)
 
-    def lease(self, key: bytes, device: Device) -> DeviceLease | None:
+    def lease(self, key: bytes) -> DeviceLease | None:
         """A new lease, counted as a use; None if there is no entry."""
         with self.lock:
             entry = self._table.get(key)
@@ -216,11 +203,11 @@ class DeviceEntries:
                 settled = len(entry.marks) - 1
                 with suppress(Exception):  # a failed stream must not turn a hit into a miss
                     entry.marks[:settled] = [mark for mark in entry.marks[:settled] if not mark.wait(0)]
-            return DeviceLease.of(entry, self, device)
+            return DeviceLease(entry.tree, "device", entry=entry, entries=self)
 
-    def put(self, entry: DeviceEntry, *, reserved: bool = False) -> DeviceEntry | None:
+    def put(self, entry: DeviceEntry) -> DeviceEntry | None:
         """Adds an entry. Returns the entry of its key: an earlier one stays, and is used. None, without a change, if
-        the table is closed. `reserved`: its memory was taken under a reservation, which counts it."""
+        the table is closed."""
         with self.lock:
             if self.closed:
                 return None
@@ -229,88 +216,58 @@ class DeviceEntries:
                 self._use(before)
                 return before
             self._table[entry.key] = entry
-            self.size_bytes += entry.size_bytes
-            entry.new_bytes = 0 if reserved else entry.size_bytes
-            self.unsynced[entry.key] = None
+            self.changed[entry.key] = None
             return entry
-
-    def agreed(self, entry: DeviceEntry) -> None:
-        """Records that the daemon has registered the entry."""
-        with self.lock:
-            if not entry.known:
-                self.tally.registered += 1
-            entry.known = True
-            entry.new_bytes = 0
-
-    def refused(self, entry: DeviceEntry) -> None:
-        """Removes an entry that the daemon refused."""
-        with self.lock:
-            self.tally.refused += 1
-            if self._table.get(entry.key) is entry:
-                self._remove(entry)
 
     def delete(self, keys: Iterable[bytes]) -> int:
         """Removes entries. Returns the number of removed entries."""
         with self.lock:
-            found = [entry for key in keys if (entry := self._table.get(key)) is not None]
-            for entry in found:
-                self._remove(entry)
-                entry.give_up()
-                self.unsynced[entry.key] = None
-            return len(found)
+            return sum(self.remove(entry) for key in keys if (entry := self._table.get(key)) is not None)
 
-    def leave(self, entry: DeviceEntry, uses: int, *, stored: bool) -> Literal["left", "in use", "gone"]:
-        """Removes an entry on an order of the daemon or its owner, unless the entry is in use, or has been used since
-        the caller read `uses`. A removed entry drops its tensors, even if other references to the entry exist. It is
-        counted as offloaded if the host tier has `stored` it, or else as dropped."""
+    def remove(self, entry: DeviceEntry) -> bool:
+        """Removes an entry. Returns False, without a change, if it is not in the table. The caller holds the lock."""
+        if self._table.get(entry.key) is not entry:
+            return False
+        del self._table[entry.key]
+        self.unreported_uses.pop(entry.key, None)
+        self.changed[entry.key] = None
+        entry.registration.settle("lost", DaemonUnavailable("it left the cache before the daemon knew it"))
+        return True
+
+    def leave(self, entry: DeviceEntry, uses: int, *, stored: bool) -> bool:
+        """Removes an entry on an order of the daemon or its owner. Returns False if the entry is not in the table, is
+        in use, or has been used since the caller read `uses`. A removed entry drops its tensors, even if other
+        references to the entry exist. It is counted as offloaded if the host tier has `stored` it, or else as dropped.
+        """
         with self.lock:
-            if self._table.get(entry.key) is not entry:
-                return "gone"
-            if entry.uses != uses or entry.in_use:
-                return "in use"
-            self._remove(entry)
-            entry.give_up()
+            if entry.uses != uses or entry.leases or not self.remove(entry):
+                return False
             entry.tree = None
             entry.marks.clear()
             self.tally.offloaded += stored
             self.tally.dropped += not stored
-            return "left"
+            return True
 
-    def say_all(self) -> None:
+    def all_changed(self) -> None:
         """Marks all entries as unknown to the daemon, for a new daemon. Each will be registered with its count of
         uses."""
         with self.lock:
-            self.unsynced = dict.fromkeys(self._table)
+            self.changed = dict.fromkeys(self._table)
             self.unreported_uses.clear()
 
-    def close(self) -> list[DeviceEntry]:
-        """Empties and closes the table. Returns its entries."""
+    def close(self, error: DaemonUnavailable) -> list[DeviceEntry]:
+        """Empties and closes the table. Returns its entries, whose registrations end with `error` if the daemon did not
+        know them."""
         with self.lock:
             self.closed = True
             left = list(self._table.values())
             self._table.clear()
-            self.unsynced.clear()
+            self.changed.clear()
             self.unreported_uses.clear()
-            self.size_bytes = 0
-            return left
-
-    def close_in_child(self) -> list[DeviceEntry]:
-        """`close` in the child of a fork, with a new lock, since another thread of the parent may hold the old one."""
-        self.lock = threading.RLock()
-        return self.close()
+        for entry in left:
+            entry.registration.settle("lost", error)
+        return left
 
     def _use(self, entry: DeviceEntry) -> None:
         entry.uses += 1
         self.unreported_uses[entry.key] = self.unreported_uses.get(entry.key, 0) + 1
-
-    def _remove(self, entry: DeviceEntry) -> None:
-        del self._table[entry.key]
-        self.size_bytes -= entry.size_bytes
-        self.unreported_uses.pop(entry.key, None)
-
-    def check_invariants(self) -> None:
-        """Asserts that the total agrees with the table."""
-        with self.lock:
-            assert self.size_bytes == sum(entry.size_bytes for entry in self._table.values())
-            assert all(entry.key == key for key, entry in self._table.items())
-            assert not self.closed or not self._table

@@ -1,8 +1,11 @@
-"""Moves of tensors: from the device into the ring, out of this process, and back.
+"""Moves of entries: from the device into the ring, out of this process, and back.
 
-Owns: the order of steps that makes a move safe. Does not own: the orders (orders.py), the tables (entries.py).
+Owns: the requests to move entries, which are orders of the daemon and offloads by the owner; the order of steps that
+makes a move safe; the acknowledgements. Does not own: the table (entries.py), the daemon's knowledge (ledger.py), the
+schedule (upkeep.py). All calls but `send_away` and `promoted` run in the upkeep thread.
 
-Invariants: a tensor in use is never dropped.
+Invariants: a tensor in use is never dropped. Each entry of an order is acknowledged or released exactly once while the
+connection lasts. An entry that its owner offloads leaves only if the host tier has stored it.
 
 SYNC POINT: an entry's uses are read, then its leases, then its marks, which are awaited. Then the tensors are copied.
 Then, under the lock, the entry is removed only if its uses are unchanged and it has no lease. A reader that came in
@@ -14,17 +17,24 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
+from ...ipc.messages import control as messages
 from ..arguments.put_options import PutOptions
-from ..gpu.interface import Device, Mark
+from ..gpu.interface import Mark
 from ..gpu.outgoing import payload_of
+from ..link.link import Connected
 from ..reading.lease import Lease
+from ..threads.waiting import LockEvent
 from ..writing.outcomes import Put
 from .entries import DeviceEntries, DeviceEntry
+from .ledger import Ledger, Post
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -32,84 +42,229 @@ if TYPE_CHECKING:
 
 _MARK_S: Final = 5.0
 _PUT_S: Final = 5.0
+_SLICE_ENTRIES: Final = 16
+_SLICE_BYTES: Final = 256 << 20
 _log = logging.getLogger("tensord")
 
 
 @dataclass(slots=True)
-class MoveResult:
-    """The keys of a move, each in one list. `unknown`: not in the table, or deleted meanwhile."""
+class Leaving:
+    """Entries that their owner offloads. `count`: their number. `gone`: how many have left so far. `ended`: each was
+    tried once."""
 
-    offloaded: list[bytes] = field(default_factory=list)
-    dropped: list[bytes] = field(default_factory=list)
-    kept: list[bytes] = field(default_factory=list)
-    unknown: list[bytes] = field(default_factory=list)
-    freed_bytes: int = 0
-    error: Exception | None = None
+    count: int
+    gone: int = 0
+    ended: LockEvent = field(default_factory=LockEvent)
+
+
+@dataclass(slots=True)
+class Job:
+    """Entries that are to leave. `order`: the number of the daemon's order; None if it is none, so that nothing is
+    acknowledged. `leaving`: of the owner's offload."""
+
+    entries: deque[DeviceEntry]
+    offloads: bool = True
+    order: int | None = None
+    leaving: Leaving | None = None
 
 
 class Moves:
-    """Moves entries of one cache.
+    """Moves entries of one cache, one job after the other, a few entries at a time.
 
     `in_vain_at`: when entries last left and no memory went back to the driver; inf if some has gone back since.
+    `failed` is called with an error of the device, before anybody learns that a job has ended.
     """
 
-    def __init__(self, client: Client, device: Device, entries: DeviceEntries) -> None:
+    def __init__(
+        self, client: Client, entries: DeviceEntries, ledger: Ledger, post: Post, failed: Callable[[Exception], None]
+    ) -> None:
         self._client = client
-        self._device = device
+        self._device = entries.device
         self._entries = entries
+        self._ledger = ledger
+        self._post = post
+        self._failed = failed
+        self._jobs: deque[Job] = deque()
+        self._promotions: deque[bytes] = deque()
         self.in_vain_at = math.inf
 
-    def away(
-        self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool], may_drop: bool = True
-    ) -> MoveResult:
-        """Copies entries into the ring (`offload`), drops them here, and returns their memory to the driver.
+    def __len__(self) -> int:
+        """How many jobs and promotions wait."""
+        return len(self._jobs) + len(self._promotions)
 
-        An entry that cannot be copied is dropped, or kept if `may_drop` is false or `has_daemon()` returns false. An
-        entry in use is kept.
+    # ---- requests
+
+    def take(self, order: messages.Order, connected: Connected) -> None:
+        """Takes an order. Answers and orders arrive as the daemon sent them: an order concerns the entry that the
+        daemon has confirmed by now. Of a former connection it concerns none."""
+        if connected is not self._ledger.connected:
+            return
+        if order.kind == "promote":
+            self._promotions.extend(order.keys)
+            return
+        named = [self._ledger.told.get(key) for key in order.keys]
+        entries = deque(entry for entry in named if entry is not None and self._ledger.knows(entry))
+        self._jobs.append(Job(entries, order.kind == "offload", order.order))
+
+    def send_away(self, entries: Iterable[DeviceEntry]) -> Leaving:
+        """Offloads entries to the host tier. Callable from any thread."""
+        job = Job(deque(entries))
+        job.leaving = leaving = Leaving(len(job.entries))
+        self._post(partial(self._jobs.append, job))
+        return leaving
+
+    def forget_daemon(self) -> None:
+        """Drops the orders of a daemon that is gone. The owner's offloads stay."""
+        self._promotions.clear()
+        self._jobs = deque(job for job in self._jobs if job.leaving is not None)
+
+    def close(self) -> None:
+        """Drops all work. The table is empty."""
+        for job in self._jobs:
+            if job.leaving is not None:
+                job.leaving.ended.set()
+        self._jobs.clear()
+        self._promotions.clear()
+
+    # ---- execution
+
+    def do_some(self, *, refuses: bool) -> None:
+        """Executes a part of the first job, or a promotion if there is no job. `refuses`: promote nothing."""
+        if self._ledger.unwelcome:
+            # A former daemon had these, and the present one has no room for them.
+            self._jobs.append(Job(deque(self._ledger.unwelcome)))
+            self._ledger.unwelcome.clear()
+        if self._jobs:
+            job = self._jobs[0]
+            entries = self._slice_of(job)
+            if not job.entries:
+                self._jobs.popleft()
+            self._away(job, entries)
+        elif self._promotions:
+            key = self._promotions.popleft()
+            if not refuses and key not in self._entries:
+                self._promote(key)
+
+    def _slice_of(self, job: Job) -> list[DeviceEntry]:
+        chosen: list[DeviceEntry] = []
+        size_bytes = 0
+        while job.entries and len(chosen) < _SLICE_ENTRIES and size_bytes < _SLICE_BYTES:
+            entry = job.entries.popleft()
+            # An entry that was deleted meanwhile is released, and not acknowledged.
+            if self._entries.find(entry.key) is entry and (job.order is None or self._ledger.knows(entry)):
+                chosen.append(entry)
+                size_bytes += entry.size_bytes
+        return chosen
+
+    def _away(self, job: Job, entries: list[DeviceEntry]) -> None:
+        """Copies entries into the ring, drops them here, and returns their memory to the driver.
+
+        An entry that cannot be copied is dropped. It is kept if its owner offloads it, or the daemon is gone. An entry
+        in use is kept.
         """
-        moved = MoveResult()
-        leaving: list[tuple[DeviceEntry, int, Put | None]] = []
+        connected, tally = self._ledger.connected, self._entries.tally
+        offloaded: list[bytes] = []
+        dropped: list[bytes] = []
+        freed_bytes = 0
         deadline = time.monotonic() + _MARK_S
-        for key in keys:
-            entry = self._entries.find(key)
-            if entry is None:
-                moved.unknown.append(key)
-                continue
-            uses = entry.uses
-            if entry.in_use or not self._is_reached(entry, deadline, moved):
-                moved.kept.append(key)
-                continue
-            leaving.append((entry, uses, self._copied(entry, moved) if offload else None))
-        for entry, uses, put in leaving:
-            stored = put is not None and self._is_stored(entry, put, moved)
-            if offload and not stored and not (may_drop and has_daemon()):
-                if not may_drop:
-                    _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), self._device.name)
-                moved.kept.append(entry.key)
-                continue
-            match self._entries.leave(entry, uses, stored=stored):
-                case "left":
-                    (moved.offloaded if stored else moved.dropped).append(entry.key)
-                case "gone":
-                    moved.unknown.append(entry.key)
-                case _:
-                    moved.kept.append(entry.key)
-        if moved.offloaded or moved.dropped:
-            try:
-                moved.freed_bytes = self._device.give_back()
-                self.in_vain_at = math.inf if moved.freed_bytes else time.monotonic()
-            except Exception as error:
-                _log.exception("%s: memory could not be returned to the driver", self._device.name)
-                moved.error = error
-        return moved
+        try:
+            leaving: list[tuple[DeviceEntry, int, Put | None]] = []
+            for entry in entries:
+                uses = entry.uses
+                if not entry.leases and self._is_reached(entry, deadline):
+                    # No copy is made that no daemon can take.
+                    copies = job.offloads and self._client.link.connection is not None
+                    leaving.append((entry, uses, self._copied(entry) if copies else None))
+            for entry, uses, put in leaving:
+                stored = put is not None and self._is_stored(entry, put)
+                if job.offloads and not stored and job.leaving is not None:
+                    name = self._device.name
+                    _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), name)
+                elif job.offloads and not stored and self._client.link.connection is not connected:
+                    continue
+                elif self._entries.leave(entry, uses, stored=stored):
+                    (offloaded if stored else dropped).append(entry.key)
+            if offloaded or dropped:
+                freed_bytes = self._device.give_back()
+                self.in_vain_at = math.inf if freed_bytes else time.monotonic()
+        except Exception as error:
+            _log.exception("%s: a move of entries ended early", self._device.name)
+            self._failed(error)
+        kept = [entry.key for entry in entries if self._entries.find(entry.key) is entry]
+        tally.kept += len(kept)
+        tally.freed_bytes += freed_bytes
+        if job.leaving is not None:
+            job.leaving.gone += len(offloaded)
+            if not job.entries:
+                job.leaving.ended.set()
+        elif job.order is not None and connected is not None and (offloaded or dropped or kept):
+            gone = [*offloaded, *dropped]
+            for key in gone:
+                self._ledger.told.pop(key, None)
+            what = self._device.name, job.order, offloaded, dropped, kept, freed_bytes
+            self._client.link.ask(
+                lambda number: messages.AcknowledgeOrder(number, *what),
+                connected=connected,
+                then=lambda answer: self._post(partial(self._on_acknowledged, job.order, gone, connected, answer)),
+            )
 
-    def back(self, key: bytes) -> DeviceEntry | None:
-        """A device entry with the host tier's content of a key; None if there is none, or no room on the device."""
+    def _on_acknowledged(self, order: int | None, gone: list[bytes], connected: Connected, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is not None and connected is self._ledger.connected:
+            _log.info("order %s for %s: %s", order, self._device.name, error)
+            self._ledger.doubt(gone)
+
+    def _is_reached(self, entry: DeviceEntry, deadline: float) -> bool:
+        """Whether the streams have reached the entry's marks by the deadline. An entry whose mark raises stays."""
+        marks: list[Mark] = list(entry.marks)
+        try:
+            return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
+        except Exception as error:
+            _log.warning("%s stays on %s, its stream cannot be awaited: %s", entry.key.hex(), self._device.name, error)
+            self._failed(error)
+            return False
+
+    def _copied(self, entry: DeviceEntry) -> Put | None:
+        marks = list(entry.marks)
+        try:
+            link = self._client.link
+            leaving = self._device.outgoing(entry.tree, marks[-1])
+            payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
+            options = PutOptions(entry.tokens, cost_ms=entry.cost_ms).checked()
+            put = Put(entry.key)
+            link.puts.put(put, payload, options, time.monotonic() + _PUT_S)
+            if payload.failure is not None:
+                raise payload.failure
+            return put
+        except Exception as error:
+            _log.warning("%s of %s is not copied to the host tier: %s", entry.key.hex(), self._device.name, error)
+            if not isinstance(error, TensordError):
+                self._failed(error)
+            return None
+
+    def _is_stored(self, entry: DeviceEntry, put: Put) -> bool:
+        try:
+            put.wait(_PUT_S)
+            return put.state in ("stored", "existed")
+        except TimedOut:
+            return False
+        except Exception as error:
+            _log.warning("%s of %s may not be in the host tier: %s", entry.key.hex(), self._device.name, error)
+            self._failed(error)
+            return False
+
+    # ---- back
+
+    def _promote(self, key: bytes) -> None:
         lease = self._client.get(key)
         if lease is None:
-            return None
+            return
         with lease:
-            return self.promoted(key, lease)
+            entry = self.promoted(key, lease)
+        with self._entries.lock:
+            # An entry that was put meanwhile stays, since it is newer.
+            if entry is not None and key not in self._entries and self._entries.put(entry):
+                self._entries.tally.promoted += 1
 
     def promoted(self, key: bytes, host: Lease) -> DeviceEntry | None:
         """A device entry with the content of a host lease; None if the device has no room for it or cannot hold it.
@@ -131,42 +286,3 @@ class Moves:
         tokens = found.tokens if found is not None else 0
         # The daemon remembers the agent and the cost of what has left.
         return DeviceEntry(key, tree, size_bytes, tokens, "", Registration(key), [self._device.mark()])
-
-    def _is_reached(self, entry: DeviceEntry, deadline: float, moved: MoveResult) -> bool:
-        """Whether the streams have reached the entry's marks by the deadline. An entry whose mark raises stays."""
-        marks: list[Mark] = list(entry.marks)
-        try:
-            return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
-        except Exception as error:
-            _log.warning("%s stays on %s, its stream cannot be awaited: %s", entry.key.hex(), self._device.name, error)
-            moved.error = error
-            return False
-
-    def _copied(self, entry: DeviceEntry, moved: MoveResult) -> Put | None:
-        marks = list(entry.marks)
-        try:
-            link = self._client.link
-            leaving = self._device.outgoing(entry.tree, marks[-1])
-            payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
-            options = PutOptions(entry.tokens, cost_ms=entry.cost_ms).checked()
-            put = Put(entry.key)
-            link.puts.put(put, payload, options, time.monotonic() + _PUT_S)
-            if payload.failure is not None:
-                raise payload.failure
-            return put
-        except Exception as error:
-            _log.warning("%s of %s is not copied to the host tier: %s", entry.key.hex(), self._device.name, error)
-            if not isinstance(error, TensordError):
-                moved.error = error
-            return None
-
-    def _is_stored(self, entry: DeviceEntry, put: Put, moved: MoveResult) -> bool:
-        try:
-            put.wait(_PUT_S)
-            return put.state in ("stored", "existed")
-        except TimedOut:
-            return False
-        except Exception as error:
-            _log.warning("%s of %s may not be in the host tier: %s", entry.key.hex(), self._device.name, error)
-            moved.error = error
-            return False

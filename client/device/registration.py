@@ -1,14 +1,14 @@
 """The state of a put into a DeviceCache, for the caller.
 
 Owns: the state, and the wait for it. Does not own: the entry (entries.py), nor the question to the daemon (ledger.py).
-Invariants: the error is set before the state, so a thread that sees "refused" finds the reason.
+Invariants: the state is set once, and the error before it, so a thread that sees "refused" finds the reason.
 """
 
 from __future__ import annotations
 
 from typing import Literal, Self
 
-from ...errors import DaemonUnavailable, TensordError, TimedOut
+from ...errors import TensordError, TimedOut
 from ...ipc.messages.schema import DURATION_S_MAX
 from ..arguments.checks import check_timeout
 from ..threads.waiting import LockEvent
@@ -53,16 +53,12 @@ class Registration:
         return self
 
     def settle(self, state: RegistrationState, error: TensordError | None = None) -> None:
-        """Sets the final state. For the library."""
-        # The error first: a thread that sees "refused" finds its reason.
-        self.error = error
-        self.state = state
-        self._settled.set()
-
-    def disown(self) -> None:
-        """Ends the registration in the child of a fork. Takes no lock, since a thread of the parent may hold it."""
-        self._settled = LockEvent()
-        self.settle("lost", DaemonUnavailable("this process was forked off: the tensors are its parent's"))
+        """Sets the final state, unless there is one. For the library."""
+        if self.state == "sent":
+            # The error first: a thread that sees "refused" finds its reason.
+            self.error = error
+            self.state = state
+            self._settled.set()
 
     def __repr__(self) -> str:
         return f"Registration({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"

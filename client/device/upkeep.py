@@ -1,13 +1,12 @@
 """The background thread of a DeviceCache: it reports the device's entries to the daemon, and executes its orders.
 
-Owns: the thread, its events and its schedule; the device's state as reported by the daemon. Does not own: the tables
-(entries.py), the daemon's knowledge of them (ledger.py), the orders (orders.py).
+Owns: the thread, its events and its schedule; the device's state as reported by the daemon. Does not own: the table
+(entries.py), the daemon's knowledge of it (ledger.py), the orders (moves.py).
 
 While the device is paused, orders wait.
 
 Invariants: this thread alone sends the messages of its cache, so that the daemon gets them in the order of the changes.
-Ledger and orders are used by this thread only, except where they say otherwise. Only `stop` ends the thread: errors are
-logged, and shown as `error`.
+Only `stop` ends the thread: errors are logged, and shown as `error`.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
 from ...ipc.messages import control as messages
-from ..gpu.interface import Device
 from ..link.link import SAY_S, Connected, Link
 from ..link.listeners import ListenerMessage, PushListener
 from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent, SimpleQueue
 from .entries import DeviceEntries
 from .ledger import Ledger
-from .moves import Moves
-from .orders import Leaving, OrderRunner
+from .moves import Leaving, Moves
 
 if TYPE_CHECKING:
     from ..core.client import Client
 
+ORDERS_MAX: Final = 4096
+"""Limit on waiting orders. Further orders are dropped, without a message to the daemon."""
 USES_EVERY_S: Final = 0.25
 """How often the daemon is told which entries were used."""
 _PAUSE_S: Final = 0.1
@@ -56,18 +55,15 @@ class Upkeep:
     signal handler.
     """
 
-    def __init__(
-        self, client: Client, device: Device, entries: DeviceEntries, uses_every_s: float = USES_EVERY_S
-    ) -> None:
-        self.device = device
+    def __init__(self, client: Client, entries: DeviceEntries) -> None:
+        self.device = entries.device
         self.owner: Callable[[], object | None] = lambda: True
         self.state: messages.TierState | None = None
+        self.uses_every_s = USES_EVERY_S
         self._error: Exception | None = None
+        self._client = client
         self._link: Link = client.link
-        self._governor = client.governor
         self._entries = entries
-        self._uses_every_s = uses_every_s
-        self.moves = Moves(client, device, entries)
         self._report_every_s = 0.0
         self._reading_failed = False
         self._begin()
@@ -77,10 +73,8 @@ class Upkeep:
         self._awake = False
         self._stopping = LockEvent()
         self._thread: threading.Thread | None = None
-        self.ledger = Ledger(self._link, self.device.name, self._entries, self._events.put)
-        self._orders = OrderRunner(
-            self._link, self.device.name, self._entries, self.moves, self.ledger, self._events.put
-        )
+        self.ledger = Ledger(self._link, self._entries, self._events.put)
+        self.moves = Moves(self._client, self._entries, self.ledger, self._events.put, partial(setattr, self, "error"))
         self._flush_at = self._report_at = self._give_back_at = 0.0
 
     @property
@@ -112,7 +106,7 @@ class Upkeep:
             self._stopping.set()
             self._link.listeners.remove(self)
             raise
-        self._governor.watch()
+        self._client.governor.watch()
 
     def _rivals(self, other: PushListener) -> bool:
         return isinstance(other, Upkeep) and other.device.name == self.device.name and not other.stopped
@@ -137,12 +131,8 @@ class Upkeep:
 
     def send_away(self, keys: Iterable[bytes]) -> Leaving:
         """Offloads those of the keys that are in the table."""
-        return aside(partial(self._send_away, keys))
-
-    def _send_away(self, keys: Iterable[bytes]) -> Leaving:
-        with self._entries.lock:
-            found = [self._entries.find(key) for key in dict.fromkeys(keys)]
-        return self._orders.send_away([(entry.key, entry.serial) for entry in found if entry is not None])
+        found = map(self._entries.find, dict.fromkeys(keys))
+        return aside(partial(self.moves.send_away, [entry for entry in found if entry is not None]))
 
     @property
     def refuses(self) -> bool:
@@ -174,19 +164,19 @@ class Upkeep:
             case messages.DeviceOpened(state=messages.TierState() as state) if state.gauge == self.device.name:
                 self.state = state
             case messages.Order(device=device) if device == self.device.name:
-                self._orders.queue(message, connected)
+                if self._events.qsize() + len(self.moves) < ORDERS_MAX:
+                    self._events.put(partial(self.moves.take, message, connected))
+                else:
+                    _log.warning("order %d for %s is dropped: %d orders are waiting", message.order, device, ORDERS_MAX)
             case _:
                 pass
 
     def forked(self) -> None:
         """Closes the cache in the child of a fork: the parent's VRAM is not the child's."""
+        self._entries.lock = threading.RLock()  # another thread of the parent may hold the old one
+        error = DaemonUnavailable("this process was forked off: the tensors are its parent's")
         # Kept for ever, and never used: their finalizers would use a device that did not survive the fork.
-        left = self._entries.close_in_child()
-        _inherited.append(left)
-        for entry in left:
-            if entry.registration.state == "sent":
-                entry.registration.disown()
-        _inherited.append(list(self.ledger.under_way.values()))
+        _inherited.append((self._entries.close(error), self.ledger, self.moves))
         self.state = None
         self._begin()
         self._stopping.set()
@@ -211,15 +201,14 @@ class Upkeep:
 
     def turn(self) -> None:
         """One turn: handles events, sends differences, and executes a part of the orders."""
-        self._take_events()
-        self._orders.send_unwelcome_away()
+        self._take_events(self._wait_s())
+        if not self.device.paused:
+            self.moves.do_some(refuses=self.refuses)
         if self.ledger.tell_differences():
             self.wake()
-        if self._orders and not self.device.paused:
-            self._orders.do_some(refuses=self.refuses, failed=partial(setattr, self, "error"))
         now = time.monotonic()
         if now >= self._flush_at:
-            self._flush_at = now + self._uses_every_s
+            self._flush_at = now + self.uses_every_s
             self.ledger.flush_uses()
         if self._report_every_s and now >= self._report_at and not self.device.paused:
             self._report_at = now + self._report_every_s
@@ -232,14 +221,21 @@ class Upkeep:
             self.moves.in_vain_at = math.inf
             self.device.give_back()
 
-    def _take_events(self) -> None:
-        wait_s = max(0.0, self._flush_at - time.monotonic())
-        if self._orders:
-            wait_s = min(wait_s, _AGAIN_S) if self.device.paused else 0.0
+    def _wait_s(self) -> float:
+        """Seconds until something is to be done without an event."""
+        if (self.moves or self.ledger.unwelcome) and not self.device.paused:
+            return 0.0
+        now = time.monotonic()
+        due = [self._flush_at]
+        if self.moves:
+            due.append(now + _AGAIN_S)
         if self.ledger.resume_at:
-            wait_s = min(wait_s, max(0.0, self.ledger.resume_at - time.monotonic()))
+            due.append(self.ledger.resume_at)
         if self._report_every_s and not self.device.paused:
-            wait_s = min(wait_s, max(0.0, self._report_at - time.monotonic()))
+            due.append(self._report_at)
+        return max(0.0, min(due) - now)
+
+    def _take_events(self, wait_s: float = 0.0) -> None:
         with suppress(Empty):
             event = self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()
             while True:
@@ -261,7 +257,7 @@ class Upkeep:
     def _forget_daemon(self) -> None:
         self._report_every_s = 0.0
         self.ledger.forget_daemon()
-        self._orders.forget_daemon()
+        self.moves.forget_daemon()
 
     def _on_opened(self, answer: Future[Any]) -> None:
         error = answer.exception()
@@ -290,17 +286,10 @@ class Upkeep:
     # ---- the end
 
     def _end(self) -> None:
-        for entry in self._entries.close():
-            if entry.registration.state == "sent":
-                entry.registration.settle("lost", DaemonUnavailable("the device cache was closed"))
-        self._take_events_that_came()
-        self._orders.close()
+        self._entries.close(DaemonUnavailable("the device cache was closed"))
+        self._take_events()
+        self.moves.close()
         self.ledger.close()
-
-    def _take_events_that_came(self) -> None:
-        with suppress(Empty):
-            while True:
-                self._events.get_nowait()()
 
 
 _inherited: Final[list[Any]] = []

@@ -260,9 +260,9 @@ FAULTS = [
             "if note.form != form:",
         ),
         (
-            "the tree of a device entry is told once",
-            'if not self.said and self.registration.state == "sent":',
-            'if self.registration.state == "sent":',
+            "a device entry that was read while it was copied stays",
+            "if entry.uses != uses or entry.leases or not self.remove(entry):",
+            "if entry.leases or not self.remove(entry):",
         ),
     )
 ]
