@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterable
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from ...arguments.checks import check_count, check_seconds
 from ...reading.lease import Lease
@@ -25,8 +25,30 @@ from ...reading.lease import Lease
 UNREAD_S_MAX: Final = 600.0
 
 
+class Kept:
+    """Leases by a name, in the order of their addition, with `size_bytes` of payloads."""
+
+    def __init__(self) -> None:
+        self.leases: dict[Any, tuple[Lease, float]] = {}
+        self.size_bytes = 0
+
+    def get(self, name: Any) -> Lease | None:
+        """The lease of this name, or None."""
+        return self.leases.get(name, (None, 0.0))[0]
+
+    def end(self, name: Any) -> None:
+        """Ends a lease, if there is one of this name."""
+        lease, _ = self.leases.pop(name, (None, 0.0))
+        self.size_bytes -= 0 if lease is None else lease.payload_bytes
+
+    def older(self, seconds: float) -> list[Any]:
+        """The names of the leases that were added so long ago."""
+        until = time.monotonic() - seconds
+        return [name for name, (_, since) in self.leases.items() if since <= until]
+
+
 class LeaseBook:
-    """The kept leases. Thread-safe.
+    """The kept leases: `promises` by thread and key, and `loans` by number. Thread-safe.
 
     Args:
         entries_max: limit of leases.
@@ -41,10 +63,8 @@ class LeaseBook:
         self.entries_max = check_count("entries_max", entries_max, sys.maxsize, 1)
         self.bytes_max = check_count("bytes_max", bytes_max, sys.maxsize, 1)
         self.seconds = check_seconds("seconds", seconds, above_0=True)
-        self.promised_bytes = self.lent_bytes = 0
-        """Bytes of the payloads of all promises, and of all loans."""
         self._numbers = count(1)
-        self.after_fork_in_child()
+        self.clear_in_child()
 
     # ---- promises
 
@@ -55,101 +75,72 @@ class LeaseBook:
             False if it is not kept: promised leases leave no room, or the lease is a copy, which keeps no entry from
             eviction.
         """
-        at = threading.get_ident(), key
+        name = threading.get_ident(), key
         with self._lock:
             if lease.handle() is None:
-                return at in self._promised
-            before = self._promised.get(at)
-            entries = len(self._promised) + (before is None)
-            size_bytes = self.promised_bytes + lease.payload_bytes - (before[0].payload_bytes if before else 0)
-            if entries > self.entries_max or size_bytes > self.bytes_max:
-                return False
-            self._promised[at] = lease, time.monotonic()
-            self.promised_bytes = size_bytes
-            return True
+                return name in self.promises.leases
+            self.promises.end(name)
+            return self._add(self.promises, name, lease)
 
     def promised(self, key: bytes) -> Lease | None:
         """The lease that is promised to the calling thread under `key`, or None."""
-        found = self._promised.get((threading.get_ident(), key))
-        return found[0] if found is not None else None
+        return self.promises.get((threading.get_ident(), key))
 
     def release(self, keys: Iterable[bytes] | None = None) -> None:
         """Ends the promises of these keys to the calling thread; by default all."""
         ident = threading.get_ident()
         with self._lock:
-            for key in [key for of, key in self._promised if of == ident] if keys is None else keys:
-                self._break((ident, key))
-
-    def _break(self, at: tuple[int, bytes]) -> None:
-        found = self._promised.pop(at, None)
-        if found is not None:
-            self.promised_bytes -= found[0].payload_bytes
+            for key in [key for of, key in self.promises.leases if of == ident] if keys is None else keys:
+                self.promises.end((ident, key))
 
     # ---- loans
 
     def lend(self, lease: Lease) -> int | None:
         """Keeps `lease` until its loan is done. Returns the loan's number; None if there is no room."""
         with self._lock:
-            now = time.monotonic()
-            while self._lent and not self._has_room(lease):
-                number, (_, since) = next(iter(self._lent.items()))
-                if now - since < self.seconds:
+            number, old = next(self._numbers), iter(self.loans.older(self.seconds))
+            while not self._add(self.loans, number, lease):
+                replaced = next(old, None)
+                if replaced is None:
                     return None
-                self._end(number)
-            if not self._has_room(lease):
-                return None
-            number = next(self._numbers)
-            self._lent[number] = lease, now
-            self.lent_bytes += lease.payload_bytes
+                self.loans.end(replaced)
             return number
-
-    def lent(self, number: int) -> Lease | None:
-        """The lease of a loan; None if it has ended."""
-        found = self._lent.get(number)
-        return found[0] if found is not None else None
 
     def done(self, numbers: Iterable[int]) -> None:
         """Ends these loans."""
         with self._lock:
             for number in numbers:
-                self._end(number)
-
-    def _has_room(self, lease: Lease) -> bool:
-        return len(self._lent) < self.entries_max and self.lent_bytes + lease.payload_bytes <= self.bytes_max
-
-    def _end(self, number: int) -> None:
-        found = self._lent.pop(number, None)
-        if found is not None:
-            self.lent_bytes -= found[0].payload_bytes
+                self.loans.end(number)
 
     # ---- both
 
     def end_old(self) -> None:
         """Ends the promises and loans whose time is over."""
         with self._lock:
-            now = time.monotonic()
-            for at in [at for at, (_, since) in self._promised.items() if now - since >= self.seconds]:
-                self._break(at)
-            for number in [number for number, (_, since) in self._lent.items() if now - since >= UNREAD_S_MAX]:
-                self._end(number)
+            for kept, seconds in ((self.promises, self.seconds), (self.loans, UNREAD_S_MAX)):
+                for name in kept.older(seconds):
+                    kept.end(name)
 
     def forget(self) -> None:
         """Ends all promises. Loans stay."""
         with self._lock:
-            self._promised.clear()
-            self.promised_bytes = 0
+            self.promises = Kept()
 
     def clear(self) -> None:
         """Ends all promises and loans."""
         with self._lock:
-            self._promised.clear()
-            self._lent.clear()
-            self.promised_bytes = self.lent_bytes = 0
+            self.promises, self.loans = Kept(), Kept()
 
-    def after_fork_in_child(self) -> None:
-        """The leases belong to the parent, and a thread of the parent may have held the lock."""
+    def clear_in_child(self) -> None:
+        """`clear` in the child of a fork: a thread of the parent may have held the lock."""
         self._lock = threading.Lock()
-        self._promised: dict[tuple[int, bytes], tuple[Lease, float]] = {}
-        # Ordered by the time of lending.
-        self._lent: dict[int, tuple[Lease, float]] = {}
-        self.promised_bytes = self.lent_bytes = 0
+        self.clear()
+
+    def _add(self, kept: Kept, name: Any, lease: Lease) -> bool:
+        """Adds a lease, if there is room."""
+        size_bytes = kept.size_bytes + lease.payload_bytes
+        if len(kept.leases) >= self.entries_max or size_bytes > self.bytes_max:
+            return False
+        kept.leases[name] = lease, time.monotonic()
+        kept.size_bytes = size_bytes
+        return True

@@ -10,7 +10,7 @@ both.
     receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
 
 Owns: the outcome of each item. Does not own: the entries (the daemon's), their format (payload.py), which of
-them a sender may refer to (sender_entries.py) and for how long it keeps them (book.py), its puts (sender_puts.py).
+them a sender may refer to and its puts (sender.py), and for how long it keeps them (book.py).
 Invariants: neither side mirrors the state of the other. A sender refers only to entries that it keeps pinned until the
 receiver has read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request; then the
 sender calls `invalidate` and sends trees.
@@ -19,13 +19,13 @@ sender calls `invalidate` and sends trees.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
 from ....errors import ReferenceLost, UsageError, shown
+from ....shm.payloads.recipe import Recipe
 from ...arguments.checks import check_iterable, check_seconds
 from ...arguments.namespace import Namespace, check_namespace
 from ...core.client import Client, check_client
@@ -33,11 +33,10 @@ from ...reading.lease import Lease
 from ...threads import forks
 from .book import LeaseBook
 from .counts import ItemCounts, Stats
-from .loans import Lender
+from .loans import Borrower, Lender
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
-from .references import Reader, Reference
-from .sender_entries import SenderEntries
-from .sender_puts import SenderPuts
+from .references import Reference, lease_of
+from .sender import Sender
 
 _KEYS_KEPT: Final = 4096
 
@@ -116,9 +115,9 @@ class ProcessorCache:
         put_wait_s = check_seconds("put_wait_s", put_wait_s)
         self._book = LeaseBook(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
         self._lender = Lender(self._book)
-        self._entries = SenderEntries(cache, self._book, self._lender, ring_share=bytes_max is None, accepts=accepts)
-        self._puts = SenderPuts(cache, self._entries, put_wait_s)
-        self._reader = Reader(cache)
+        self._sender = Sender(cache, self._book, self._lender, put_wait_s, accepts)
+        self._borrower = Borrower()
+        self._recipes: dict[bytes, Recipe] = {}
         self._counts = ItemCounts()
         forks.follow(self, forks.Place.PROCESSOR_CACHES)
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
@@ -131,11 +130,11 @@ class ProcessorCache:
         Items with True are held for this thread until it calls `get_and_update` with them, or `release`, or for
         `seconds`. So they are not evicted while the other items are processed. An item that cannot be held is False.
         """
-        return [self._entries.hold(key) for _, key in self._keys(hashes)]
+        return [self._sender.hold(key) is not None for _, key in self._keys(hashes)]
 
     def touch(self, hashes: Iterable[Hash]) -> int:
         """Counts a use of each stored item, and holds it as `is_cached` does. Returns how many are stored."""
-        return sum(self._entries.use(key) is not None for _, key in self._keys(hashes))
+        return sum(self._sender.hold(key, counts=True) is not None for _, key in self._keys(hashes))
 
     def get_and_update(self, items: Sequence[Any], hashes: Sequence[Hash]) -> list[Any]:
         """Returns the data to send for each item: a Reference if it is stored, or its tree, passed through.
@@ -155,7 +154,7 @@ class ProcessorCache:
         hashes, keys = [hash for hash, _ in named], [key for _, key in named]
         if len(items) != len(hashes):
             raise UsageError(f"{len(items)} items with {len(hashes)} hashes; pass one hash for each item")
-        found = {key: self._entries.use(key) for key in dict.fromkeys(keys)}
+        found = {key: self._sender.hold(key, counts=True) for key in dict.fromkeys(keys)}
         trees = {
             key: (hash, item)
             for hash, key, item in zip(hashes, keys, items, strict=True)
@@ -170,7 +169,7 @@ class ProcessorCache:
         ]
         if lost:
             raise _lost(lost)
-        reasons = self._puts.store(trees)
+        reasons = self._sender.store(trees)
         sent = [
             self._sent(
                 key, trees[key][1] if key in trees else item, leases[key], found[key] is not None, reasons.get(key)
@@ -197,13 +196,11 @@ class ProcessorCache:
         """Marks items that a receiver missed. For `seconds` this sender treats them as not stored, and sends their
         trees.
         """
-        until = time.monotonic() + self._book.seconds
-        for _, key in self._keys(hashes):
-            self._entries.distrust(key, until)
+        self._sender.distrust(key for _, key in self._keys(hashes))
 
     def pass_through(self, reason: str) -> None:
         """Counts an item that the caller sends as a tree without a lookup."""
-        self._counts.sent(False, reason)
+        self._counts.add(1, 0, reason)
 
     # ---- the receiver
 
@@ -225,7 +222,7 @@ class ProcessorCache:
         try:
             return self._filled(asked)
         finally:
-            self._reader.done(feature.data for feature in asked if isinstance(feature.data, Reference))
+            self._borrower.done(feature.data.loan for feature in asked if isinstance(feature.data, Reference))
 
     def _filled(self, asked: list[Feature]) -> list[Feature]:
         leases = [self._lease_of(feature) for feature in asked]
@@ -234,7 +231,7 @@ class ProcessorCache:
             for feature, lease in zip(asked, leases, strict=True)
             if lease is None and (feature.data is None or isinstance(feature.data, Reference))
         ]
-        self._counts.received(len(asked), sum(lease is not None for lease in leases))
+        self._counts.add(len(asked), sum(lease is not None for lease in leases))
         if lost:
             raise ReferenceLost(f"{lost} are not stored any more; let the sender send their trees", lost)
         return [
@@ -252,7 +249,7 @@ class ProcessorCache:
 
     def forget(self) -> None:
         """Ends all holds and resets the counts. Entries stay stored."""
-        self._entries.forget()
+        self._sender.forget()
         self._counts.reset()
 
     def clear(self) -> int:
@@ -269,12 +266,12 @@ class ProcessorCache:
         """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if there is
         none.
         """
-        return self._puts.owed_s
+        return self._sender.owed_s
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the entries that this sender holds for its threads."""
-        return self._book.promised_bytes
+        return self._book.promises.size_bytes
 
     def lends(self, reference: Reference) -> bool:
         """Whether the loan of a reference belongs to this sender."""
@@ -285,17 +282,17 @@ class ProcessorCache:
     @property
     def lent_bytes(self) -> int:
         """Bytes of the entries that this sender has referred to, and that receivers have not read yet."""
-        return self._book.lent_bytes
+        return self._book.loans.size_bytes
 
     def close(self) -> None:
         """Ends all holds and loans. A sent Reference that was not read yet is lost if its entry is gone. Idempotent."""
         self._lender.close()
         self._book.clear()
-        self._reader.close()
+        self._borrower.close()
 
     def after_fork_in_child(self) -> None:
         """Threads of the parent may have held the locks. For the library."""
-        self._entries.after_fork_in_child()
+        self._sender.after_fork_in_child()
         self._counts.after_fork_in_child()
 
     # ---- internal
@@ -318,7 +315,7 @@ class ProcessorCache:
             item = stored_tree(lease, copy=True) if item is None else item
             if item is None:
                 return None
-        self._counts.sent(was_there, reason)
+        self._counts.add(1, was_there, reason)
         return item if reference is None else reference
 
     def _lent(self, key: bytes) -> Reference | None:
@@ -332,7 +329,9 @@ class ProcessorCache:
         """The lease of the entry that a feature refers to. None if the entry is gone, or the feature has a tree."""
         if feature.data is None:
             return self._client.get(self.key(feature.hash))
-        return self._reader.lease(feature.data) if isinstance(feature.data, Reference) else None
+        if not isinstance(feature.data, Reference):
+            return None
+        return lease_of(feature.data, self._client, self._borrower, self._recipes)
 
 
 def _lost(hashes: list[Hash]) -> ReferenceLost:

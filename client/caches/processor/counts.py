@@ -7,7 +7,6 @@ Invariants: all counts of one item change together.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -49,38 +48,29 @@ class ItemCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reported = Stats()
-        self.reset()
+        self._now = self._reported = Stats()
 
-    def sent(self, hit: bool, reason: str | None) -> None:
-        """Counts an item of a sender. `reason`: why it is sent as a tree; None if a reference is sent."""
+    def add(self, total: int, hits: int, reason: str | None = None) -> None:
+        """Counts items. `reason`: why a sender sends its item as a tree."""
         with self._lock:
-            self._total += 1
-            self._hits += hit
+            now = self._now
+            passed = dict(now.passed_through)
             if reason is not None:
-                self._passed[reason] += 1
-
-    def received(self, total: int, hits: int) -> None:
-        """Counts the items of a receiver's request."""
-        with self._lock:
-            self._total += total
-            self._hits += hits
+                passed[reason] = passed.get(reason, 0) + 1
+            self._now = Stats(now.hits + hits, now.total + total, passed)
 
     def stats(self, delta: bool) -> Stats:
         """The counts since the start, or since `reset`; with `delta` since the last call with `delta`."""
         with self._lock:
-            stats = Stats(self._hits, self._total, dict(self._passed))
             if not delta:
-                return stats
-            reported, self._reported = self._reported, stats
-            return stats.since(reported)
+                return self._now
+            reported, self._reported = self._reported, self._now
+            return self._now.since(reported)
 
     def reset(self) -> None:
         """Sets all counts to 0."""
         with self._lock:
-            self._hits = self._total = 0
-            self._passed: Counter[str] = Counter()
-            self._reported = Stats()
+            self._now = self._reported = Stats()
 
     def after_fork_in_child(self) -> None:
         """A thread of the parent may have held the lock."""

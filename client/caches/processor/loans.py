@@ -101,7 +101,7 @@ class Lender:
             # Closed, not shut down: a shutdown would end the parent's socket too.
             detached[2][0].close()
         self._reset()
-        self._book.after_fork_in_child()
+        self._book.clear_in_child()
 
     def start(self) -> bool:
         """Starts the thread, if it does not run yet. False if the lender is closed, or there is no socket or thread."""
@@ -155,8 +155,8 @@ class Borrower:
             return _mapped(fds[0]) if fds else None
 
     def done(self, loans: Iterable[bytes]) -> None:
-        """Tells the lenders that these loans were read."""
-        for name, of_lender in groupby(sorted(loans), lambda loan: loan[:_NAME_BYTES]):
+        """Tells the lenders that these loans were read. An empty one is none."""
+        for name, of_lender in groupby(sorted(filter(None, loans)), lambda loan: loan[:_NAME_BYTES]):
             numbers = [loan[_NAME_BYTES:] for loan in of_lender]
             with self._lock:
                 connection = self._connection(name)
@@ -270,7 +270,7 @@ def _answered(connection: socket.socket, book: LeaseBook) -> bool:
             return True
         if message[:1] != _FETCH or len(numbers) != 1:
             return False
-        lease = book.lent(numbers[0])
+        lease = book.loans.get(numbers[0])
         fd = _copied(lease) if lease is not None else -1
         try:
             socket.send_fds(connection, [_HERE if fd >= 0 else _GONE], [fd] if fd >= 0 else [])

@@ -11,7 +11,6 @@ Invariants: a reference with a handle is read from exactly the span that the sen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from ....shm.payloads.recipe import Recipe
@@ -37,32 +36,15 @@ class Reference(NamedTuple):
     loan: bytes = b""
 
 
-class Reader:
-    """Reads references for a receiver. Thread-safe."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._borrower = Borrower()
-        self._recipes: dict[bytes, Recipe] = {}
-
-    def lease(self, reference: Reference) -> Lease | None:
-        """A lease on a reference's entry, or None if no way of reading finds it."""
-        lease = self._client.get(reference.key)
-        if not reference.handle or (lease is not None and lease.handle() == reference.handle):
-            return lease
-        view = self._client.link.view
-        found = view.ring.copied(reference.handle) if view is not None else None
-        if found is None and reference.loan:
-            span = self._borrower.fetch(reference.loan)
-            found = lease_of_copy(span, reference.handle, self._recipes) if span is not None else None
-        return found
-
-    def done(self, references: Iterable[Reference]) -> None:
-        """Tells the lenders that these references were read or given up, so that they end the loans."""
-        loans = [reference.loan for reference in references if reference.loan]
-        if loans:
-            self._borrower.done(loans)
-
-    def close(self) -> None:
-        """Closes the connections to lenders. Idempotent."""
-        self._borrower.close()
+def lease_of(reference: Reference, client: Client, borrower: Borrower, recipes: dict[bytes, Recipe]) -> Lease | None:
+    """A lease on a reference's entry, or None if no way of reading finds it. `recipes`: parsed tree headers, kept from
+    call to call."""
+    lease = client.get(reference.key)
+    if not reference.handle or (lease is not None and lease.handle() == reference.handle):
+        return lease
+    view = client.link.view
+    found = view.ring.copied(reference.handle) if view is not None else None
+    if found is None and reference.loan:
+        span = borrower.fetch(reference.loan)
+        found = lease_of_copy(span, reference.handle, recipes) if span is not None else None
+    return found

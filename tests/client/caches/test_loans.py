@@ -99,7 +99,7 @@ def test_a_loan_that_is_never_read_ends_after_unread_s_max(
     monkeypatch.setattr(loans, "_SWEEP_S", 0.01)
     _, lease = an_entry(daemon.client())
     lent(lender, lease)
-    until(lambda: book.lent_bytes == 0, "the loan to end")
+    until(lambda: book.loans.size_bytes == 0, "the loan to end")
 
 
 def test_the_child_of_a_fork_lends_for_itself(
@@ -112,7 +112,7 @@ def test_the_child_of_a_fork_lends_for_itself(
     if not pid:
         own = lender.lend(lease)
         right = own is not None and own[:8] != loan[:8] and Borrower().fetch(own) is not None
-        os._exit(0 if right and book.lent_bytes == lease.payload_bytes else 1)
+        os._exit(0 if right and book.loans.size_bytes == lease.payload_bytes else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert borrower.fetch(loan) is not None
 

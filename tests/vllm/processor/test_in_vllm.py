@@ -55,7 +55,7 @@ def test_frontends_and_engine_cores_of_a_host_share_and_workers_have_none(
     assert isinstance(sender, TensordSenderCache) and isinstance(receiver, TensordReceiverCache)
     assert worker_base.worker_receiver_cache_from_config(placed, None) is None
     hash, item = fresh(), an_item()
-    sender.cache._puts.wait_s = PATIENCE_S
+    sender.cache._sender.wait_s = PATIENCE_S
     sent, _ = sender.get_and_update_item((item, UPDATES), hash)
     assert not is_whole(sent) and receiver.get_and_update_item(sent, hash) == item
     sender.close()
@@ -114,7 +114,7 @@ def renderers(installed: None) -> Iterator[Callable[..., list[Any]]]:
     def make(*configs: VllmConfig) -> list[Any]:
         made.extend(renderer_from_config(each) for each in configs)
         for renderer in made:
-            renderer.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
+            renderer.mm_processor_cache.cache._sender.wait_s = PATIENCE_S
         return made
 
     yield make
