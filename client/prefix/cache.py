@@ -16,17 +16,18 @@ from typing import Final, Literal
 from ...errors import BadPrefix, DaemonUnavailable, LimitReached, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
-from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
+from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, Tokens, fold
 from ..arguments.checks import check_name, check_timeout
 from ..arguments.namespace import Namespace, check_namespace
 from ..arguments.put_options import PutOptions
 from ..core.client import Client, check_client
 from ..core.tracing import length_of, matched_of, traced
 from ..writing.puts import ENDING
+from .keys import chain_of
 from .layers import PrefixLayer, Snapshots, layers_of
 from .match import PrefixMatch
 from .other_hosts import OtherHosts
-from .put import PrefixPut, PrefixSequence, store
+from .put import PrefixPut, store
 from .query import Asker
 from .tokens import GivenMedia, GivenTokens, media_of, tokens_of
 
@@ -131,11 +132,23 @@ class PrefixCache:
             # numpy may be unable to describe arrays by now.
             return PrefixPut().settle("lost", DaemonUnavailable(ENDING))
         deadline = self._deadline(timeout_s)
-        sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
+        options = PutOptions(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
+        given = self._checked(tokens)
+        count = len(given)
+        if count > BLOCKS_MAX * self._block_tokens:
+            enough = next((size for size in _BLOCK_SIZES if count <= BLOCKS_MAX * size), None)
+            raise LimitReached(
+                f"{count} tokens exceed {BLOCKS_MAX} blocks of {self._block_tokens}; "
+                + (f"use block_tokens={enough}" if enough else f"store at most {BLOCKS_MAX * BLOCK_TOKENS_MAX} tokens")
+            )
+        items = media_of(media, count, may_be_cut=True)
+        checked = layers_of(layers, count, snapshots or {}, self._block_tokens)
+        self._other_hosts.learn(checked)
         self._client.link.start()
-        chain = sequence.chain(self._namespace, self._block_tokens)
-        put = store(self._client, sequence, chain, deadline, wait=wait)
-        self._other_hosts.tell(sequence.layers, sequence.cost_ms / len(chain), deadline)
+        folded = fold(given, items)
+        chain = chain_of(self._namespace, checked.digest, checked.exact, folded, items, self._block_tokens)
+        put = store(self._client, chain, checked, options, deadline, wait=wait)
+        self._other_hosts.tell(checked, options.cost_ms / len(chain), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     @traced("tensord.match", "tokens", length_of, matched_of)
@@ -160,8 +173,7 @@ class PrefixCache:
             UsageError: `agent` or `timeout_s` is out of its range.
         """
         deadline = self._deadline(timeout_s)
-        query = tokens_of(tokens)
-        self._check_tokens(len(query))
+        query = self._checked(tokens)
         items = media_of(media, len(query), may_be_cut=False)
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         if len(query) < 2:
@@ -190,36 +202,12 @@ class PrefixCache:
 
     # ---- internal
 
-    def _sequence(
-        self,
-        tokens: GivenTokens,
-        layers: Sequence[PrefixLayer],
-        media: GivenMedia,
-        snapshots: Snapshots,
-        agent: str,
-        cost_ms: float,
-        ttl_s: float | None,
-    ) -> PrefixSequence:
-        """Checks the arguments of a put."""
-        options = PutOptions(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
+    def _checked(self, tokens: GivenTokens) -> Tokens:
         given = tokens_of(tokens)
-        count = len(given)
-        self._check_tokens(count)
-        if count > BLOCKS_MAX * self._block_tokens:
-            enough = next((size for size in _BLOCK_SIZES if count <= BLOCKS_MAX * size), None)
-            raise LimitReached(
-                f"{count} tokens exceed {BLOCKS_MAX} blocks of {self._block_tokens}; "
-                + (f"use block_tokens={enough}" if enough else f"store at most {BLOCKS_MAX * BLOCK_TOKENS_MAX} tokens")
-            )
-        items = media_of(media, count, may_be_cut=True)
-        checked = layers_of(layers, count, snapshots, self._block_tokens)
-        self._other_hosts.learn(checked)
-        return PrefixSequence(given, items, checked, options.agent, options.cost_ms, options.ttl_s)
-
-    def _check_tokens(self, count: int) -> None:
         most = self._client.link.limits.prefix_tokens_max
-        if count > most:
-            raise LimitReached(f"{count} tokens exceed prefix_tokens_max ({most}); raise it at the daemon")
+        if len(given) > most:
+            raise LimitReached(f"{len(given)} tokens exceed prefix_tokens_max ({most}); raise it at the daemon")
+        return given
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...errors import BadPrefix, UsageError, shown
+from ...errors import BadPrefix, shown
 from ...shm.payloads.prefix import LAYOUT_BYTES
 from ...shm.payloads.tensors import check_tensor
 from ..arguments.checks import check_count
@@ -187,16 +187,6 @@ def is_array(leaf: Any) -> bool:
     except RuntimeError:
         # A nested tensor tells no shape.
         return True
-
-
-def check_layer(layer: int, count: int) -> None:
-    """Checks that a sequence of `count` layers has this one.
-
-    Raises:
-        UsageError: it has not.
-    """
-    if not 0 <= layer < count:
-        raise UsageError(f"layer {layer} does not exist; the sequence has {count} layers, counted from 0")
 
 
 def _digest(lines: list[str], before: bytes = b"") -> bytes:

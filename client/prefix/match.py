@@ -1,7 +1,7 @@
 """Matches: how many tokens of a sequence are cached, and leases on their layers.
 
-Owns: the views, cut to the end of the match, and the check that blocks have the contents that their records say. Does
-not own: the pins. The batch holds them.
+Owns: the views, cut to the end of the match, and the check that blocks have the contents that their records say: any
+client may have stored them. Does not own: the pins. The batch holds them.
 Invariants: every view of a match keeps its pins. Views are given only after their blocks were checked.
 """
 
@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from ...errors import BadPrefix, Corrupt
+from ...errors import BadPrefix, Corrupt, UsageError
 from ...shm.payloads.prefix import Modality, PrefixRecord, Tokens
 from ...shm.payloads.tensors import needed_torch
 from ..gpu.interface import mapped
 from ..reading.lease import Batch, Lease
-from .layers import check_layer, cut, is_array
+from .layers import cut, is_array
 
 
 class PrefixMatch:
@@ -37,13 +37,29 @@ class PrefixMatch:
         (2, array([7, 8], dtype=uint32))
     """
 
-    __slots__ = ("_held", "keep", "offset", "remaining")
+    __slots__ = ("_axes", "_batch", "_blocks", "_keys", "_layers", "_snapshot_at", "keep", "offset", "remaining")
 
-    def __init__(self, offset: int, remaining: Tokens, keep: dict[Modality, int], held: HeldBlocks) -> None:
+    def __init__(
+        self,
+        offset: int,
+        remaining: Tokens,
+        keep: dict[Modality, int],
+        batch: Batch,
+        keys: Sequence[bytes],
+        blocks: int,
+        snapshot_at: int | None,
+    ) -> None:
+        """`batch`: pins the entries of `keys`, of which the first `blocks` are blocks, and the one at `snapshot_at` is
+        the snapshot."""
         self.offset = offset
         self.remaining = remaining
         self.keep = keep
-        self._held: HeldBlocks | None = held
+        self._batch: Batch | None = batch
+        self._keys = keys
+        self._blocks = blocks
+        self._snapshot_at = snapshot_at
+        self._layers: list[list[Any]] | None = None
+        self._axes: list[int | None] = []
 
     @property
     def layers(self) -> list[list[Any]]:
@@ -56,7 +72,11 @@ class PrefixMatch:
             Corrupt: a block's contents differ from its record; the message names it.
             ValueError: the match was released.
         """
-        return self._pinned().layers
+        if self._layers is None:
+            leases = [self._lease(at) for at in range(self._blocks)]
+            self._axes = self._checked(leases)
+            self._layers = self._cut([lease.tree for lease in leases])
+        return self._layers
 
     @property
     def snapshot(self) -> list[Any] | None:
@@ -67,7 +87,8 @@ class PrefixMatch:
             Corrupt: the snapshot's contents differ from its record.
             ValueError: the match was released.
         """
-        return self._pinned().snapshot
+        self._held()
+        return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).tree)
 
     def joined(self, layer: int) -> Any:
         """Returns a layer's arrays, copied: its blocks joined along the token axis, or its state. None for a shared
@@ -77,7 +98,13 @@ class PrefixMatch:
             UsageError: there is no such layer.
             Corrupt, ValueError: as for `layers`.
         """
-        return self._pinned().joined(layer)
+        parts, axis = self._chosen(layer)
+        if parts and axis is not None:
+            return _merged(parts, axis, np.concatenate)
+        snapshot = self.snapshot
+        if snapshot is None:
+            return None
+        return mapped(snapshot[layer], lambda leaf, _: leaf.copy() if is_array(leaf) else leaf)
 
     def torch(self, layer: int) -> Any:
         """Returns `joined` as tensors.
@@ -86,11 +113,26 @@ class PrefixMatch:
             UnsupportedLeaf: an array has a dtype that torch lacks.
             UsageError, Corrupt, ValueError: as for `joined`.
         """
-        return self._pinned().torch(layer)
+        parts, axis = self._chosen(layer)  # a released match is the first thing to say
+        torch = needed_torch("match.torch()")
+        if parts and axis is not None:
+            # Tensors over the shared memory: this function only reads them.
+            parts = self._cut([self._lease(at).torch(copy=False) for at in range(self._blocks)])[layer]
+            return _merged(parts, axis, torch.cat)
+        return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).torch())[layer]
 
     def release(self) -> None:
         """Drops the match's pins. Views that were taken before stay valid."""
-        self._held = None
+        self._batch = self._layers = None
+
+    def last_block(self) -> tuple[int, PrefixRecord]:
+        """The position at which the blocks end, and the last one's record. For the library.
+
+        Raises:
+            Corrupt: it has no valid record.
+        """
+        record = _record(self._lease(self._blocks - 1).tree, self._named(self._blocks - 1))
+        return record.start + record.count, record
 
     def __enter__(self) -> Self:
         return self
@@ -101,72 +143,15 @@ class PrefixMatch:
     def __repr__(self) -> str:
         return f"PrefixMatch({self.offset} tokens, {len(self.remaining)} remaining)"
 
-    def _pinned(self) -> HeldBlocks:
-        if self._held is None:
+    # ---- private
+
+    def _held(self) -> Batch:
+        if self._batch is None:
             raise ValueError("this match was released; take the views you need before the with block ends")
-        return self._held
-
-
-class HeldBlocks:
-    """Blocks in the ring, pinned by a batch: its first `blocks` entries, and the snapshot if there is one.
-
-    Any client may have stored them. So the number of their arrays' tokens is checked before any is given.
-    """
-
-    __slots__ = ("_axes", "_batch", "_blocks", "_keys", "_layers", "_offset", "_snapshot_at")
-
-    def __init__(self, batch: Batch, keys: Sequence[bytes], blocks: int, offset: int, snapshot_at: int | None) -> None:
-        """`keys`: of all of the batch's entries. `snapshot_at`: the snapshot's position among them."""
-        self._batch = batch
-        self._keys = keys
-        self._blocks = blocks
-        self._offset = offset
-        self._snapshot_at = snapshot_at
-        self._layers: list[list[Any]] | None = None
-        self._axes: list[int | None] = []
-
-    @property
-    def layers(self) -> list[list[Any]]:
-        if self._layers is None:
-            leases = self._leases()
-            self._axes = self._checked(leases)
-            self._layers = self._cut([lease.tree for lease in leases])
-        return self._layers
-
-    @property
-    def snapshot(self) -> list[Any] | None:
-        return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).tree)
-
-    def joined(self, layer: int) -> Any:
-        parts, axis = self._chosen(layer)
-        if parts and axis is not None:
-            return _merged(parts, axis, np.concatenate)
-        snapshot = self.snapshot
-        return (
-            None
-            if snapshot is None
-            else mapped(snapshot[layer], lambda leaf, _: leaf.copy() if is_array(leaf) else leaf)
-        )
-
-    def torch(self, layer: int) -> Any:
-        parts, axis = self._chosen(layer)  # a released match is the first thing to say
-        torch = needed_torch("match.torch()")
-        if parts and axis is not None:
-            # Tensors over the shared memory: this function only reads them.
-            parts = self._cut([lease.torch(copy=False) for lease in self._leases()])[layer]
-            return _merged(parts, axis, torch.cat)
-        return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).torch())[layer]
-
-    def end_of(self, blocks: int) -> tuple[int, PrefixRecord]:
-        """The position at which the first `blocks` blocks end, and the last one's record."""
-        record = _record(self._lease(blocks - 1).tree, self._named(blocks - 1))
-        return record.start + record.count, record
-
-    def _leases(self) -> list[Lease]:
-        return [self._lease(at) for at in range(self._blocks)]
+        return self._batch
 
     def _lease(self, position: int) -> Lease:
-        lease = self._batch[position]
+        lease = self._held()[position]
         if lease is None:
             raise Corrupt(f"{self._named(position)}: its tree cannot be read; evict it")
         return lease
@@ -177,7 +162,8 @@ class HeldBlocks:
 
     def _chosen(self, layer: int) -> tuple[list[Any], int | None]:
         layers = self.layers
-        check_layer(layer, len(layers))
+        if not 0 <= layer < len(layers):
+            raise UsageError(f"layer {layer} does not exist; the sequence has {len(layers)} layers, counted from 0")
         return layers[layer], self._axes[layer]
 
     def _checked(self, leases: Sequence[Lease]) -> list[int | None]:
@@ -188,11 +174,11 @@ class HeldBlocks:
         Raises:
             Corrupt: a block does not fit; the message names it.
         """
-        end, record = self.end_of(self._blocks)
-        if record.start != record.block_tokens * (self._blocks - 1) or not record.start < self._offset <= end:
+        end, record = self.last_block()
+        if record.start != record.block_tokens * (self._blocks - 1) or not record.start < self.offset <= end:
             raise Corrupt(
                 f"{self._named(self._blocks - 1)}: it has the tokens from {record.start} to {end} in blocks of "
-                f"{record.block_tokens}, but the match ends at {self._offset}; evict it"
+                f"{record.block_tokens}, but the match ends at {self.offset}; evict it"
             )
         axes: list[int | None] = _part(leases[0].tree, "axes", self._named(0))
         seen: set[tuple[int, int]] = set()
@@ -207,12 +193,12 @@ class HeldBlocks:
 
     def _cut(self, trees: list[Any]) -> list[list[Any]]:
         """Each layer's parts in the checked blocks' trees. The last part is cut at the end of the match."""
-        end, record = self.end_of(self._blocks)
+        end, record = self.last_block()
         layers: list[list[Any]] = []
         for number, axis in enumerate(self._axes):
             parts = [] if axis is None else [part for tree in trees if (part := tree["layers"][number]) is not None]
-            if parts and axis is not None and end > self._offset:
-                parts[-1] = cut(parts[-1], axis, 0, self._offset - record.start)
+            if parts and axis is not None and end > self.offset:
+                parts[-1] = cut(parts[-1], axis, 0, self.offset - record.start)
             layers.append(parts)
         return layers
 
@@ -243,20 +229,16 @@ def _check_block(tree: Any, axes: list[int | None], count: int, named: str) -> N
         raise Corrupt(f"{named}: its {len(layers)} layers are not those of the first block; evict it")
 
     for number, (axis, part) in enumerate(zip(axes, layers, strict=True)):
-        _check_arrays(part, axis, count, f"{named}, layer {number}")
 
+        def look(leaf: Any, place: str, number: int = number, axis: int | None = axis) -> None:
+            shape = tuple(leaf.shape) if is_array(leaf) else None
+            if shape is not None and (axis is None or not -len(shape) <= axis < len(shape) or shape[axis] != count):
+                raise Corrupt(
+                    f"{named}, layer {number}: its array {place} of shape {list(shape)} has not {count} tokens along "
+                    f"axis {axis}; evict it"
+                )
 
-def _check_arrays(part: Any, axis: int | None, count: int, named: str) -> None:
-    def look(leaf: Any, place: str) -> None:
-        if not is_array(leaf):
-            return
-        shape = tuple(leaf.shape)
-        if axis is None or not -len(shape) <= axis < len(shape) or shape[axis] != count:
-            raise Corrupt(
-                f"{named}: its array {place} of shape {list(shape)} has not {count} tokens along axis {axis}; evict it"
-            )
-
-    mapped(part, look)
+        mapped(part, look)
 
 
 def _part(tree: Any, name: str, named: str) -> list[Any]:

@@ -11,50 +11,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import ObjectTooLarge, ParentGone, TensordError
 from ...ipc.messages.schema import COST_MS_MAX
 from ...shm.payloads.packing import Packed, pack
-from ...shm.payloads.prefix import Media, PrefixRecord, Tokens, fold
+from ...shm.payloads.prefix import PrefixRecord
 from ..arguments.checks import check_timeout
 from ..arguments.put_options import PutOptions
 from ..writing.outcomes import Put, PutState
-from .keys import Keyed, chain_of, snapshot_of
+from .keys import Keyed, snapshot_of
 from .layers import Layers
 
 if TYPE_CHECKING:
-    from ..arguments.namespace import Namespace
     from ..core.client import Client
     from ..reading.lease import Lease
 
 
 REPEATS_MAX: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixSequence:
-    """A checked sequence with its options.
-
-    Args:
-        tokens: as given, uint32 of shape (n,).
-        media: ordered by (start, modality). The last item of a modality may end after the sequence.
-        layers: the checked layers, with their snapshots.
-        cost_ms: milliseconds that computing the tokens that were not cached took.
-    """
-
-    tokens: Tokens
-    media: tuple[Media, ...]
-    layers: Layers
-    agent: str = ""
-    cost_ms: float = 0.0
-    ttl_s: float | None = None
-
-    def chain(self, namespace: Namespace, block_tokens: int) -> list[Keyed]:
-        """Its blocks, with their keys."""
-        folded = fold(self.tokens, self.media)
-        return chain_of(namespace, self.layers.digest, self.layers.exact, folded, self.media, block_tokens)
 
 
 class PrefixPut:
@@ -127,14 +101,13 @@ class PrefixPut:
         self._ended = state, error
         return self
 
-    def leads(self, chain: Sequence[Keyed], existing: int, before: PrefixPut | None) -> None:
-        """Notes that the first `existing` blocks of the chain exist. Those that `before`, the put that this one
-        repeats, stored count as stored. For the library.
-        """
-        if before is not None:
-            self._own = before._own | {put.key for _, put in before._puts if put.state == "stored"}
-        self._repeated = sum(keyed.key in self._own for keyed in chain[:existing])
-        self._existing = existing - self._repeated
+    def begin(self, existing: Sequence[Keyed]) -> None:
+        """Begins an attempt, with the leading blocks that exist. Those that an earlier attempt stored count as stored.
+        For the library."""
+        self._own |= {put.key for _, put in self._puts if put.state == "stored"}
+        self._repeated = sum(keyed.key in self._own for keyed in existing)
+        self._existing = len(existing) - self._repeated
+        self._puts, self._settled, self._ended = [], 0, None
 
     def has_failed(self) -> bool:
         """Whether a put that was sent is known to have failed. Checks each settled put once. For the library."""
@@ -167,7 +140,7 @@ class PrefixPut:
 
 
 def store(
-    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float, *, wait: bool = False
+    client: Client, chain: Sequence[Keyed], layers: Layers, options: PutOptions, deadline: float, *, wait: bool = False
 ) -> PrefixPut:
     """Puts the missing part of a sequence, in order. Returns once the arrays are copied; with `wait` once the put is
     settled.
@@ -179,40 +152,43 @@ def store(
         UnsupportedLeaf: an array has a type that `Client.put` does not take; nothing was sent.
         TimedOut: with `wait`, the daemon did not answer by `deadline`.
     """
-    result = _store(client, sequence, chain, deadline, None)
-    for repeat in range(REPEATS_MAX + 1):
+    result = PrefixPut(len(chain), len(layers.snapshots))
+    for _ in range(REPEATS_MAX + 1):
+        _store(client, chain, layers, options, result, deadline)
         if wait:
             result.wait(max(0.0, deadline - time.monotonic()))
-        if repeat == REPEATS_MAX or not isinstance(result.error, ParentGone):
+        if not isinstance(result.error, ParentGone):
             break
-        result = _store(client, sequence, chain, deadline, result)
     return result
 
 
 def _store(
-    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float, before: PrefixPut | None
-) -> PrefixPut:
-    """Puts the missing part once. `before`: the put that this one repeats."""
-    link = client.link
-    result = PrefixPut(len(chain), len(sequence.layers.snapshots))
-    if not link.connected:
-        return result.settle("lost", link.unavailable())
+    client: Client,
+    chain: Sequence[Keyed],
+    layers: Layers,
+    options: PutOptions,
+    result: PrefixPut,
+    deadline: float,
+) -> None:
+    """Puts the missing part once."""
+    if not client.connected:
+        result.settle("lost", client.link.unavailable())
+        return
     existing, lease = _leading(client, chain)
-    result.leads(chain, existing, before)
+    result.begin(chain[:existing])
     try:
-        _send(client, sequence, chain, existing, result, deadline)
+        _send(client, chain, existing, layers, options, result, deadline)
+    except ObjectTooLarge as error:
+        result.settle("refused", error)
     finally:
         # Until here the lease kept the parent blocks. From here on the puts in flight keep them.
         if lease is not None:
             lease.release()
-    return result
 
 
 def _leading(client: Client, chain: Sequence[Keyed]) -> tuple[int, Lease | None]:
     """How many leading blocks exist, and a lease on the last of them, which keeps its parents from being evicted."""
-    existing = 0
-    while existing < len(chain) and client.contains(chain[existing].key):
-        existing += 1
+    existing = next((at for at, keyed in enumerate(chain) if not client.contains(keyed.key)), len(chain))
     while existing:
         lease = client.hold(chain[existing - 1].key)
         if lease is not None:
@@ -222,45 +198,45 @@ def _leading(client: Client, chain: Sequence[Keyed]) -> tuple[int, Lease | None]
 
 
 def _send(
-    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], existing: int, result: PrefixPut, deadline: float
+    client: Client,
+    chain: Sequence[Keyed],
+    existing: int,
+    layers: Layers,
+    options: PutOptions,
+    result: PrefixPut,
+    deadline: float,
 ) -> None:
-    layers = sequence.layers
-    depth_max = client.link.limits.tree_depth_max
-    block_tokens = chain[0].record.block_tokens
     fresh = sum(keyed.record.count for keyed in chain[existing:])
-    cost_ms = sequence.cost_ms / (fresh or layers.tokens)
+    cost_ms = options.cost_ms / (fresh or layers.tokens)
 
     def payload_of(keyed: Keyed, parts: list[Any]) -> Packed:
         # The record is the first leaf: the daemon finds it without reading the tree.
-        return pack({"prefix": keyed.packed, "axes": layers.axes, "layers": parts}, depth_max)
+        tree = {"prefix": keyed.packed, "axes": layers.axes, "layers": parts}
+        return pack(tree, client.link.limits.tree_depth_max)
 
     def put(keyed: Keyed, payload: Packed, tokens: int) -> bool:
         """Returns False if the rest need not be sent. `tokens`: how many would have to be computed again without this
         entry.
         """
         cost = min(cost_ms * tokens, COST_MS_MAX)
-        options = PutOptions(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.packed), keyed.record.parent)
-        own = Put(keyed.key)
-        client.link.puts.put(own, payload, options, deadline)
+        own, above = Put(keyed.key), keyed.record.parent
+        given = PutOptions(tokens, options.ttl_s, None, cost, options.agent, len(keyed.packed), above)
+        client.link.puts.put(own, payload, given, deadline)
         result.add(keyed.record, own)
         return not result.has_failed()
 
-    try:
-        # Encode the snapshots first, so that nothing is sent if one of them cannot be encoded.
-        snapshots: deque[tuple[Keyed, Packed, int]] = deque()
-        before = 0
-        for position, states in layers.snapshots.items():
-            keyed = snapshot_of(chain, position)
-            if not client.contains(keyed.key):
-                snapshots.append((keyed, payload_of(keyed, states), position - before))
-            before = position
-        for number, keyed in enumerate(chain):
-            record = keyed.record
-            stop = record.start + record.count
-            if number >= existing and not put(keyed, payload_of(keyed, layers.block(record.start, stop)), record.count):
+    # Encode the snapshots first, so that nothing is sent if one of them cannot be encoded.
+    snapshots: deque[tuple[Keyed, Packed, int]] = deque()
+    before = 0
+    for position, states in layers.snapshots.items():
+        keyed = snapshot_of(chain, position)
+        if not client.contains(keyed.key):
+            snapshots.append((keyed, payload_of(keyed, states), position - before))
+        before = position
+    for number, keyed in enumerate(chain):
+        start, count = keyed.record.start, keyed.record.count
+        if number >= existing and not put(keyed, payload_of(keyed, layers.block(start, start + count)), count):
+            return
+        while snapshots and snapshots[0][0].record.start <= start + keyed.record.block_tokens:
+            if not put(*snapshots.popleft()):
                 return
-            while snapshots and snapshots[0][0].record.start <= (number + 1) * block_tokens:
-                if not put(*snapshots.popleft()):
-                    return
-    except ObjectTooLarge as error:
-        result.settle("refused", error)

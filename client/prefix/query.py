@@ -23,7 +23,7 @@ from ..link.answers import PendingRequest
 from ..link.link import Link
 from ..writing.inbox import QUERY_BYTES
 from .keys import scope_of
-from .match import HeldBlocks, PrefixMatch
+from .match import PrefixMatch
 
 if TYPE_CHECKING:
     from ..arguments.namespace import Namespace
@@ -138,12 +138,11 @@ class Asker:
             if not present:
                 return None
             try:
-                end, last = HeldBlocks(batch, keys, present, 0, None).end_of(present)
+                end, last = PrefixMatch(0, query, {}, batch, keys, present, None).last_block()
             except Corrupt:
                 return None
             offset = uncut(min(offset, end), media)
             if last.exact or not offset:
                 return None
             blocks, snapshot_at = -(-offset // last.block_tokens), None
-        held = HeldBlocks(batch, keys, blocks, offset, snapshot_at)
-        return PrefixMatch(offset, query[offset:], kept(offset, media), held)
+        return PrefixMatch(offset, query[offset:], kept(offset, media), batch, keys, blocks, snapshot_at)
