@@ -36,6 +36,9 @@ _BY_IMAGES: Final = {1: 13.4, 3: 16.0, 10: 9.5}
 _BY_SIDE: Final = {256: 8.1, 512: 14.6, 1024: 16.2}
 _BY_DEPTH: Final = {27: 6.2, 45: 17.7, 63: 15.0}
 
+_Criterion = tuple[str, int | None, dict[int, float]]
+"""A measure of the work, its value, and its rows of the table."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
@@ -66,19 +69,6 @@ class Recommendation:
         return list(FLAG) if self.use_dp else []
 
 
-@dataclass(frozen=True, slots=True)
-class _Criterion:
-    """A measure of the work, and its rows of the table."""
-
-    name: str
-    value: int | None
-    rows: dict[int, float]
-
-    @property
-    def gain_percent(self) -> float | None:
-        return None if self.value is None else self.rows.get(self.value)
-
-
 def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_depth: int | None) -> Recommendation:
     """Whether to encode data parallel.
 
@@ -98,22 +88,21 @@ def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_
     pixels = None if sides is None else sides[0] * sides[1]
     depth_layers = None if encoder_depth is None else check_count("encoder_depth", encoder_depth, DEPTH_MAX, 1)
 
-    images = _Criterion("images a batch", images_count, _BY_IMAGES)
+    images: _Criterion = ("images a batch", images_count, _BY_IMAGES)
     # The table has squares only. Other shapes with as many pixels were not measured.
-    size = _Criterion("pixels a side", sides[0] if sides is not None and sides[0] == sides[1] else None, _BY_SIDE)
-    depth = _Criterion("layers", depth_layers, _BY_DEPTH)
+    size: _Criterion = ("pixels a side", sides[0] if sides and sides[0] == sides[1] else None, _BY_SIDE)
+    depth: _Criterion = ("layers", depth_layers, _BY_DEPTH)
+    shape = f"{sides[0]}×{sides[1]}" if sides else ""
+    small, least = f"{SMALL_SIDE}×{SMALL_SIDE}", f"{SIDE_MIN}×{SIDE_MIN}"
 
     if images_count >= MANY_IMAGES and pixels is not None and pixels <= SMALL_PIXELS:
-        small = _shape((SMALL_SIDE, SMALL_SIDE))
-        return _recommendation(
-            False, f"diminishing returns: {images_count} images of {_shape(sides)}, at most {small}", [images, size]
-        )
-    least = _shape((SIDE_MIN, SIDE_MIN))
+        reason = f"diminishing returns: {images_count} images of {shape}, at most {small}"
+        return _recommendation(False, reason, [images, size])
     met: list[tuple[_Criterion, str]] = []
     if images_count >= IMAGES_MIN:
         met.append((images, f"{images_count} images a batch, from {IMAGES_MIN} up"))
     if pixels is not None and pixels >= PIXELS_MIN:
-        met.append((size, f"{_shape(sides)}, from {least} up"))
+        met.append((size, f"{shape}, from {least} up"))
     if depth_layers is not None and depth_layers >= DEPTH_MIN:
         met.append((depth, f"{depth_layers} layers, from {DEPTH_MIN} up"))
     if not met:
@@ -140,17 +129,10 @@ def check_resolution(resolution: object) -> tuple[int, int]:
 
 def _recommendation(use_dp: bool, reason: str, deciding: list[_Criterion]) -> Recommendation:
     """A recommendation with the gain of the first deciding criterion that has a row."""
-    for criterion in deciding:
-        if criterion.gain_percent is not None:
-            return Recommendation(
-                use_dp, reason, criterion.gain_percent, f"{_SOURCE}; row: {criterion.value} {criterion.name}"
-            )
-    if not deciding:
-        return Recommendation(use_dp, reason, None, f"{_SOURCE}; no row decides")
-    rows = "; ".join(f"{criterion.name}: {', '.join(map(str, criterion.rows))}" for criterion in deciding)
-    return Recommendation(use_dp, reason, None, f"{_SOURCE}; no row for this, it has {rows}")
-
-
-def _shape(sides: tuple[int, int] | None) -> str:
-    assert sides is not None
-    return f"{sides[0]}×{sides[1]}"
+    for name, value, rows in deciding:
+        if value in rows:
+            return Recommendation(use_dp, reason, rows[value], f"{_SOURCE}; row: {value} {name}")
+    has = "; ".join(f"{name}: {', '.join(map(str, rows))}" for name, _, rows in deciding)
+    return Recommendation(
+        use_dp, reason, None, f"{_SOURCE}; " + (f"no row for this, it has {has}" if has else "no row decides")
+    )

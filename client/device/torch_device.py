@@ -26,12 +26,9 @@ from ...shm.payloads.specs import Spec
 from ...shm.payloads.tensors import check_tensor, tensor_over
 from ..gpu.gate import GATE, Gate, follow_torch
 from ..gpu.gpu_name import gpu_name
-from ..gpu.interface import Mark, mapped
+from ..gpu.interface import Mark, mapped, reached_within
 from ..gpu.outgoing import Outgoing
 from ..gpu.pools import Pools
-from ..gpu.torch_mark import TorchMark
-
-__all__ = ["TorchDevice", "TorchMark"]
 
 Array = np.ndarray[Any, Any]
 _GIVE_BACK_S: Final = 0.1
@@ -329,6 +326,35 @@ class TorchDevice:
             except UnsupportedLeaf as error:
                 raise UnsupportedLeaf(f"{place}: {error}") from None
         return leaf if isinstance(leaf, self._torch.Tensor) and leaf.device.type == "cpu" else None
+
+
+class TorchMark:
+    """A CUDA event. While a graph is captured none is recorded or asked for: it is recorded at the first wait after the
+    capture."""
+
+    __slots__ = ("_device", "_event", "_stream")
+
+    def __init__(self, device: TorchDevice, stream: Any) -> None:
+        self._device = device
+        self._stream = stream
+        self._event: Any = None
+        if not device.paused:
+            self._event = device.event(stream)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until the stream has reached the event. False if it has not within `timeout_s` seconds."""
+        return reached_within(self._reached, timeout_s)
+
+    def _reached(self, patience_s: float) -> bool:
+        device = self._device
+        with device.gate.work_now(patience_s) as may, device.current():
+            if not may:
+                return False
+            if self._event is None:
+                if device.is_capturing(self._stream):
+                    return False
+                self._event = device.event(self._stream)
+            return bool(self._event.query())
 
 
 def _torch() -> ModuleType:

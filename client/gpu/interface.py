@@ -1,7 +1,7 @@
 """The interface of a device: a GPU that holds tensors of this process, as DeviceCache uses it.
 
-Owns: the protocols Device and Mark, and the traversal of trees that all devices share. Does not own: any device. One
-conformance suite tests torch_device.py and tensord/testing/fake_vram.py.
+Owns: the protocols Device and Mark, and what devices share: the wait for a mark, and the traversal of trees. Does not
+own: any device. One conformance suite tests torch_device.py and tensord/testing/fake_vram.py.
 
 Trees are those of `tensord.Client.put`: dict, list, tuple and scalars around tensors. Tensors of the device are leaves.
 
@@ -10,17 +10,20 @@ Invariants: values that are not tensors pass through unchanged.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from ...errors import UsageError, shown
 
-__all__ = ["Device", "Mark", "mapped"]
+__all__ = ["Device", "Mark", "mapped", "reached_within"]
 
 Array = np.ndarray[Any, Any]
+_PAUSE_S_MIN: Final = 50e-6
+_PAUSE_S_MAX: Final = 5e-3
 
 
 @runtime_checkable
@@ -130,3 +133,18 @@ def _mapped(node: Any, change: Callable[[Any, str], Any], place: str, within: se
         return children if kind is list else tuple(children)
     finally:
         within.discard(id(node))
+
+
+def reached_within(reached: Callable[[float], bool], timeout_s: float | None) -> bool:
+    """Asks again and again, with short pauses, until `reached(patience_s)` is true; the question itself may take
+    `patience_s`. False if it is not true within `timeout_s` seconds."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pause_s = _PAUSE_S_MIN
+    while True:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if reached(_PAUSE_S_MAX if left_s is None else min(left_s, _PAUSE_S_MAX)):
+            return True
+        if left_s == 0:
+            return False
+        time.sleep(pause_s if left_s is None else min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)

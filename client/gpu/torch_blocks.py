@@ -18,8 +18,7 @@ import torch
 
 from ...errors import UsageError
 from .host_registration import HostRegistration
-from .interface import Mark
-from .torch_mark import reached_within
+from .interface import Mark, reached_within
 
 Array = np.ndarray[Any, Any]
 Swap = Callable[..., object]

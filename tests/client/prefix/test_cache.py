@@ -106,6 +106,7 @@ def test_views_are_of_the_ring_itself_and_read_only(client: tensord.Client, cach
 def test_a_match_that_was_released_says_so(cache: PrefixCache) -> None:
     stored(cache, TEXT)
     match = matched(cache, TEXT)
+    assert match.layers
     match.release()
     for use in (lambda: match.layers, lambda: match.snapshot, lambda: match.joined(0), lambda: match.torch(0)):
         with pytest.raises(ValueError, match="released"):
