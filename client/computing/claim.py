@@ -146,17 +146,15 @@ class Claim:
         self._ended = state_after
         # The link gives back a claim that is granted to a cancelled request.
         if not self._answer.cancel():
-            give_back = partial(self._give_back, error=error)
-            self._answer.add_done_callback(self._drop if state_after == "hit" else give_back)
+            self._answer.add_done_callback(partial(self._settle, error))
 
-    def _drop(self, answer: Future[messages.Claimed]) -> None:
+    def _settle(self, error: TensordError | None, answer: Future[messages.Claimed]) -> None:
         claimed = _outcome(answer)
-        if claimed is not None and claimed.answer == "compute":
+        if claimed is None or claimed.answer != "compute":
+            return
+        if self._ended == "hit":
             self._link.claims.drop(claimed.token)
-
-    def _give_back(self, answer: Future[messages.Claimed], error: TensordError | None) -> None:
-        claimed = _outcome(answer)
-        if claimed is not None and claimed.answer == "compute":
+        else:
             self._link.claims.give_back(claimed.token, SAY_S, error)
 
 

@@ -28,34 +28,30 @@ def gpu_name(torch: ModuleType, accelerator: Any, index: int) -> str:
         UsageError: neither is known.
     """
     if torch.version.hip:
-        return _numbered(index, lambda each: _address(accelerator, each, hip=True) or _uuid(accelerator, each))
-    return _mig_slice(index) or _address(accelerator, index, hip=False) or _uuid(accelerator, index)
+        # Partitions of one card may have one address. Each ends with its number among the GPUs of this process then.
+        # Of torch's properties, none tells the function, in which the number of a partition may be.
+        name, *before = (
+            _told_by_driver(each, hip=True) or _address(accelerator, each) or _uuid(accelerator, each)
+            for each in range(index, -1, -1)
+        )
+        same = before.count(name)
+        return f"{name[:-1]}{same:x}" if same and name.endswith(".0") else name
+    return (
+        _mig_slice(index)
+        or _address(accelerator, index)
+        or _told_by_driver(index, hip=False)
+        or _uuid(accelerator, index)
+    )
 
 
-def _numbered(index: int, name: Any) -> str:
-    """A name that other GPUs of this process have as well ends with its number among them: partitions of one card."""
-    found: str = name(index)
-    before = sum(name(each) == found for each in range(index))
-    return f"{found[:-1]}{before:x}" if before and found.endswith(".0") else found
-
-
-def _address(accelerator: Any, index: int, *, hip: bool) -> str:
-    """The PCI address; "" if it is unknown."""
-    if hip:
-        # torch tells no function, in which the number of a partition may be.
-        try:
-            return _told_by_driver(index, hip=True)
-        except (OSError, AttributeError, ValueError):
-            pass
+def _address(accelerator: Any, index: int) -> str:
+    """The PCI address as torch tells it; "" if it is unknown."""
     properties = accelerator.get_device_properties(index)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     # Older versions of torch lack these properties. Bus 0, slot 0 is the host bridge, so such values mean unknown.
     if isinstance(domain, int) and isinstance(bus, int) and isinstance(slot, int) and (bus or slot):
         return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-    try:
-        return _told_by_driver(index, hip=hip)
-    except (OSError, AttributeError, ValueError):
-        return ""
+    return ""
 
 
 def _uuid(accelerator: Any, index: int) -> str:
@@ -89,21 +85,21 @@ def _mig_slice(index: int) -> str:
 
 
 def _told_by_driver(index: int, *, hip: bool) -> str:
-    """The PCI address from cuDeviceGetPCIBusId or hipDeviceGetPCIBusId, which need no context."""
+    """The PCI address from cuDeviceGetPCIBusId or hipDeviceGetPCIBusId, which need no context; "" if it is unknown."""
     told = ctypes.create_string_buffer(32)
     number = ctypes.c_int(index)
-    if hip:
-        status = _library("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6").hipDeviceGetPCIBusId(
-            told, len(told), number
-        )
-    else:
-        driver = _library("libcuda.so.1", "libcuda.so")
-        status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
-        status = status or driver.cuDeviceGetPCIBusId(told, len(told), number)
-    if status != 0:
-        raise ValueError(f"status {status}")
-    domain, bus, rest = told.value.decode("ascii").lower().split(":")
-    return f"{int(domain, 16):04x}:{bus}:{rest}"
+    try:
+        if hip:
+            driver = _library("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
+            status = driver.hipDeviceGetPCIBusId(told, len(told), number)
+        else:
+            driver = _library("libcuda.so.1", "libcuda.so")
+            status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
+            status = status or driver.cuDeviceGetPCIBusId(told, len(told), number)
+        domain, bus, rest = told.value.decode("ascii").lower().split(":")
+        return "" if status else f"{int(domain, 16):04x}:{bus}:{rest}"
+    except (OSError, AttributeError, ValueError):
+        return ""
 
 
 def _library(*names: str) -> ctypes.CDLL:

@@ -93,6 +93,13 @@ class RecurrentLayer:
 
 
 PrefixLayer = NormalLayer | RotatingLayer | SharedLayer | RecurrentLayer
+_KINDS: Final = {
+    NormalLayer: "normal",
+    RotatingLayer: "rotating",
+    SharedLayer: "shared",
+    RecurrentLayer: "recurrent",
+}
+"""The kinds as they are in the digest."""
 Snapshots = Mapping[int, Sequence[Any]]
 
 
@@ -104,29 +111,23 @@ class Layers:
         digest: 16 bytes over the layers' kinds, and their arrays' places, dtypes and shapes without the token axis.
             Only sequences with the same digest share blocks, so no match mixes two models' blocks.
         exact: whether some layer can be continued only at a snapshot.
-        whole: for each layer whether it goes into blocks.
+        axes: each layer's token axis; None for a layer without one.
+        trees: each layer's arrays that go into blocks; None for a layer that has none, or goes into snapshots.
         snapshots: by position, in order: for each layer its state, or None for a layer that needs none.
     """
 
     tokens: int
-    given: tuple[PrefixLayer, ...]
     digest: bytes
     exact: bool
-    whole: tuple[bool, ...]
+    axes: list[int | None]
+    trees: list[Any]
     snapshots: Mapping[int, list[Any]]
 
-    @property
-    def axes(self) -> list[int | None]:
-        """Each layer's token axis; None for a layer without one."""
-        return [getattr(layer, "axis", None) for layer in self.given]
-
     def block(self, start: int, stop: int) -> list[Any]:
-        """Each layer's arrays for the tokens [start, stop), as views; None for a layer that goes into snapshots."""
+        """Each layer's arrays for the tokens [start, stop), as views; None for a layer without arrays in blocks."""
         return [
-            cut(layer.tree, layer.axis, start, stop)
-            if whole and isinstance(layer, NormalLayer | RotatingLayer)
-            else None
-            for layer, whole in zip(self.given, self.whole, strict=True)
+            None if tree is None or axis is None else cut(tree, axis, start, stop)
+            for tree, axis in zip(self.trees, self.axes, strict=True)
         ]
 
 
@@ -153,29 +154,35 @@ def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, b
         raise BadPrefix(f"snapshots are a {type(snapshots).__name__}; pass a dict from position to a list of states")
     described: list[str] = []
     shapes: list[str] = []
-    whole: list[bool] = []
+    trees: list[Any] = []
     needed: list[int] = []
     for number, layer in enumerate(listed):
-        kind, window = _kind_of(number, layer)
-        whole.append(kind == "normal" or (kind == "rotating" and tokens <= window))
-        described.append(f"{kind} {window} {whole[-1]}")
-        if whole[-1]:
+        kind = next((name for of, name in _KINDS.items() if isinstance(layer, of)), None)
+        if kind is None:
+            names = " or ".join(", ".join(of.__name__ for of in _KINDS).rsplit(", ", 1))
+            raise BadPrefix(f"layer {number} is a {type(layer).__name__}; pass a {names}")
+        window = 0
+        if isinstance(layer, RotatingLayer):
+            window = check_count(f"layer {number}: window", layer.window, _WINDOW_MAX, 1)
+        is_whole = kind == "normal" or (kind == "rotating" and tokens <= window)
+        trees.append(getattr(layer, "tree", None) if is_whole else None)
+        described.append(f"{kind} {window} {is_whole}")
+        if is_whole:
             shapes += _shapes(f"layer {number}", layer, tokens)
         elif kind != "shared":
             needed.append(number)
-            if isinstance(layer, RotatingLayer):
+            if kind == "rotating":
                 _shapes(f"layer {number}", layer, window)
-    digest = _digest([str(block_tokens), *described])
-    digest = _digest(shapes, digest)
-    found = _snapshots(listed, needed, tokens, snapshots)
-    return Layers(tokens, listed, digest, bool(needed), tuple(whole), found)
+    digest = _digest(shapes, _digest([str(block_tokens), *described]))
+    axes = [getattr(layer, "axis", None) for layer in listed]
+    return Layers(tokens, digest, bool(needed), axes, trees, _snapshots(listed, needed, tokens, snapshots))
 
 
 def cut(tree: Any, axis: int, start: int, stop: int) -> Any:
     """The tokens [start, stop) of each array of a tree, as views."""
 
     def part(leaf: Any, place: str) -> Any:
-        return leaf[_index(leaf, axis, start, stop)] if is_array(leaf) else leaf
+        return leaf[(slice(None),) * (axis % len(leaf.shape)) + (slice(start, stop),)] if is_array(leaf) else leaf
 
     return mapped(tree, part)
 
@@ -194,25 +201,7 @@ def _digest(lines: list[str], before: bytes = b"") -> bytes:
     return hashlib.sha256(before + "\n".join(lines).encode()).digest()[:LAYOUT_BYTES]
 
 
-def _kind_of(number: int, layer: object) -> tuple[str, int]:
-    """The kind of a layer as it is in the digest, and its window."""
-    match layer:
-        case NormalLayer():
-            return "normal", 0
-        case RotatingLayer():
-            return "rotating", check_count(f"layer {number}: window", layer.window, _WINDOW_MAX, 1)
-        case SharedLayer():
-            return "shared", 0
-        case RecurrentLayer():
-            return "recurrent", 0
-        case _:
-            raise BadPrefix(
-                f"layer {number} is a {type(layer).__name__}; pass a NormalLayer, RotatingLayer, SharedLayer or "
-                "RecurrentLayer"
-            )
-
-
-def _shapes(place: str, layer: NormalLayer | RotatingLayer | Any, tokens: int) -> list[str]:
+def _shapes(place: str, layer: Any, tokens: int) -> list[str]:
     """The places, dtypes and shapes of a layer's arrays. Checks that each has `tokens` tokens."""
     axis = layer.axis
     if isinstance(axis, bool) or not isinstance(axis, int) or abs(axis) > _AXIS_MAX:
@@ -266,7 +255,7 @@ def _snapshots(
                 _shapes(f"the snapshot for position {at}, layer {number}", window, min(at, layer.window))
             elif found[at][number] is None:
                 raise BadPrefix(f"the snapshot for position {at} has no state for layer {number}")
-    ends = [_end_state(listed[number]) for number in needed]
+    ends = [getattr(listed[number], "state", getattr(listed[number], "tree", None)) for number in needed]
     without = [number for number, state in zip(needed, ends, strict=True) if state is None]
     if needed and not without:
         found[tokens] = _spread(needed, ends, len(listed))
@@ -275,14 +264,6 @@ def _snapshots(
     return dict(sorted(found.items()))
 
 
-def _end_state(layer: PrefixLayer) -> Any:
-    return layer.state if isinstance(layer, RecurrentLayer) else getattr(layer, "tree", None)
-
-
 def _spread(needed: Sequence[int], states: Sequence[Any], layers: int) -> list[Any]:
     by_number = dict(zip(needed, states, strict=True))
     return [by_number.get(number) for number in range(layers)]
-
-
-def _index(leaf: Any, axis: int, start: int, stop: int) -> tuple[slice, ...]:
-    return (slice(None),) * (axis % len(leaf.shape)) + (slice(start, stop),)

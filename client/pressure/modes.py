@@ -251,10 +251,8 @@ class GovernorListener:
     # ---- the thread of callbacks
 
     def _compared(self, before: Mode, state: TierState) -> None:
-        if before is not state.mode:
-            self._changed(before, state)
-
-    def _changed(self, before: Mode, state: TierState) -> None:
+        if before is state.mode:
+            return
         change = ModeChange(
             state.gauge, state.tier, before, state.mode, state.used_bytes, state.total_bytes, state.refuses
         )
