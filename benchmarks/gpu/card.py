@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tensord.client.gpu.host_registration import HostRegistration
+from tensord.client.gpu.torch_blocks import HostRegistration
 
 GIB: Final = 1 << 30
 # The driver registers less than 64 GiB in one call.

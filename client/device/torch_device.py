@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any, Final, Literal
@@ -277,13 +277,8 @@ class TorchDevice:
                 f"{self.name} has no room to make a strided tensor contiguous; keep contiguous ones: {error}"
             ) from None
 
-    @contextmanager
-    def _allocating(self, size_bytes: int) -> Iterator[None]:
-        if self._pools is None:
-            yield
-            return
-        with self._pools.allocating(size_bytes):
-            yield
+    def _allocating(self, size_bytes: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._pools is None else self._pools.allocating(size_bytes)
 
     def _reserved_bytes(self) -> int:
         """What torch's allocator has of the driver, else what is used of the whole device; 0 if nothing tells."""

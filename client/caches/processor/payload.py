@@ -2,11 +2,13 @@
 
 Owns: the key, the format, and the memory of a read tree's leaves. Does not own: references (references.py).
 Invariants: a receiver gets a tree only under the hash under which it was stored. It checks the hash, since a reference
-comes from another process.
+comes from another process. A page of a copy-on-write view is the ring's until this process writes to it; then the page
+is a private copy. Each lease gets a new mapping, so that no written page outlives its entry.
 """
 
 from __future__ import annotations
 
+from mmap import ALLOCATIONGRANULARITY, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,8 +16,9 @@ import numpy as np
 from ....errors import UsageError, shown
 from ...arguments.namespace import Namespace
 from ...reading.lease import ArrayLease, Lease
-from .private import private_view
+from ...reading.ring_mapping import mapping_under
 
+Array = np.ndarray[Any, Any]
 Hash = str | bytes
 Copy = bool | Literal["on_write"]
 
@@ -81,7 +84,7 @@ def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
     """The payload of a lease's entry, its leaves as they were put; empty if it is not in this module's format."""
     if isinstance(lease, ArrayLease):
         return {}
-    root = private_view(lease._root) if copy == "on_write" else lease._root
+    root = _private_view(lease._root) if copy == "on_write" else lease._root
     payload = lease._recipe.value(root, copy=copy is True)
     if not isinstance(payload, dict):
         return {}
@@ -95,3 +98,29 @@ def _owned(node: Any) -> Any:
     if isinstance(node, list | tuple):
         return type(node)(map(_owned, node))
     return node.copy() if isinstance(node, np.ndarray) else node
+
+
+class _PrivateMap(mmap):
+    """The pages around one payload. `root` is the root of its lease."""
+
+    root: Array
+
+
+def _private_view(root: Array) -> Array:
+    """A writable uint8 array of shape (payload_bytes,) with the bytes of a lease's root, which it keeps alive.
+
+    Costs a mapping and a descriptor for its lifetime. If the process has none left, or the lease is a copy, the result
+    is a copy.
+    """
+    mapping = mapping_under(root)
+    if mapping is None:
+        return root.copy()
+    begins: int = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+    at = root.__array_interface__["data"][0] - begins
+    page_at = at - at % ALLOCATIONGRANULARITY
+    try:
+        pages = _PrivateMap(mapping.fd, at - page_at + len(root), MAP_PRIVATE, PROT_READ | PROT_WRITE, offset=page_at)
+    except OSError:
+        return root.copy()
+    pages.root = root
+    return np.ndarray((len(root),), np.uint8, pages, at - page_at)
