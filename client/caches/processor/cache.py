@@ -33,7 +33,7 @@ from ...reading.lease import Lease
 from ...threads import forks
 from .book import LeaseBook
 from .counts import ItemCounts, Stats
-from .loans import Borrower, Lender
+from .loans import Lender, done
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
 from .references import Reference, lease_of
 from .sender import Sender
@@ -116,7 +116,6 @@ class ProcessorCache:
         self._book = LeaseBook(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
         self._lender = Lender(self._book)
         self._sender = Sender(cache, self._book, self._lender, put_wait_s, accepts)
-        self._borrower = Borrower()
         self._recipes: dict[bytes, Recipe] = {}
         self._counts = ItemCounts()
         forks.follow(self, forks.Place.PROCESSOR_CACHES)
@@ -222,7 +221,7 @@ class ProcessorCache:
         try:
             return self._filled(asked)
         finally:
-            self._borrower.done(feature.data.loan for feature in asked if isinstance(feature.data, Reference))
+            done(feature.data.loan for feature in asked if isinstance(feature.data, Reference))
 
     def _filled(self, asked: list[Feature]) -> list[Feature]:
         leases = [self._lease_of(feature) for feature in asked]
@@ -288,7 +287,6 @@ class ProcessorCache:
         """Ends all holds and loans. A sent Reference that was not read yet is lost if its entry is gone. Idempotent."""
         self._lender.close()
         self._book.clear()
-        self._borrower.close()
 
     def after_fork_in_child(self) -> None:
         """Threads of the parent may have held the locks. For the library."""
@@ -331,7 +329,7 @@ class ProcessorCache:
             return self._client.get(self.key(feature.hash))
         if not isinstance(feature.data, Reference):
             return None
-        return lease_of(feature.data, self._client, self._borrower, self._recipes)
+        return lease_of(feature.data, self._client, self._recipes)
 
 
 def _lost(hashes: list[Hash]) -> ReferenceLost:

@@ -1,13 +1,14 @@
 """Loans: leases that one process keeps until another process has read their payloads.
 
     frontend:  loan = lender.lend(lease); send(lease.handle(), loan)
-    engine:    borrower.fetch(loan)          # a copy of the span, over a socket, if the ring itself cannot be read
-               borrower.done([loan, …])      # the lender ends the loan
+    engine:    fetch(loan)                   # a copy of the span, over a socket, if the ring itself cannot be read
+               done([loan, …])               # the lender ends the loan
 
 Owns: the lender's abstract Unix socket, and its thread. Does not own: how long leases are kept (book.py), nor how a
 handle is read (client/reading/ring_reader.py).
 
-A loan is 16 bytes: the socket's random name, and a number. The lender answers only processes of its own user.
+A loan is 16 bytes: the socket's random name, and a number. A connection is for one message, and its answer. The lender
+answers only processes of its own user.
 
 Invariants: no call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend`
 do not wait.
@@ -16,7 +17,6 @@ do not wait.
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 import struct
 import threading
@@ -47,11 +47,10 @@ _NUMBER: Final = struct.Struct("<Q")
 _CREDENTIALS: Final = struct.Struct("3i")
 _DONE: Final = b"d"
 _FETCH: Final = b"f"
-_GONE: Final = b"-"
 _HERE: Final = b"+"
 _MESSAGE_BYTES: Final = 1 << 16
 _NUMBERS_MAX: Final = 1024
-_BACKLOG: Final = 64
+_BACKLOG: Final = 1024
 _SWEEP_S: Final = 5.0
 _SEND_S: Final = 1.0
 _AGAIN_S: Final = 0.01
@@ -124,87 +123,54 @@ class Lender:
             return True
 
 
-class Borrower:
-    """Fetches loans, and ends them. Thread-safe. Keeps one connection to each lender."""
+def fetch(loan: bytes) -> Array | None:
+    """A private copy of a loan's span, its header first, as uint8 of shape (n,).
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connections: dict[bytes, socket.socket] = {}
-        weakref.finalize(self, _close_all, self._connections)
+    Returns:
+        None if the lender is gone, does not answer in time, or has ended the loan.
+    """
+    try:
+        with _connected(loan[:_NAME_BYTES]) as connection:
+            connection.settimeout(FETCH_S)
+            connection.send(_FETCH + loan[_NAME_BYTES:])
+            _, fds, *_ = socket.recv_fds(connection, 1, 1)
+    except OSError:
+        return None
+    return _mapped(fds[0]) if fds else None
 
-    def fetch(self, loan: bytes) -> Array | None:
-        """A private copy of a loan's span, its header first, as uint8 of shape (n,).
 
-        Returns:
-            None if the lender is gone, does not answer in time, or has ended the loan.
-        """
-        name, number = loan[:_NAME_BYTES], loan[_NAME_BYTES:]
-        with self._lock:
-            connection = self._connection(name)
-            if connection is None:
-                return None
-            try:
-                connection.settimeout(FETCH_S)
-                connection.send(_FETCH + number)
-                answer, fds, *_ = socket.recv_fds(connection, 1, 1)
-            except OSError:
-                self._leave(name)
-                return None
-            if not answer:
-                self._leave(name)
-            return _mapped(fds[0]) if fds else None
+def done(loans: Iterable[bytes]) -> None:
+    """Tells the lenders that these loans were read. An empty one is none. What a lender that is gone or stopped does
+    not take, ends by its time limit."""
+    for name, of_lender in groupby(sorted(filter(None, loans)), lambda loan: loan[:_NAME_BYTES]):
+        numbers = [loan[_NAME_BYTES:] for loan in of_lender]
+        with suppress(OSError):
+            for start in range(0, len(numbers), _NUMBERS_MAX):
+                with _connected(name) as connection:
+                    connection.send(_DONE + b"".join(numbers[start : start + _NUMBERS_MAX]))
 
-    def done(self, loans: Iterable[bytes]) -> None:
-        """Tells the lenders that these loans were read. An empty one is none."""
-        for name, of_lender in groupby(sorted(filter(None, loans)), lambda loan: loan[:_NAME_BYTES]):
-            numbers = [loan[_NAME_BYTES:] for loan in of_lender]
-            with self._lock:
-                connection = self._connection(name)
-                for start in range(0, len(numbers) if connection is not None else 0, _NUMBERS_MAX):
-                    try:
-                        assert connection is not None
-                        connection.settimeout(0)
-                        connection.send(_DONE + b"".join(numbers[start : start + _NUMBERS_MAX]))
-                    except BlockingIOError:
-                        # The lender is stopped and its socket is full. The loans end by their time limit.
-                        break
-                    except OSError:
-                        self._leave(name)
-                        break
 
-    def close(self) -> None:
-        """Closes the connections. Idempotent."""
-        with self._lock:
-            _close_all(self._connections)
+def _connected(name: bytes) -> socket.socket:
+    """A new connection to a lender.
 
-    def _connection(self, name: bytes) -> socket.socket | None:
-        known = self._connections.get(name)
-        if known is not None:
-            return known
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            # Non-blocking: a lender with a full backlog counts as one that does not answer.
-            made.setblocking(False)
-            made.connect(_address(name))
-            if not _is_ours(made):
-                raise PermissionError("a lender of another user")
-        except OSError:
-            made.close()
-            return None
-        self._connections[name] = made
-        return made
-
-    def _leave(self, name: bytes) -> None:
-        self._connections.pop(name).close()
+    Raises:
+        OSError: there is none that takes it.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        # Non-blocking: a lender with a full backlog counts as one that does not answer.
+        made.setblocking(False)
+        made.connect(_address(name))
+        if not _is_ours(made):
+            raise PermissionError("a lender of another user")
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _address(name: bytes) -> bytes:
     return b"\0tensord-loans-" + name.hex().encode()
-
-
-def _close_all(connections: dict[bytes, socket.socket]) -> None:
-    while connections:
-        connections.popitem()[1].close()
 
 
 def _is_ours(connection: socket.socket) -> bool:
@@ -231,55 +197,42 @@ def _mapped(fd: int) -> Array | None:
 
 def _serve(listening: socket.socket, book: LeaseBook) -> None:
     """Answers borrowers until the lender closes."""
-    with selectors.DefaultSelector() as ready, listening:
-        ready.register(listening, selectors.EVENT_READ)
+    with listening:
+        listening.settimeout(_SWEEP_S)
         while True:
-            for key, _ in ready.select(_SWEEP_S):
-                if key.fileobj is listening:
-                    try:
-                        connection, _ = listening.accept()
-                    except OSError as error:
-                        if error.errno == EINVAL:
-                            # The lender was closed.
-                            for other in list(ready.get_map().values()):
-                                other.fileobj.close()  # type: ignore[union-attr]
-                            return
-                        # No descriptor is free, or the peer has gone already.
-                        time.sleep(_AGAIN_S)
-                        continue
+            try:
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
                     if _is_ours(connection):
                         connection.settimeout(_SEND_S)
-                        ready.register(connection, selectors.EVENT_READ)
-                    else:
-                        connection.close()
-                elif not _answered(key.fileobj, book):  # type: ignore[arg-type]
-                    ready.unregister(key.fileobj)
-                    key.fileobj.close()  # type: ignore[union-attr]
+                        _answer(connection, book)
+            except TimeoutError:
+                pass
+            except OSError as error:
+                if error.errno == EINVAL:
+                    # The lender was closed.
+                    return
+                # No descriptor is free, or the peer has gone already.
+                time.sleep(_AGAIN_S)
             book.end_old()
 
 
-def _answered(connection: socket.socket, book: LeaseBook) -> bool:
-    """Handles one message. Returns False if the connection is to be closed."""
-    try:
-        message = connection.recv(_MESSAGE_BYTES)
-        if not message or len(message) % _NUMBER.size != 1:
-            return False
-        numbers = [number for (number,) in _NUMBER.iter_unpack(message[1:])]
-        if message[:1] == _DONE:
-            book.done(numbers)
-            return True
-        if message[:1] != _FETCH or len(numbers) != 1:
-            return False
+def _answer(connection: socket.socket, book: LeaseBook) -> None:
+    """Handles the message of a connection."""
+    message = connection.recv(_MESSAGE_BYTES)
+    if len(message) % _NUMBER.size != 1:
+        return
+    numbers = [number for (number,) in _NUMBER.iter_unpack(message[1:])]
+    if message[:1] == _DONE:
+        book.done(numbers)
+    elif message[:1] == _FETCH and len(numbers) == 1:
         lease = book.loans.get(numbers[0])
         fd = _copied(lease) if lease is not None else -1
-        try:
-            socket.send_fds(connection, [_HERE if fd >= 0 else _GONE], [fd] if fd >= 0 else [])
-        finally:
-            if fd >= 0:
+        if fd >= 0:
+            try:
+                socket.send_fds(connection, [_HERE], [fd])
+            finally:
                 os.close(fd)
-        return True
-    except OSError:
-        return False
 
 
 def _copied(lease: Lease) -> int:

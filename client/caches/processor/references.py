@@ -17,7 +17,7 @@ from ....shm.payloads.recipe import Recipe
 from ...core.client import Client
 from ...reading.lease import Lease
 from ...reading.ring_reader import lease_of_copy
-from .loans import Borrower
+from .loans import fetch
 
 
 class Reference(NamedTuple):
@@ -36,7 +36,7 @@ class Reference(NamedTuple):
     loan: bytes = b""
 
 
-def lease_of(reference: Reference, client: Client, borrower: Borrower, recipes: dict[bytes, Recipe]) -> Lease | None:
+def lease_of(reference: Reference, client: Client, recipes: dict[bytes, Recipe]) -> Lease | None:
     """A lease on a reference's entry, or None if no way of reading finds it. `recipes`: parsed tree headers, kept from
     call to call."""
     lease = client.get(reference.key)
@@ -45,6 +45,6 @@ def lease_of(reference: Reference, client: Client, borrower: Borrower, recipes: 
     view = client.link.view
     found = view.ring.copied(reference.handle) if view is not None else None
     if found is None and reference.loan:
-        span = borrower.fetch(reference.loan)
+        span = fetch(reference.loan)
         found = lease_of_copy(span, reference.handle, recipes) if span is not None else None
     return found

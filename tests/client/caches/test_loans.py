@@ -15,7 +15,7 @@ from tensord.client.caches.processor import book as books
 from tensord.client.caches.processor import loans
 from tensord.client.caches.processor.book import LeaseBook
 from tensord.client.caches.processor.cache import Feature, ProcessorCache
-from tensord.client.caches.processor.loans import LOAN_BYTES, Borrower, Lender
+from tensord.client.caches.processor.loans import LOAN_BYTES, Lender, fetch
 from tensord.client.caches.processor.references import Reference
 from tensord.client.reading.lease import Lease
 
@@ -50,13 +50,6 @@ def lender(book: LeaseBook) -> Iterator[Lender]:
     made.close()
 
 
-@pytest.fixture
-def borrower() -> Iterator[Borrower]:
-    made = Borrower()
-    yield made
-    made.close()
-
-
 def an_entry(client: tensord.Client, size_bytes: int = MIB) -> tuple[bytes, Lease]:
     """A stored tree, held."""
     number = next(_numbers)
@@ -77,7 +70,7 @@ def lent(lender: Lender, lease: Lease) -> bytes:
 # ---- a loan
 
 
-def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: Daemon, borrower: Borrower) -> None:
+def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: Daemon) -> None:
     client = daemon.client()
     (_, one), (_, other) = an_entry(client), an_entry(client)
     for seconds in (PATIENCE_S, 0.01):
@@ -85,10 +78,10 @@ def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: 
         first = lent(lender, one)
         if seconds == PATIENCE_S:
             assert lender.lend(other) is None
-            assert borrower.fetch(first) is not None
+            assert fetch(first) is not None
         else:
             until(lambda lender=lender: lender.lend(other), "the first loan to make room")  # type: ignore[misc]
-            assert borrower.fetch(first) is None
+            assert fetch(first) is None
         lender.close()
 
 
@@ -102,19 +95,17 @@ def test_a_loan_that_is_never_read_ends_after_unread_s_max(
     until(lambda: book.loans.size_bytes == 0, "the loan to end")
 
 
-def test_the_child_of_a_fork_lends_for_itself(
-    daemon: Daemon, lender: Lender, book: LeaseBook, borrower: Borrower
-) -> None:
+def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, book: LeaseBook) -> None:
     _, lease = an_entry(daemon.client())
     loan = lent(lender, lease)
-    assert borrower.fetch(loan) is not None
+    assert fetch(loan) is not None
     pid = os.fork()
     if not pid:
         own = lender.lend(lease)
-        right = own is not None and own[:8] != loan[:8] and Borrower().fetch(own) is not None
+        right = own is not None and own[:8] != loan[:8] and fetch(own) is not None
         os._exit(0 if right and book.loans.size_bytes == lease.payload_bytes else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert borrower.fetch(loan) is not None
+    assert fetch(loan) is not None
 
 
 # ---- in the processor cache
