@@ -14,7 +14,6 @@ is not answered yet. State of a former connection is not used.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -30,7 +29,6 @@ from .entries import DeviceEntries, DeviceEntry
 
 _WINDOW: Final = 256
 _USES_MAX: Final = 16_384
-_PAUSE_S: Final = 0.1
 _log = logging.getLogger("tensord")
 
 Post = Callable[[Callable[[], None]], None]
@@ -42,14 +40,12 @@ class Ledger:
 
     `connected`: the present connection, or None. `told`: by key the entry that the daemon was told of; None if it may
     have one that is to be released. `unwelcome`: entries that a former daemon had and the present one refused.
-    `resume_at`: the monotonic time before which nothing is sent; 0 if sending is not paused.
     """
 
     def __init__(self, link: Link, entries: DeviceEntries, post: Post) -> None:
         self.connected: Connected | None = None
         self.told: dict[bytes, DeviceEntry | None] = {}
         self.unwelcome: deque[DeviceEntry] = deque()
-        self.resume_at = 0.0
         self._link = link
         self._device_name = entries.device.name
         self._entries = entries
@@ -66,7 +62,6 @@ class Ledger:
     def forget_daemon(self) -> None:
         """Drops all state of the connection, which has ended."""
         self.connected = None
-        self.resume_at = 0.0
         self.told.clear()
         self.unwelcome.clear()
         self._in_flight = 0
@@ -89,9 +84,8 @@ class Ledger:
     def tell_differences(self) -> bool:
         """Sends releases and registrations, up to the limit in flight. Returns whether more can be sent at once."""
         connected = self.connected
-        if connected is None or time.monotonic() < self.resume_at:
+        if connected is None:
             return False
-        self.resume_at = 0.0
         window = min(_WINDOW, max(1, self._link.limits.requests_in_flight_max // 4))
         changed = self._entries.changed
         released: list[bytes] = []
@@ -181,7 +175,7 @@ class Ledger:
             return
         is_told = self.told.get(entry.key) is entry
         if isinstance(error, Unavailable):
-            self.resume_at = time.monotonic() + _PAUSE_S
+            # It may have arrived. The end of the connection follows, or the key is told again.
             if is_told:
                 self.doubt([entry.key])
             return

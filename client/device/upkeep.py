@@ -229,8 +229,6 @@ class Upkeep:
         due = [self._flush_at]
         if self.moves:
             due.append(now + _AGAIN_S)
-        if self.ledger.resume_at:
-            due.append(self.ledger.resume_at)
         if self._report_every_s and not self.device.paused:
             due.append(self._report_at)
         return max(0.0, min(due) - now)
