@@ -14,14 +14,14 @@ import tensord
 from tensord.client.caches.processor import book as books
 from tensord.client.caches.processor import loans
 from tensord.client.caches.processor.book import LeaseBook
-from tensord.client.caches.processor.cache import Feature, ProcessorCache
+from tensord.client.caches.processor.cache import ProcessorCache
 from tensord.client.caches.processor.loans import LOAN_BYTES, Lender, fetch
 from tensord.client.caches.processor.references import Reference
 from tensord.client.reading.lease import Lease
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from .processor_items import is_picture, picture, read, receiver, sender
 
-NAMESPACE: Final = tensord.Namespace(model="m", revision="r", dtype="float32", processor="loans")
 NO_LIMIT: Final = 1 << 60
 _numbers = count(1)
 
@@ -30,12 +30,6 @@ _numbers = count(1)
 def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a lender's thread may take longer to answer than an engine would wait for it."""
     monkeypatch.setattr(loans, "FETCH_S", PATIENCE_S)
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with Daemon(policy="lru") as running:
-        yield running.start()
 
 
 @pytest.fixture
@@ -111,26 +105,6 @@ def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, bo
 # ---- in the processor cache
 
 
-def sender(client: tensord.Client, **options: Any) -> ProcessorCache:
-    return ProcessorCache(client, NAMESPACE, **{"put_wait_s": PATIENCE_S, **options})
-
-
-def read(cache: ProcessorCache, hash: str, data: Any) -> Any:
-    (feature,) = cache.get_and_update_features([Feature(hash, data)])
-    return feature.data
-
-
-def picture(number: int, size_bytes: int = MIB) -> dict[str, Any]:
-    return {"pixel_values": np.full(size_bytes, number, np.uint8), "number": number}
-
-
-def overwrite(daemon: Daemon) -> None:
-    """Puts so much into the ring that all is overwritten that nobody pins."""
-    client = daemon.client()
-    for _ in range(64):
-        client.put(os.urandom(32), np.full(MIB // 2, 77, np.uint8), wait=True, timeout_s=PATIENCE_S)
-
-
 def nothing(daemon: Daemon, frontend: ProcessorCache) -> None:
     pass
 
@@ -138,7 +112,9 @@ def nothing(daemon: Daemon, frontend: ProcessorCache) -> None:
 def cleared(daemon: Daemon, frontend: ProcessorCache) -> None:
     """`tensorctl clear`, by which time others have stored something else."""
     assert daemon.client().clear() >= 1
-    overwrite(daemon)
+    client = daemon.client()
+    for _ in range(64):  # all is overwritten that nobody pins
+        client.put(os.urandom(32), np.full(MIB // 2, 77, np.uint8), wait=True, timeout_s=PATIENCE_S)
 
 
 def reset(daemon: Daemon, frontend: ProcessorCache) -> None:
@@ -163,7 +139,7 @@ def test_a_sent_handle_is_readable_whatever_happens_meanwhile(
 ) -> None:
     frontend = sender(daemon.client())
     engine_client = daemon.client()
-    engine = ProcessorCache(engine_client, NAMESPACE, copy=copy)
+    engine = receiver(engine_client, copy=copy)
     numbers = range(1, 4)
     sent = [frontend.get_and_update([picture(number)], [str(number)])[0] for number in numbers]
     assert all(isinstance(data, Reference) and data.loan for data in sent)
@@ -172,7 +148,7 @@ def test_a_sent_handle_is_readable_whatever_happens_meanwhile(
     if what is replaced:
         until(lambda: engine_client.ring() is not ring and engine_client.connected, "the engine to see the new ring")
     for number, data in zip(numbers, sent, strict=True):
-        np.testing.assert_equal(read(engine, str(number), data), picture(number))
+        assert is_picture(read(engine, str(number), data), number)
     until(lambda: frontend.lent_bytes == 0, "what was read to be let go")
     frontend.close()
     engine.close()
@@ -183,7 +159,6 @@ def test_an_entry_stored_again_is_not_the_one_that_was_sent(daemon: Daemon) -> N
     (sent,) = frontend.get_and_update([picture(1)], ["x"])
     daemon.client().clear()
     other.get_and_update([{"another": "processor"}], ["x"])
-    engine = ProcessorCache(daemon.client(), NAMESPACE)
-    np.testing.assert_equal(read(engine, "x", sent), picture(1))
+    assert is_picture(read(receiver(daemon.client()), "x", sent), 1)
     frontend.close()
     other.close()

@@ -8,42 +8,32 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
+from tensord.client.device.entries import DeviceEntry, DeviceLease
 from tensord.client.device.registration import Registration
-from tensord.client.device.upkeep import Upkeep
 from tensord.daemon.core.events import Tick
 from tensord.daemon.governor.forms.events import Sample, Sampled
 from tensord.ipc.messages.modes import Tier
-from tensord.testing.fake_vram import FakeCard, FakeVram
+from tensord.testing.fake_vram import FakeCard
 
-from .wire import CARD, HostTier, Wire
+from .wire import CARD, Owner
 
 KEYS = [bytes([n]) * 32 for n in range(6)]
 TOTAL_BYTES = 1 << 20
 ENTRY_BYTES = 4096
 
 
-class Conversation(RuleBasedStateMachine):
+class Conversation(Owner, RuleBasedStateMachine):
     def __init__(self) -> None:
-        super().__init__()
+        RuleBasedStateMachine.__init__(self)
         self.folder = tempfile.TemporaryDirectory()
         self.card = FakeCard(Path(self.folder.name), CARD, TOTAL_BYTES)
-        self.device = FakeVram(self.card)
-        self.wire = Wire()
-        self.host = HostTier(self.wire)
-        self.entries = DeviceEntries(self.device)
-        client: Any = self.host
-        self.upkeep = Upkeep(client, self.entries)
-        self.upkeep.uses_every_s = 1e-9
-        self.wire.listeners.add(self.upkeep)
-        self.wire.connect()
+        Owner.__init__(self, self.card)
         self.leases: list[DeviceLease] = []
         self.registrations: list[Registration] = []
         self.somebody_was_late = False
@@ -56,30 +46,11 @@ class Conversation(RuleBasedStateMachine):
         assert entry is not None
         return entry
 
-    def exchange(self) -> None:
-        """All that is to be said, until nothing is."""
-        quiet = 0
-        for _ in range(2000):
-            self.upkeep.wake()
-            self.upkeep.turn()
-            # One job of the owner's own ends a turn, perhaps without a word; what has left is said a turn later.
-            busy = self.wire.said or self.wire.answered or self.upkeep.moves
-            quiet = 0 if busy else quiet + 1
-            if quiet > 2:
-                return
-            self.wire.deliver_up()
-            self.wire.deliver_down()
-        raise AssertionError("the two never come to an end")
-
     # ---- the owner
 
     @rule(key=st.sampled_from(KEYS), tokens=st.integers(0, 3), blocks=st.integers(1, 2))
     def put(self, key: bytes, tokens: int, blocks: int) -> None:
-        tensor = self.device.upload(np.full(blocks * ENTRY_BYTES, key[0], np.uint8))
-        registration = Registration(key)
-        entry = DeviceEntry(key, tensor, tensor.nbytes, tokens, "", registration, [self.device.mark()])
-        kept = self.entries.put(entry)
-        assert kept is not None
+        kept = self.enter(key, np.full(blocks * ENTRY_BYTES, key[0], np.uint8), tokens)
         self.registrations.append(kept.registration)
 
     @rule(key=st.sampled_from(KEYS), blocks=st.integers(1, 2))

@@ -8,50 +8,25 @@ from typing import Any
 
 import pytest
 
-from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
-from tensord.client.device.registration import Registration
-from tensord.client.device.upkeep import Upkeep
+from tensord.client.device.entries import DeviceEntry
 from tensord.ipc.messages import control as messages
-from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
+from tensord.testing.fake_vram import FakeCard, FakeStream
 
 from .card import TOTAL_BYTES, card_folder, key, values
-from .wire import CARD, HostTier, Wire
+from .wire import CARD, Owner
 
 
-class Owner:
-    """A cache without its thread: the test takes its turns."""
-
-    def __init__(self, card: FakeCard) -> None:
-        self.device = FakeVram(card)
-        self.wire = Wire()
-        self.host = HostTier(self.wire)
-        self.entries = DeviceEntries(self.device)
-        client: Any = self.host
-        self.upkeep = Upkeep(client, self.entries)
-        self.wire.listeners.add(self.upkeep)
-        self.wire.connect()
-        self.exchange()
-
-    def exchange(self) -> None:
-        for _ in range(10):
-            self.upkeep.wake()
-            self.upkeep.turn()
-            self.wire.deliver_up()
-            self.wire.deliver_down()
-
+class OrderedOwner(Owner):
     def put(self, number: int) -> DeviceEntry:
-        tensor = self.device.upload(values(number))
-        registration = Registration(key(number))
-        entry = DeviceEntry(key(number), tensor, tensor.nbytes, 1, "", registration, [self.device.mark()])
-        assert self.entries.put(entry)
+        entry = self.enter(key(number), values(number))
         self.exchange()
-        assert registration.state == "registered"
+        assert entry.registration.state == "registered"
         return entry
 
-    def get(self, number: int) -> DeviceLease:
+    def read(self, number: int) -> None:
         lease = self.entries.lease(key(number))
         assert lease is not None
-        return lease
+        lease.release()
 
     def ordered(self, number: int, kind: Any) -> messages.AcknowledgeOrder | None:
         """What is acknowledged of an order that the daemon has just sent."""
@@ -76,13 +51,13 @@ class Owner:
 
 
 @pytest.fixture
-def owner() -> Iterator[Owner]:
+def owner() -> Iterator[OrderedOwner]:
     with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as card:
-        yield Owner(card)
+        yield OrderedOwner(card)
 
 
 def test_an_entry_that_cannot_be_copied_is_dropped_unless_the_daemon_is_gone(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
+    owner: OrderedOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner.host.full = True
     owner.put(1)
@@ -94,19 +69,19 @@ def test_an_entry_that_cannot_be_copied_is_dropped_unless_the_daemon_is_gone(
     assert moved is not None and moved.dropped == [key(1)] and moved.freed_bytes > 0 and len(owner.entries) == 0
 
 
-def test_an_entry_that_is_read_while_it_is_copied_stays(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_is_read_while_it_is_copied_stays(owner: OrderedOwner, monkeypatch: pytest.MonkeyPatch) -> None:
     owner.put(1)
-    with owner.meanwhile(monkeypatch, lambda: owner.get(1).release()):
+    with owner.meanwhile(monkeypatch, lambda: owner.read(1)):
         moved = owner.ordered(1, "offload")
     assert moved is not None and moved.kept == [key(1)] and key(1) in owner.entries
 
 
 @pytest.mark.parametrize("kind", ["offload", "drop"])
-def test_nothing_goes_before_every_stream_that_used_it_has_done_so(owner: Owner, kind: str) -> None:
+def test_nothing_goes_before_every_stream_that_used_it_has_done_so(owner: OrderedOwner, kind: str) -> None:
     """The mark that is missing is neither the last nor of the stream that put it."""
     entry = owner.put(1)
     with owner.device.on(FakeStream()) as stream, stream.hold() as hold:
-        owner.get(1).release()
+        owner.read(1)
         entry.marks.append(FakeStream().mark())
         waits: list[float | None] = []
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from tensord.client.arguments.put_options import PutOptions
+from tensord.client.device.entries import DeviceEntries, DeviceEntry
+from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
@@ -23,6 +25,7 @@ from tensord.daemon.governor.governor import Governor
 from tensord.errors import DaemonUnavailable, TensordError
 from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.recipe import recipe
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 CARD = "card0"
 LIMITS = GovernorLimits(relaxed_idle_s=50.0, normal_idle_s=20.0, critical_idle_s=5.0, max_entries=5, retry_s=10.0)
@@ -170,3 +173,41 @@ class HostTier:
 @contextmanager
 def leased(tree: Any) -> Iterator[Any]:
     yield SimpleNamespace(tree=tree)
+
+
+class Owner:
+    """A cache without its thread, on a wire: the test takes its turns."""
+
+    def __init__(self, card: FakeCard) -> None:
+        self.device = FakeVram(card)
+        self.wire = Wire()
+        self.host = HostTier(self.wire)
+        self.entries = DeviceEntries(self.device)
+        client: Any = self.host
+        self.upkeep = Upkeep(client, self.entries)
+        self.upkeep.uses_every_s = 1e-9
+        self.wire.listeners.add(self.upkeep)
+        self.wire.connect()
+
+    def enter(self, key: bytes, array: Any, tokens: int = 1) -> DeviceEntry:
+        """Puts an entry. Returns the one that is there then."""
+        tensor = self.device.upload(array)
+        entry = DeviceEntry(key, tensor, tensor.nbytes, tokens, "", Registration(key), [self.device.mark()])
+        kept = self.entries.put(entry)
+        assert kept is not None
+        return kept
+
+    def exchange(self) -> None:
+        """All that is to be said, until nothing is."""
+        quiet = 0
+        for _ in range(2000):
+            self.upkeep.wake()
+            self.upkeep.turn()
+            # One job of the owner's own ends a turn, perhaps without a word; what has left is said a turn later.
+            busy = self.wire.said or self.wire.answered or self.upkeep.moves
+            quiet = 0 if busy else quiet + 1
+            if quiet > 2:
+                return
+            self.wire.deliver_up()
+            self.wire.deliver_down()
+        raise AssertionError("the two never come to an end")
