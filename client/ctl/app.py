@@ -22,20 +22,13 @@ from tensord import __version__
 
 from ...errors import TensordError
 from .daemon import NAME, Daemon
-from .doctor.command import doctor
-from .install.command import install
-from .orders.cards import room
-from .orders.entries import clear, evict, limit
-from .orders.purge import purge
-from .orders.reload import reload
+from .doctor import doctor
+from .install import install
+from .leftovers import purge
+from .orders import clear, evict, limit, reload, room
 from .parameters import DURATION, FILE
-from .show.advise import advise
-from .show.configuration import config
-from .show.entries import ls
-from .show.latency import latency
-from .show.live import clients, watch
-from .show.status import health, status
-from .show.why import why
+from .show import advise, clients, config, latency, ls, watch, why
+from .status import health, status
 
 TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130

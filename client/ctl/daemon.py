@@ -1,4 +1,5 @@
-"""The daemon as seen by the commands: queries on the status socket, orders on the control socket.
+"""The daemon as seen by the commands: queries on the status socket, orders on the control socket, and the settings of a
+daemon that is not started yet.
 
 Owns: the choice of sockets, and one connection to each, opened on first use. Does not own: the display of answers.
 
@@ -7,7 +8,10 @@ Invariants: an order sends Hello and never Attach, so a command needs no lane an
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +23,7 @@ import click
 
 from tensord import __version__
 
-from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
+from ...errors import BadConfiguration, DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import places
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import ENTRIES_MAX, PROTOCOL_VERSION
@@ -28,6 +32,10 @@ from ...ipc.wire.connection import Connection
 
 NAME: Final = "tensorctl"
 KEY_BYTES: Final = 32
+# A client must not import the daemon, so the daemon is run, and reports its settings.
+_CHECK: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
+_CHECK_S: Final = 30.0
+_SAID_BY: Final = "tensord: "
 Answer = TypeVar("Answer", bound=messages.Message)
 
 
@@ -205,6 +213,26 @@ class Daemon:
         except TensordError:
             self.close()
             raise
+
+
+def checked(timeout_s: float = _CHECK_S) -> tuple[list[dict[str, Any]], list[str]]:
+    """The configuration of a daemon started here and now.
+
+    Returns:
+        Rows with key, value, source and reload, one for each setting, and a text for each ignored variable.
+
+    Raises:
+        BadConfiguration: the configuration is invalid; the message is the daemon's.
+    """
+    try:
+        asked = subprocess.run(_CHECK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise BadConfiguration(f"the daemon's own check did not end within {timeout_s:g} s; try again") from None
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or [f"the daemon's own check ended with {asked.returncode}"]
+        raise BadConfiguration(said[-1].removeprefix(_SAID_BY))
+    told = asked.stderr.splitlines()
+    return json.loads(asked.stdout), [line.removeprefix(_SAID_BY) for line in told if line.startswith(_SAID_BY)]
 
 
 pass_daemon = click.make_pass_decorator(Daemon)

@@ -5,8 +5,8 @@ import pytest
 
 import tensord
 
-from ....daemon_process import MIB, Daemon
-from ..conftest import Ctl
+from ...daemon_process import MIB, Daemon
+from .conftest import Ctl
 
 SPACES = [tensord.Namespace(model=model, revision="r", dtype="f4", processor="p") for model in ("a", "b")]
 KEYS = [space.key("encoder", "image", bytes([number])) for space in SPACES for number in range(3)]

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import click
 
-from ....ipc.messages.control import HealthQuery
-from ..daemon import Daemon, pass_daemon
-from ..output import as_json, number, pairs, parts, share, show, size, words
+from ...ipc.messages.control import HealthQuery
+from .daemon import Daemon, pass_daemon
+from .output import as_json, number, pairs, parts, share, show, size, words
 
 Rows = list[tuple[str, str]]
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tensord.client.ctl.orders import leftovers
-from tensord.client.ctl.orders.leftovers import Leftover
+from tensord.client.ctl import leftovers
+from tensord.client.ctl.leftovers import Leftover
 from tensord.errors import SegmentError
 from tensord.shm.ring import segments
 
-from ....daemon_process import Daemon
-from ..conftest import Ctl
+from ...daemon_process import Daemon
+from .conftest import Ctl
 
 KEY = bytes(range(32))
 

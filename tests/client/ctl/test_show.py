@@ -16,11 +16,11 @@ import pytest
 
 import tensord
 from tensord.client.ctl.output import WIDTH
-from tensord.client.ctl.show.advise import advice_text
+from tensord.client.ctl.show import advice_text
 from tensord.ipc.messages.control import Event
 
-from ....daemon_process import MIB, PATIENCE_S, Daemon, until
-from ..conftest import Ctl
+from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from .conftest import Ctl
 
 SPACES = [tensord.Namespace(model=model, revision="r", dtype="f4", processor="p") for model in ("a", "b")]
 KEYS = [space.key("encoder", "image", bytes([number])) for space in SPACES for number in range(3)]

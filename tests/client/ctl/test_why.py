@@ -9,8 +9,8 @@ import numpy as np
 
 import tensord
 
-from ....daemon_process import Daemon
-from ..conftest import Ctl
+from ...daemon_process import Daemon
+from .conftest import Ctl
 
 SPACE = tensord.Namespace(model="m", revision="r", dtype="f4", processor="p")
 MIB = 1 << 20

@@ -11,13 +11,15 @@ import stat
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from tensord.client.ctl.install import command, files, plan, refusals
+from tensord.client.ctl import install
+from tensord.client.ctl.install import PlannedStep
 
-from ..conftest import Ctl
+from .conftest import Ctl
 
-CHECKOUT = Path(__file__).parents[4]
+CHECKOUT = Path(__file__).parents[3]
 PROGRAM = Path(sys.executable).with_name("tensord")
 
 
@@ -26,45 +28,45 @@ def laid(root: Path) -> dict[str, str]:
 
 
 def test_the_package_carries_what_the_checkout_has() -> None:
-    assert files.SHIPPED.resolve() == CHECKOUT / "systemd"
+    assert install.SHIPPED.resolve() == CHECKOUT / "systemd"
 
 
 def test_everything_that_the_service_needs_is_laid_in_place(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    places = files.system_places(root)
-    texts = files.texts(places, files.start_word(PROGRAM))
-    for step in plan.installation(texts, places.config):
+    places = install.system_places(root)
+    texts = install.texts(places, install.start_word(PROGRAM))
+    for step in install.written(texts, places.config):
         step.carry_out()
     found = laid(root)
     expected = {
         "etc/tensord/tensord.toml": "tensord.toml",
         "etc/sysusers.d/tensord.conf": "sysusers.d/tensord.conf",
         "etc/tmpfiles.d/tensord.conf": "tmpfiles.d/tensord.conf",
-        **{f"etc/systemd/system/{unit.name}": unit.name for unit in files.SHIPPED.glob("tensord*.*[!l]")},
+        **{f"etc/systemd/system/{unit.name}": unit.name for unit in install.SHIPPED.glob("tensord*.*[!l]")},
     }
     assert found.keys() == expected.keys()
     for path, name in expected.items():
-        text = (files.SHIPPED / name).read_text()
+        text = (install.SHIPPED / name).read_text()
         text = text.replace("/opt/tensord/bin/tensord\n", f"{PROGRAM}\n")
         assert found[path] == text.replace("/opt/tensord/bin/tensorctl", str(PROGRAM.with_name("tensorctl"))), path
     assert f"ExecStart={PROGRAM}\n" in found["etc/systemd/system/tensord.service"]
     assert f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n" in found["etc/systemd/system/tensord.service"]
-    for step in plan.removal(texts, places.config):
+    for step in install.removed(texts, places.config):
         step.carry_out()
     assert laid(root) == {}
 
 
 def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_environment(tmp_path: Path) -> None:
-    places = files.user_places(tmp_path, {})
-    texts = files.texts(places, files.start_word(PROGRAM, tmp_path))
+    places = install.user_places(tmp_path, {})
+    texts = install.texts(places, install.start_word(PROGRAM, tmp_path))
     assert {str(path.relative_to(tmp_path)) for path in texts} == {
         ".config/tensord/tensord.toml",
-        *(f".config/systemd/user/{unit.name}" for unit in (files.SHIPPED / "user").iterdir()),
+        *(f".config/systemd/user/{unit.name}" for unit in (install.SHIPPED / "user").iterdir()),
     }
     assert f"ExecStart={PROGRAM}\n" in texts[tmp_path / ".config/systemd/user/tensord.service"]
     reload = f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n"
     assert reload in texts[tmp_path / ".config/systemd/user/tensord.service"]
-    assert files.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c"}).units == Path("/c/systemd/user")
+    assert install.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c"}).units == Path("/c/systemd/user")
 
 
 def test_an_empty_home_counts_as_not_set(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,20 +80,20 @@ def test_the_link_that_pipx_makes_is_what_the_user_s_unit_runs(tmp_path: Path) -
     program = tmp_path / ".local/share/pipx/venvs/tensord/bin/tensord"
     program.parent.mkdir(parents=True)
     program.touch()
-    assert files.start_word(program, tmp_path) == str(program)
+    assert install.start_word(program, tmp_path) == str(program)
     link = tmp_path / ".local/bin/tensord"
     link.parent.mkdir(parents=True)
     link.symlink_to(program)
-    assert files.start_word(program, tmp_path) == "%h/.local/bin/tensord"
+    assert install.start_word(program, tmp_path) == "%h/.local/bin/tensord"
     other = tmp_path / "venv/bin/tensord"
-    assert files.start_word(other, tmp_path) == str(other), "another environment than the one that pipx links"
+    assert install.start_word(other, tmp_path) == str(other), "another environment than the one that pipx links"
 
 
 @pytest.mark.parametrize(
     ("program", "word"), [("/a/100%/t", "/a/100%%/t"), ("/a b/t", '"/a b/t"'), ('/a"/t', '"/a\\"/t"')]
 )
 def test_a_path_with_characters_that_units_expand_is_quoted(program: str, word: str) -> None:
-    assert files.start_word(Path(program)) == word
+    assert install.start_word(Path(program)) == word
 
 
 def test_a_service_that_cannot_be_installed_here_is_refused(
@@ -104,11 +106,11 @@ def test_a_service_that_cannot_be_installed_here_is_refused(
     assert f"would write {tmp_path}/config/systemd/user/tensord.service" in would
     assert not (tmp_path / "config").exists(), "a dry run takes no step"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(refusals, "_BOOTED", tmp_path / "nothing")
+    monkeypatch.setattr(install, "_BOOTED", tmp_path / "nothing")
     assert "no systemd runs this machine" in alone("install", code=1).err
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert "no service manager of this user runs here" in alone("install", "--user", code=1).err
-    monkeypatch.setattr(refusals, "of_user", lambda _: None)
+    monkeypatch.setattr(install, "no_user_manager", lambda: None)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert "has installed nothing" in alone("install", "--user", "--uninstall", code=1).err
 
@@ -116,24 +118,94 @@ def test_a_service_that_cannot_be_installed_here_is_refused(
 def test_a_program_that_the_service_could_not_read_is_refused(
     alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "hidden from it: install it with" in str(refusals.of_service_user(Path("/home/a/venv/bin/tensord")))
-    monkeypatch.setattr(refusals, "_HIDDEN", ())
     program = tmp_path / "bin/tensord"
     program.parent.mkdir()
-    program.touch()
+    program.touch(0o755)
+    assert "hidden from it: install it with" in str(install.unusable(program, system=True))
+    assert install.unusable(program, system=False) is None
+    monkeypatch.setattr(install, "_HIDDEN", ())
     closed = next(each for each in (tmp_path, *tmp_path.parents) if not each.stat().st_mode & stat.S_IXOTH)
-    assert f"cannot read {closed}" in str(refusals.of_service_user(program))
+    assert f"cannot read {closed}" in str(install.unusable(program, system=True))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere/python"))
     assert "run the tensorctl of the environment" in alone("install", "--dry-run", code=1).err
 
 
 def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(tmp_path: Path) -> None:
-    places = files.system_places(tmp_path)
-    texts = files.texts(places, "/t")
-    for step in plan.installation(texts, places.config):
+    places = install.system_places(tmp_path)
+    texts = install.texts(places, "/t")
+    for step in install.written(texts, places.config):
         step.carry_out()
-    first, *rest = command._removal(places, texts)
+    first, *rest = install.removal(places, "/t")
     stopped = first.says.removeprefix("run systemctl disable --now ").split()
     assert stopped[-1] == "tensord.service"
     assert set(stopped) == {path.name for path in places.units.iterdir()}
     assert not any("disable" in step.says for step in rest)
+
+
+class Disk:
+    """A folder with a unit and a configuration, installed from a release whose texts a test chooses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.unit = folder / "units" / "a.service"
+        self.config = folder / "etc" / "a.toml"
+
+    def install(self, unit: str) -> list[str]:
+        return self.do(install.written({self.unit: unit, self.config: "# all"}, self.config))
+
+    def remove(self) -> list[str]:
+        return self.do(install.removed({self.unit: "one", self.config: "# all"}, self.config))
+
+    def do(self, steps: list[PlannedStep]) -> list[str]:
+        for step in steps:
+            step.carry_out()
+        return [step.says for step in steps]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+def test_a_second_installation_does_nothing(disk: Disk) -> None:
+    assert disk.install("one") == [f"write {disk.unit}", f"write {disk.config}"]
+    assert disk.unit.read_text() == "one"
+    assert disk.unit.stat().st_mode & 0o777 == 0o644
+    assert disk.install("one") == []
+
+
+def test_a_unit_is_brought_up_to_date_and_a_configuration_is_never_replaced(disk: Disk) -> None:
+    disk.config.parent.mkdir()
+    disk.config.write_text("mine")
+    disk.install("one")
+    assert disk.install("two") == [f"write {disk.unit}"]
+    assert (disk.unit.read_text(), disk.config.read_text()) == ("two", "mine")
+
+
+def test_removal_takes_what_was_installed_and_nothing_else(disk: Disk) -> None:
+    disk.install("one")
+    beside = disk.config.with_name("drop-in.toml")
+    beside.write_text("mine")
+    assert f"remove {disk.config.parent}, if it is empty" in disk.remove()
+    assert beside.exists() and not disk.config.exists()
+    assert not disk.unit.exists() and disk.unit.parent.is_dir()
+    beside.unlink()
+    disk.remove()
+    assert not disk.config.parent.exists(), "a folder of its own goes with the last file"
+
+
+def test_removal_keeps_a_changed_configuration_and_says_so(disk: Disk) -> None:
+    disk.install("one")
+    disk.config.write_text("ring_bytes = '1GiB'")
+    kept = [step for step in disk.remove() if step.startswith("keep ")]
+    assert kept == [f"keep {disk.config}: it was changed here; remove it by hand"]
+    assert disk.config.exists()
+
+
+def test_a_program_that_fails_ends_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_RING_BYTES", "much")
+    said = "import os, sys; sys.exit(f\"no {os.environ.get('TENSORD_RING_BYTES')}\")"
+    with pytest.raises(click.ClickException, match="ended with 1: no None; mend it"):
+        install.run(sys.executable, "-c", said).carry_out()
+    install.run(sys.executable, "-c", said, may_fail=True).carry_out()
+    with pytest.raises(click.ClickException, match="No such file"):
+        install.run("/no/such/program").carry_out()

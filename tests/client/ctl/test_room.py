@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tensord.client.ctl.orders.cards import room_text
+from tensord.client.ctl.orders import room_text
 from tensord.client.ctl.output import WIDTH
 from tensord.ipc.messages import control as messages
 
-from ....daemon_process import Daemon
-from .. import documents
-from ..conftest import Ctl
-from ..documents import CARD, GIB
+from ...daemon_process import Daemon
+from . import documents
+from .conftest import Ctl
+from .documents import CARD, GIB
 
 CARDS = ["0000:65:00.0", "0000:66:00.0"]
 

@@ -1,6 +1,6 @@
-"""The segments in /dev/shm with tensord's names, their owners, and whether a daemon serves them.
+"""`purge`: the segments in /dev/shm with tensord's names, their owners, and the removal of those that no daemon serves.
 
-Owns: finding them, and removing those that no daemon serves. Does not own: the names (shm/ring/segments.py).
+Owns: finding and removing them, and the choice of the instance. Does not own: the names (shm/ring/segments.py).
 
 Invariants: an instance's lock is held here during the removal of its segments. A daemon that starts meanwhile is
 refused, as if another daemon served the instance.
@@ -14,10 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ....errors import InstanceBusy, SegmentError
-from ....shm.ring import segments
+import click
+
+from ...errors import BadConfiguration, InstanceBusy, SegmentError
+from ...shm.ring import segments
+from .daemon import checked
+from .output import size, table
 
 _PREFIX: Final = "tensord."
+_VARIABLE: Final = "TENSORD_INSTANCE"
 _SECTOR_BYTES: Final = 512
 
 
@@ -105,3 +110,46 @@ def _locked(path: Path) -> bool | None:
     finally:
         os.close(fd)
     return False
+
+
+@click.command()
+@click.option("--instance", metavar="NAME", help="The instance; by default that of a daemon started here.")
+@click.option("--yes", is_flag=True, help="Confirm that every entry in it is dropped.")
+def purge(instance: str | None, yes: bool) -> None:
+    """Frees the shared memory of a daemon that was stopped or killed, with every entry in it. Needs --yes.
+
+    Refused while a daemon serves the instance. A daemon that will be started again needs no purge: it continues with
+    the memory it finds. Memory that readers view is freed when they release it. `tensorctl doctor` lists such memory.
+    """
+    named = _usual_instance() if instance is None else instance
+    there = look(named)
+    if there is None:
+        others = ", ".join(instances())
+        none = f"instance {named!r} has no segment in /dev/shm"
+        none += f"; these instances have segments: {others}" if others else ", nor has any other instance"
+        if instance is not None:
+            raise BadConfiguration(none)
+        click.echo(none)
+        return
+    if not yes and not there.served:
+        held = f"{size(there.taken_bytes)} of instance {named}"
+        raise click.UsageError(f"this would free {held}, with every entry in it: add --yes to confirm")
+    freed = remove(there)
+    click.echo(table(("FREED", ">SIZE"), [(name, size(taken_bytes)) for name, taken_bytes in freed.segments.items()]))
+    click.echo(f"\n{size(freed.taken_bytes)} of instance {named}")
+
+
+def _usual_instance() -> str:
+    """The instance of a daemon started here and now, according to that daemon.
+
+    Raises:
+        BadConfiguration: the daemon would not start, or $TENSORD_INSTANCE is empty. A daemon treats an empty variable
+            as not set; here the default instance would be freed although another one was meant.
+    """
+    if os.environ.get(_VARIABLE) == "":
+        raise BadConfiguration(f"{_VARIABLE} is empty: set it to an instance's name, unset it, or use --instance")
+    try:
+        rows, _ = checked()
+    except BadConfiguration as error:
+        raise BadConfiguration(f"{error}; or name the instance with --instance") from None
+    return str(next(row["value"] for row in rows if row["key"] == "instance"))

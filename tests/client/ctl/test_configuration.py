@@ -5,20 +5,20 @@ import os
 
 import pytest
 
-from tensord.client.ctl.show import configuration
+from tensord.client.ctl import daemon as asked
 from tensord.errors import BadConfiguration
 
-from ....daemon_process import Daemon
-from ..conftest import Ctl
+from ...daemon_process import Daemon
+from .conftest import Ctl
 
 
 def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configuration, "_DAEMON", ("false",))
+    monkeypatch.setattr(asked, "_CHECK", ("false",))
     with pytest.raises(BadConfiguration, match="ended with 1"):
-        configuration.checked()
-    monkeypatch.setattr(configuration, "_DAEMON", ("sleep", "60"))
+        asked.checked()
+    monkeypatch.setattr(asked, "_CHECK", ("sleep", "60"))
     with pytest.raises(BadConfiguration, match="did not end"):
-        configuration.checked(timeout_s=0.05)
+        asked.checked(timeout_s=0.05)
 
 
 def _settings(ctl: Ctl, *name: str) -> dict[str, tuple[str, str]]:

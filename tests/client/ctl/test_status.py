@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from tensord.client.ctl.output import WIDTH
-from tensord.client.ctl.show.status import status_text
+from tensord.client.ctl.status import status_text
 
-from ....daemon_process import Daemon
-from .. import documents
-from ..conftest import Ctl
-from ..documents import CARD, GIB, OTHER
+from ...daemon_process import Daemon
+from . import documents
+from .conftest import Ctl
+from .documents import CARD, GIB, OTHER
 
 KEY = bytes(range(32))
 HEALTHY: dict[str, Any] = {"healthy": True, "problems": [], "notices": []}

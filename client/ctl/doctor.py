@@ -1,0 +1,383 @@
+"""`doctor`: reads the facts of a daemon and of this machine, judges them, and says what to do.
+
+Owns: the checks. Changes nothing. Does not own: the daemon's health, which the daemon tells.
+
+Invariants: a failure becomes a finding, not an exception. What cannot be read of the machine is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM
+from socket import socket as new_socket
+from typing import Any, Final, NamedTuple
+
+import click
+from click.exceptions import Exit
+
+from tensord import __version__
+
+from ...errors import BadConfiguration, TensordError
+from ...ipc.messages.control import HealthQuery
+from ...ipc.messages.modes import HOST_GAUGE
+from ...ipc.messages.schema import PROTOCOL_VERSION
+from ...ipc.quantities import read_size
+from ...shm.lanes import fence
+from ...shm.ring import segments
+from ...shm.ring.cgroups import Cgroup, cgroups
+from .daemon import Daemon, checked, pass_daemon
+from .leftovers import Leftover, instances, look
+from .output import as_json, counted, pairs, share, show, size
+
+# Warns if less than this share of memory remains.
+_SCARCE: Final = 0.05
+_SYSTEM_UID_MAX: Final = 999
+_PRINTED_S: Final = 5.0
+_LISTENS: Final = "00010000"
+"""The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
+_JOURNAL: Final = "`systemctl status tensord` and `journalctl -u tensord`"
+_NEEDS_GROUP: Final = "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit"
+_SAME: Final = "install the same version on both sides, and restart the daemon: it keeps its entries"
+_ALLOW: Final = "Linux 4.16 or newer; allow the system call membarrier in the container's seccomp profile"
+
+
+class Level(StrEnum):
+    """FAIL: it does not work, or will not. WARN: it works, but with less performance, or not permanently."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+class Finding(NamedTuple):
+    """The result of one check. `remedy` says what to do; empty if nothing has to be done."""
+
+    check: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, Level.OK, text)
+
+
+def warn(check: str, text: str, remedy: str) -> Finding:
+    return Finding(check, Level.WARN, text, remedy)
+
+
+def fail(check: str, text: str, remedy: str) -> Finding:
+    return Finding(check, Level.FAIL, text, remedy)
+
+
+class RingRoom(NamedTuple):
+    """The memory for a ring of `ring_bytes`, of which `ready_bytes` are allocated; 0 without a daemon. `shm_problem`:
+    why no file can be made in /dev/shm, whatever is free."""
+
+    ring_bytes: int
+    ready_bytes: int
+    shm_total_bytes: int
+    shm_free_bytes: int
+    available_bytes: int
+    memory_bytes: int
+    cgroups: Sequence[Cgroup] = ()
+    shm_problem: str = ""
+
+
+def diagnose(daemon: Daemon) -> Iterator[Finding]:
+    """All findings about the daemon behind `daemon`, and about this machine for that daemon; without one, for a daemon
+    started here."""
+    status: dict[str, Any] = {}
+    try:
+        yield socket("control", daemon.control_path, daemon.greeted)
+        yield socket("status", daemon.status_path, lambda: status.update(daemon.status()))
+        if status:
+            yield versions(__version__, status["version"], PROTOCOL_VERSION, status["protocol"])
+            yield from health(daemon.ask(HealthQuery))
+            yield gauges(status["governor"]["gauges"])
+    except TensordError as error:
+        yield fail("daemon", str(error), f"{_JOURNAL} say why")
+    ring_bytes, ignored = status.get("ring_bytes", 0), list[str]()
+    refused = None
+    try:
+        rows, ignored = checked()
+        ring_bytes = ring_bytes or sum(read_size(row["value"]) for row in rows if row["key"] == "ring_bytes")
+    except BadConfiguration as error:
+        refused = str(error)
+    yield configuration(refused, ignored, served=bool(status))
+    yield from memory(ring_room(ring_bytes, status.get("ring_ready_bytes", 0), status.get("pid")))
+    plain, expedited = fence.supported()
+    yield membarrier(plain=plain, expedited=expedited, in_use=status.get("fence"))
+    uid = status.get("uid", os.geteuid())
+    yield logout(uid, logind_configuration(), lingers=lingers(uid))
+    yield from leftovers([left for name in instances() if (left := look(name))], status.get("instance"))
+
+
+def socket(what: str, path: Path, use: Callable[[], object]) -> Finding:
+    """Whether the daemon answers on a socket, and nobody else can take its place. `use` raises TensordError if it does
+    not answer. A daemon may listen on a socket of this path though its file is gone."""
+    check, error = f"{what} socket", None
+    try:
+        use()
+    except TensordError as why:
+        error = why
+    if error is not None and (lives := without_file(path)):
+        remedy = (
+            f"remove what stands at {path}, and let the daemon write to {path.parent}: it makes its socket anew within "
+            "seconds. Or restart it: its entries stay, and attached clients attach again by themselves"
+        )
+        return fail(check, f"nobody listens at {path}; {' or '.join(lives)}: its socket is gone", remedy)
+    if error is not None:
+        return fail(check, str(error), f"{_JOURNAL} have the daemon's side")
+    folder = path.absolute().parent
+    if _mode(folder) & 0o002 and not _mode(folder) & stat.S_ISVTX:
+        return fail(check, f"every user may write to {folder}, and so replace the socket", f"chmod 0755 {folder}")
+    if what == "control" and _mode(path) & 0o002:
+        return warn(check, f"{path}: every user of this host may read and write every entry", _NEEDS_GROUP)
+    return ok(check, f"the daemon answers at {path}")
+
+
+def without_file(path: Path, proc: Path = Path("/proc")) -> list[str]:
+    """The daemons that may listen on a socket that was bound to `path`, if a connection to `path` reaches nobody. Those
+    whose sockets this user may not see are left out if one is found that does."""
+    if not _nobody_listens(path):
+        return []
+    names = {str(path), str(path.absolute())}
+    rows = [line.split(maxsplit=7) for line in _text(proc / "net/unix").splitlines()]
+    bound = {row[6] for row in rows if len(row) == 8 and row[7] in names and row[3] == _LISTENS}
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for instance in instances() if bound else ():
+        pid = segments.serving_pid(instance, proc)
+        held = None if pid is None else _sockets_of(proc / str(pid))
+        if pid is not None and (held is None or held & bound):
+            found[held is not None].append(f"a daemon of instance {instance} lives, pid {pid}")
+    return found[True] or found[False]
+
+
+def versions(client: str, daemon: str, protocol: int, daemon_protocol: int) -> Finding:
+    """Whether tensorctl and the daemon have the same version and protocol."""
+    text = f"tensorctl {client} of protocol {protocol}, daemon {daemon} of protocol {daemon_protocol}"
+    if protocol != daemon_protocol:
+        return fail("versions", text, _SAME)
+    return ok("versions", text) if client == daemon else warn("versions", text, _SAME)
+
+
+def health(body: Mapping[str, Any]) -> list[Finding]:
+    """The problems and notices that the daemon reports of itself."""
+    told = [*body["problems"], *body["notices"]]
+    remedy = "the daemon serves all the same; its log has more"
+    return [warn("health", each, remedy) for each in told] or [ok("health", "the daemon reports no problem")]
+
+
+def gauges(found: Sequence[Mapping[str, Any]], root: Path = Path("/")) -> Finding:
+    """Whether the daemon measures the GPUs whose drivers are loaded; its health tells which of its sources fail.
+    `found`: the gauges in its status."""
+    text = ", ".join(f"{gauge['gauge']} by {gauge['source']}" for gauge in found) or "none"
+    drivers = (("nvidia", "dev/nvidiactl"), ("nvidia", "proc/driver/nvidia"), ("amd", "dev/kfd"))
+    present = [extra for extra, file in drivers if (root / file).exists()]
+    if present and all(gauge["gauge"] == HOST_GAUGE for gauge in found):
+        install = f"gauges.device = auto, and pip install 'tensord[{present[0]}]'; the daemon's log gives the reason"
+        return warn("gauges", f"{text}; there is a GPU, and its memory use is unknown", install)
+    return ok("gauges", text)
+
+
+def configuration(error: str | None, ignored: Sequence[str], *, served: bool) -> Finding:
+    """Whether a daemon started here would accept its configuration. A running daemon may have another one.
+
+    `ignored`: a text for each unknown variable.
+    """
+    if error is not None:
+        report = warn if served else fail
+        return report("configuration", error, "correct it; a running daemon keeps its present configuration")
+    if ignored:
+        return warn("configuration", "; ".join(ignored), "correct the misspelt; the daemon ignores them")
+    return ok("configuration", "a daemon would start with it; `tensord --check-config` lists it")
+
+
+def ring_room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
+    """The memory of the machine, for a ring of `ring_bytes`. `pid`: the process whose cgroup counts; None for this
+    one."""
+    kib = {name: int(value) for name, value in re.findall(r"(?m)^(\w+):\s+(\d+) kB", _text(Path("/proc/meminfo")))}
+    try:
+        shm = os.statvfs(segments.SHM_FOLDER)
+        total_bytes, free_bytes = shm.f_blocks * shm.f_frsize, segments.shm_free_bytes()
+        problem = "/dev/shm is mounted read-only" if shm.f_flag & os.ST_RDONLY else ""
+    except OSError as error:
+        total_bytes, free_bytes, problem = 0, 0, f"/dev/shm cannot be used ({error.strerror})"
+    if not problem and not os.access(segments.SHM_FOLDER, os.W_OK | os.X_OK):
+        problem = "/dev/shm does not let this user make files"
+    available_bytes, memory_bytes = (1024 * kib.get(name, 0) for name in ("MemAvailable", "MemTotal"))
+    found = tuple(cgroups(pid))
+    return RingRoom(ring_bytes, ready_bytes, total_bytes, free_bytes, available_bytes, memory_bytes, found, problem)
+
+
+def memory(room: RingRoom) -> Iterator[Finding]:
+    """Whether /dev/shm, the machine, and the tightest limit of the daemon's cgroups have room for the ring."""
+    if room.shm_problem:
+        text = f"{room.shm_problem}: neither the daemon nor a client can get memory"
+        yield fail("/dev/shm", text, segments.MAKE_WRITABLE)
+        return
+    needed_bytes = max(0, room.ring_bytes - room.ready_bytes)
+
+    def judged(check: str, there: str, free_bytes: int, of_bytes: int, remedy: str) -> Finding:
+        left, ring = free_bytes - needed_bytes, f"the ring of {size(room.ring_bytes)}"
+        if left < 0:
+            return fail(check, f"{there}; {ring} needs {size(needed_bytes)} more", remedy)
+        if left < _SCARCE * of_bytes:
+            return warn(check, f"{there}; with {ring} {size(left)} are left", remedy)
+        return ok(check, f"{there}; {ring} {'fits' if needed_bytes else 'has its memory'}")
+
+    gib = -(-(room.shm_total_bytes - room.shm_free_bytes + needed_bytes) // (1 << 30))
+    there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
+    remedy = f"mount -o remount,size={gib}G /dev/shm (in a container: --shm-size), or set a smaller ring_bytes"
+    yield judged("/dev/shm", there, room.shm_free_bytes, 0, remedy)
+    there = f"{size(room.available_bytes)} of {size(room.memory_bytes)} are available"
+    remedy = "`tensorctl limit SIZE`, a smaller ring_bytes, or free memory, before the kernel kills a process"
+    yield judged("memory", there, room.available_bytes, room.memory_bytes, remedy)
+    if room.cgroups:
+        tight = min(room.cgroups, key=lambda limited: limited.limit_bytes - limited.used_bytes)
+        used = f"{size(tight.used_bytes)} ({share(tight.used_bytes, tight.limit_bytes)})"
+        there = f"{tight.path} may have {size(tight.limit_bytes)} and uses {used}"
+        remedy = "raise MemoryMax= of the service (in a container: --memory), or set a smaller ring_bytes"
+        yield judged("cgroup", there, tight.limit_bytes - tight.used_bytes, tight.limit_bytes, remedy)
+
+
+def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:
+    """Whether the kernel offers the fence. `in_use`: the kind that the daemon uses; None without a daemon."""
+    if not plain and not expedited:
+        why = "the kernel, or a sandbox's filter, refuses membarrier(2), without which no memory can be reused"
+        return fail("membarrier", why, _ALLOW)
+    if not expedited:
+        return warn("membarrier", "GLOBAL_EXPEDITED is not offered here: each reclaim takes 8 to 16 ms", _ALLOW)
+    if in_use == "global":
+        return warn(
+            "membarrier",
+            "GLOBAL_EXPEDITED is offered, but some client could not register for it: each reclaim takes 8 to 16 ms",
+            "`tensorctl clients` lists them; allow membarrier in the seccomp profile of those in containers",
+        )
+    return ok("membarrier", "GLOBAL_EXPEDITED is offered" + (" and in use" if in_use else ""))
+
+
+def logout(uid: int, configuration: str, *, lingers: bool) -> Finding:
+    """Whether logind deletes the ring at the logout of the daemon's user. `configuration`: logind's; empty without
+    logind. RemoveIPC is on unless it says otherwise."""
+    said = re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)", configuration, re.MULTILINE)
+    removes = bool(configuration) and (not said or said[-1].lower() not in ("no", "false", "off", "0"))
+    if not removes or uid <= _SYSTEM_UID_MAX or lingers:
+        return ok("RemoveIPC", f"logind leaves the shared memory of uid {uid} alone at logout")
+    return warn(
+        "RemoveIPC",
+        f"logind deletes all shared memory of uid {uid} at the last logout, the ring included",
+        "`loginctl enable-linger`, or RemoveIPC=no in /etc/systemd/logind.conf.d/tensord.conf, "
+        "or run the daemon as a system user (`tensorctl install` as root)",
+    )
+
+
+def logind_configuration(root: Path = Path("/")) -> str:
+    """logind's configuration, of all its files, the most important last; empty if logind does not run here."""
+    if not (root / "run/systemd/seats").is_dir():
+        return ""
+    words = ("systemd-analyze", "cat-config", "systemd/logind.conf")
+    try:
+        asked = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PRINTED_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return asked.stdout or "unknown"
+
+
+def lingers(uid: int, root: Path = Path("/")) -> bool:
+    """Whether a user's services continue after logout."""
+    try:
+        return (root / "var/lib/systemd/linger" / pwd.getpwuid(uid).pw_name).exists()
+    except (KeyError, OSError):
+        return False
+
+
+def leftovers(found: Sequence[Leftover], served: str | None) -> list[Finding]:
+    """One finding for each instance that no daemon serves. `served`: the instance that the daemon serves, if it
+    answers."""
+    findings = []
+    for left in found:
+        if left.served or left.instance == served:
+            continue
+        owned = f"{counted(len(left.segments), 'segment', 'segments')} of uid {left.uid}"
+        text = f"instance {left.instance} holds {size(left.taken_bytes)} in {owned}"
+        if left.served is None:
+            text += "; only that user and root can find out whether a daemon serves it"
+            findings.append(ok("leftovers", text))
+        else:
+            purge = f"`tensorctl purge --instance {left.instance}`"
+            remedy = f"start its daemon again, which continues with it, or {purge}"
+            findings.append(warn("leftovers", f"{text}, and no daemon serves it", remedy))
+    return findings or [ok("leftovers", "no shared memory without a daemon")]
+
+
+def findings_text(findings: Sequence[Finding]) -> str:
+    """The findings, and the number of findings by level."""
+    rows = []
+    for check, level, text, remedy in findings:
+        rows.append((f"{level:<4}  {check}", text))
+        rows += [("", f"-> {remedy}")] * bool(remedy)
+    sums = Counter(finding.level for finding in findings)
+    return f"{pairs(rows)}\n\n{', '.join(f'{sums[level]} {level}' for level in Level)}"
+
+
+@click.command()
+@as_json
+@pass_daemon
+def doctor(daemon: Daemon, as_json: bool) -> None:
+    """Checks the environment of a daemon, and says what to do.
+
+    Checks sockets, the daemon behind them, versions, its health and gauges, the configuration, memory, the fence,
+    deletion at logout, and memory of ended daemons. Exit code 1 if anything FAILs.
+    """
+    findings = list(diagnose(daemon))
+    show([finding._asdict() for finding in findings], as_json, lambda _: findings_text(findings))
+    raise Exit(1 if any(finding.level is Level.FAIL for finding in findings) else 0)
+
+
+def _nobody_listens(path: Path) -> bool:
+    """Whether a connection to this path reaches nobody: there is no socket, or one that a process left behind."""
+    with new_socket(AF_UNIX, SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # its backlog is full, or it is not for this user
+    return False
+
+
+def _sockets_of(process: Path) -> set[str] | None:
+    """The inodes of a process's sockets; None if this user may not see them."""
+    try:
+        links = [os.readlink(each) for each in (process / "fd").iterdir()]
+    except OSError:
+        return None
+    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+
+
+def _mode(path: Path) -> int:
+    """A file's mode; 0 if it is missing or not accessible."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,264 @@
+"""Each check, of facts that are written down, and `tensorctl doctor` beside real daemons."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tensord.client.ctl import doctor
+from tensord.client.ctl.doctor import Finding, Level, RingRoom, fail, findings_text, ok, warn
+from tensord.client.ctl.leftovers import Leftover
+from tensord.client.ctl.output import WIDTH
+from tensord.errors import DaemonUnavailable
+from tensord.shm.ring.cgroups import Cgroup
+
+from ...daemon_process import Daemon
+from .conftest import Ctl
+from .documents import CARD, gauge
+
+OK, WARN, FAIL = Level
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("what", "mode", "folder_mode", "level", "said"),
+    [
+        ("control", 0o660, 0o755, OK, "the daemon answers at "),
+        ("control", 0o666, 0o755, WARN, "every user of this host may read and write every entry"),
+        ("status", 0o666, 0o755, OK, ""),
+        ("status", 0o660, 0o777, FAIL, "every user may write to "),
+        ("status", 0o660, 0o1777, OK, ""),
+    ],
+)
+def test_a_socket_that_answers_is_one_that_nobody_else_can_use_or_replace(
+    tmp_path: Path, what: str, mode: int, folder_mode: int, level: Level, said: str
+) -> None:
+    path = tmp_path / "a.sock"
+    path.touch()
+    path.chmod(mode)
+    tmp_path.chmod(folder_mode)
+    judge(doctor.socket(what, path, lambda: None), level, said)
+
+
+def test_a_socket_that_does_not_answer_fails(tmp_path: Path) -> None:
+    def use() -> None:
+        raise DaemonUnavailable("no daemon at /x")
+
+    judge(doctor.socket("control", tmp_path / "a.sock", use), FAIL, "no daemon at /x")
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("", OK),  # no logind
+        ("[Login]\n#RemoveIPC=no\n", WARN),
+        ("[Login]\nRemoveIPC = off\n", OK),
+        ("[Login]\nRemoveIPC=no\n\n# /etc/a.conf\n[Login]\nKillUserProcesses=yes\n", OK),
+        ("[Login]\nRemoveIPC=no\n\n# /etc/a.conf\n[Login]\nRemoveIPC=yes\n", WARN),
+    ],
+)
+def test_only_a_user_s_own_daemon_loses_its_memory_at_logout_and_logind_s_last_word_counts(
+    text: str, level: Level
+) -> None:
+    assert doctor.logout(1000, text, lingers=False).level is level
+    assert doctor.logout(1000, text, lingers=True).level is OK
+    assert doctor.logout(999, text, lingers=False).level is OK
+
+
+RING = {"tensord.a.ring": 3 << 20}
+
+
+@pytest.mark.parametrize(
+    ("found", "answers", "level", "said"),
+    [
+        (Leftover("a", RING, 7, True), None, OK, "no shared memory without"),
+        (Leftover("a", RING, 7, False), None, WARN, "3.00 MiB in 1 segment of uid 7, and no daemon serves it"),
+        (Leftover("a", RING, 7, False), None, WARN, "`tensorctl purge --instance a`"),
+        (Leftover("a", RING, 7, None), None, OK, "only that user"),
+        (Leftover("a", RING, 7, None), "a", OK, "no shared memory without"),
+    ],
+)
+def test_memory_that_no_daemon_serves_is_named(found: Leftover, answers: str | None, level: Level, said: str) -> None:
+    (finding,) = doctor.leftovers([found], answers)
+    assert finding.level is level
+    assert said in finding.text + finding.remedy
+    assert "tensord.a.ring" not in finding.text
+
+
+ROOM = RingRoom(4 * GIB, 0, 16 * GIB, 10 * GIB, 20 * GIB, 32 * GIB)
+FULL = ROOM._replace(ready_bytes=4 * GIB)
+WIDE, TIGHT = Cgroup("/wide", 30 * GIB, GIB), Cgroup("/wide/tight", 5 * GIB, 2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("check", "room", "level", "said"),
+    [
+        ("/dev/shm", ROOM, OK, "10.0 GiB free; the ring of 4.00 GiB fits"),
+        ("/dev/shm", ROOM._replace(shm_total_bytes=64 * MIB, shm_free_bytes=64 * MIB), FAIL, "size=4G"),
+        ("/dev/shm", ROOM._replace(shm_problem="/dev/shm is mounted read-only"), FAIL, "remount,rw"),
+        # Memory that the ring already has is not required again.
+        ("/dev/shm", FULL._replace(shm_total_bytes=4 * GIB, shm_free_bytes=16 * MIB), OK, "has its memory"),
+        ("/dev/shm", FULL._replace(ready_bytes=3 * GIB, shm_free_bytes=16 * MIB), FAIL, "needs 1.00 GiB more"),
+        ("memory", ROOM, OK, "20.0 GiB of 32.0 GiB are available"),
+        ("memory", ROOM._replace(available_bytes=3 * GIB), FAIL, "smaller ring_bytes"),
+        ("memory", ROOM._replace(available_bytes=5 * GIB), WARN, "1.00 GiB are left"),
+        ("memory", ROOM._replace(available_bytes=6 * GIB), OK, ""),
+        ("memory", FULL._replace(available_bytes=3 * GIB), OK, ""),
+        ("cgroup", ROOM._replace(cgroups=(WIDE,)), OK, "/wide"),
+        ("cgroup", ROOM._replace(cgroups=(TIGHT, WIDE)), FAIL, "/wide/tight may have"),
+        ("cgroup", ROOM._replace(cgroups=(WIDE, replace(TIGHT, used_bytes=GIB))), WARN, "MemoryMax"),
+    ],
+)
+def test_memory_must_hold_the_ring_and_something_beside_it(check: str, room: RingRoom, level: Level, said: str) -> None:
+    judge({each.check: each for each in doctor.memory(room)}[check], level, said)
+
+
+HOST, DEVICE = gauge("host", 1, 2, "normal"), gauge(CARD, 1, 2, "normal")
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "said"),
+    [
+        (doctor.membarrier(plain=True, expedited=True, in_use=None), OK, "is offered"),
+        (doctor.membarrier(plain=True, expedited=True, in_use="expedited"), OK, "in use"),
+        (doctor.membarrier(plain=True, expedited=True, in_use="global"), WARN, "tensorctl clients"),
+        (doctor.membarrier(plain=True, expedited=False, in_use=None), WARN, "8 to 16 ms"),
+        (doctor.membarrier(plain=False, expedited=False, in_use=None), FAIL, "seccomp"),
+        (doctor.versions("1.0", "1.0", 1, 1), OK, "tensorctl 1.0 of protocol 1, daemon 1.0 of protocol 1"),
+        (doctor.versions("1.1", "1.0", 1, 1), WARN, "install the same version"),
+        (doctor.versions("1.1", "1.0", 2, 1), FAIL, "install the same version"),
+        (doctor.configuration(None, [], served=False), OK, ""),
+        (doctor.configuration(None, ["TENSORD_PORT"], served=False), WARN, "TENSORD_PORT"),
+        (doctor.configuration("ring_bites", [], served=False), FAIL, "ring_bites"),
+        (doctor.configuration("ring_bites", [], served=True), WARN, "keeps its present configuration"),
+        (doctor.health({"problems": [], "notices": []})[0], OK, "no problem"),
+        (doctor.health({"problems": ["the ring is small"], "notices": []})[0], WARN, "the ring is small"),
+        (doctor.health({"problems": [], "notices": ["a notice"]})[0], WARN, "a notice"),
+    ],
+)
+def test_what_the_daemon_and_the_programs_tell_is_judged(found: Finding, level: Level, said: str) -> None:
+    judge(found, level, said)
+
+
+def test_linger_logind_and_the_drivers_of_gpus_are_files(tmp_path: Path) -> None:
+    assert doctor.logind_configuration(tmp_path) == ""
+    assert not doctor.lingers(0, tmp_path)
+    judge(doctor.gauges([HOST], tmp_path), OK, "host by cgroup")
+    for name in ("var/lib/systemd/linger/root", "dev/kfd"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert doctor.lingers(0, tmp_path)
+    assert not doctor.lingers(4_000_000_000, tmp_path)
+    judge(doctor.gauges([HOST], tmp_path), WARN, "tensord[amd]")
+    judge(doctor.gauges([HOST, DEVICE], tmp_path), OK, f"host by cgroup, {CARD} by nvidia")
+
+
+def judge(found: Finding, level: Level, said: str) -> None:
+    assert found.level is level
+    assert said in found.text + found.remedy
+    assert bool(found.remedy) == (level is not OK)
+
+
+def test_findings_fit_100_columns_and_are_summed_up() -> None:
+    lines = findings_text([ok("a", "x"), warn("long name", "word " * 40, "do " * 50), fail("c", "y", "z")]).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[0] == "OK    a          x"
+    assert lines[-1] == "1 OK, 1 WARN, 1 FAIL"
+    assert any(line.strip() == "-> z" for line in lines)
+
+
+SERVED = {"versions", "health", "gauges"}
+CHECKS = SERVED | {
+    "control socket", "status socket", "configuration", "/dev/shm", "memory", "membarrier", "RemoveIPC", "leftovers",
+}  # fmt: skip
+
+
+def _findings(ctl: Ctl, code: int) -> dict[str, dict[str, str]]:
+    return {finding["check"]: finding for finding in json.loads(ctl("doctor", "--json", code=code).out)}
+
+
+def test_a_running_daemon_has_nothing_that_fails(daemon: Daemon, ctl: Ctl) -> None:
+    found = _findings(ctl, 0)
+    assert found.keys() - {"cgroup"} == CHECKS
+    assert {check: finding for check, finding in found.items() if finding["level"] == "FAIL"} == {}
+    assert str(daemon.socket) in found["control socket"]["text"]
+    assert "16.0 MiB has its memory" in found["/dev/shm"]["text"]
+    assert max(map(len, ctl("doctor").out.splitlines())) <= 100
+
+
+def test_without_a_daemon_the_sockets_and_the_daemon_fail_and_the_rest_is_checked(alone: Ctl) -> None:
+    found = _findings(alone, 1)
+    assert found.keys() - {"cgroup"} == CHECKS - SERVED
+    failed = {check for check, finding in found.items() if finding["level"] == "FAIL"}
+    assert {"control socket", "status socket"} <= failed
+    assert all(finding["remedy"] for finding in found.values() if finding["level"] != "OK")
+
+
+@pytest.mark.parametrize("put", ["", "file", "dead socket", "socket"])
+def test_a_daemon_whose_socket_was_removed_is_named_with_its_pid(daemon: Daemon, ctl: Ctl, put: str) -> None:
+    daemon.terminate()
+    daemon.constants = {"tensord.daemon.connections.sockets.LOOK_EVERY_S": 3600.0 if put != "socket" else 0.02}
+    daemon.start()
+    if put == "socket":
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(daemon.folder / "other"))
+        (daemon.folder / "other").rename(daemon.socket)
+        daemon.until(lambda status: status["socket_problems"], "the daemon to see it")
+        found = _findings(ctl, 1)
+        finding = found["health"]
+        assert found["control socket"]["level"] == "FAIL" and "socket is gone" in found["control socket"]["text"]
+        assert str(daemon.socket) in ctl("status").out
+        assert str(daemon.socket) in finding["text"] and "another socket" in finding["text"]
+        return
+    for path in (daemon.socket, daemon.status_socket):
+        path.unlink()
+        if put == "file":
+            path.write_text("mine")
+        elif put == "dead socket":
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(path))
+    with Daemon() as other:
+        other.start()
+        found = _findings(ctl, 1)
+    for check in ("control socket", "status socket"):
+        assert f"; a daemon of instance {daemon.instance} lives, pid {daemon.pid}: its" in found[check]["text"]
+        assert "restart it" in found[check]["remedy"]
+    daemon.kill()
+    found = _findings(ctl, 1)
+    for check in ("control socket", "status socket"):
+        assert "lives" not in found[check]["text"]
+
+
+def test_memory_of_a_killed_daemon_is_found(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.kill()
+    listed = json.loads(ctl("doctor", "--json", code=1).out)
+    assert any(f"--instance {daemon.instance}`" in found["remedy"] for found in listed if found["check"] == "leftovers")
+    daemon.start()
+    listed = json.loads(ctl("doctor", "--json").out)
+    assert not any(f"--instance {daemon.instance}`" in found["remedy"] for found in listed)
+
+
+def test_a_wrong_configuration_and_a_ring_that_does_not_fit_are_found(
+    alone: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORD_RING_BYTES", "15TiB")
+    assert _findings(alone, 1)["/dev/shm"]["level"] == "FAIL"
+    monkeypatch.setenv("TENSORD_RING_BYTES", "much")
+    assert _findings(alone, 1)["configuration"]["level"] == "FAIL"
+
+
+def test_a_variable_that_the_daemon_ignores_is_found(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_RING_BITES", "1")
+    found = _findings(alone, 1)["configuration"]
+    assert found["level"] == "WARN"
+    assert "did you mean 'TENSORD_RING_BYTES'" in found["text"]
+
+
+@pytest.mark.parametrize(("finding", "code"), [(ok("a", "b"), 0), (warn("a", "b", "c"), 0), (fail("a", "b", "c"), 1)])
+def test_only_a_failure_is_exit_code_1(alone: Ctl, monkeypatch: pytest.MonkeyPatch, finding: object, code: int) -> None:
+    monkeypatch.setattr(doctor, "diagnose", lambda _: [ok("x", "y"), finding])
+    assert alone("doctor", code=code).out.splitlines()[-1].endswith(f"{code} FAIL")
