@@ -46,7 +46,7 @@ from .connections.timing import measure_lag
 from .core.parts import StoreMemory
 from .core.store import Store
 from .gauges.gauges import open_gauges
-from .gauges.psi import StallTrigger
+from .gauges.psi import watch_stalls
 from .gauges.source_thread import THREAD_NAME
 from .governor.forms import events as governor_events
 from .governor.forms.limits import DEVICES_MAX
@@ -170,7 +170,6 @@ class _Daemon:
         _take_over(memory, parts.store, policy, scrub)
         parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
-        stalls = StallTrigger(parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
         listeners = self._listeners(memory, sockets, parts, documents, sessions)
         metrics = metrics_server(sockets.metrics, documents.status, documents.health)
@@ -179,11 +178,11 @@ class _Daemon:
             parts.governor.inbox.tell_now(governor_events.FormerDaemonFound())
         started.set_result(parts)
         serving = asyncio.create_task(parts.store.run())
-        stalls.start()
         async with asyncio.TaskGroup() as tasks:
             runs = (parts.governor.run, parts.pressure.run, metrics.run, page.run, sockets.keep, self._watchdog)
             running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
             running.append(tasks.create_task(measure_lag(self._times)))
+            running.append(tasks.create_task(watch_stalls(parts.pressure.sample_now, _log)))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(scrub.run()))
             running.append(tasks.create_task(learned.keep_saving(memory, policy)))
@@ -208,7 +207,6 @@ class _Daemon:
                 await ending.finish(sessions, parts.store)
             for task in running:
                 task.cancel()
-        stalls.stop()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not self._drop:

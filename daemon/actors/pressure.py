@@ -57,8 +57,9 @@ class PressureActor:
         self._gauges.report(message.device, message.used_bytes, message.total_bytes, read_at)
 
     def sample_now(self) -> None:
-        """Takes the next sample at once. May be called from any thread."""
-        self._loop.call_soon_threadsafe(self._take_at_once)
+        """Takes the next sample at once."""
+        self._at_once = True
+        self._look.set()
 
     def hasten(self) -> None:
         """Computes the remaining wait again, because `every_s` has become shorter."""
@@ -112,7 +113,3 @@ class PressureActor:
         """Called in the thread of a source, even after the loop has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._look.set)
-
-    def _take_at_once(self) -> None:
-        self._at_once = True
-        self._look.set()

@@ -56,15 +56,16 @@ class _Source:
     found: bool = False
     good: int = 0
     logged: bool = False
+    state: SourceState | None = None
 
     def take(self, answer: SourceAnswer) -> None:
         """Takes an answer to a reading."""
         self.answered = True
-        self.whole = answer.result if isinstance(answer.result, GaugeFailed) else None
-        if self.whole is not None:
+        self.whole = None
+        if isinstance(answer.result, GaugeFailed):
+            self.whole = answer.result
             self.fail(str(self.whole))
         else:
-            assert not isinstance(answer.result, GaugeFailed)
             before, self.gauges, self.unread = self.gauges, {}, {}
             for gauge, got in answer.result.items():
                 known = before.get(gauge)
@@ -100,11 +101,7 @@ class Chain:
     def __init__(self, tier: Tier, sources: Sequence[str]) -> None:
         self._tier = tier
         self._sources = {name: _Source() for name in sources}
-        self._in_use: dict[str, str] = {}
-        self._stale: set[str] = set()
-        self._states: dict[str, SourceState] = {}
-        self._now = 0.0
-        self._stale_s = STALE_S
+        self._samples: dict[str, Sample] = {}
 
     def take(
         self,
@@ -119,7 +116,6 @@ class Chain:
         Returns:
             A sample for each gauge, and lines for the log.
         """
-        self._now, self._stale_s = now, stale_s
         lines: list[GovernorLog] = []
         for name, source in self._sources.items():
             found = source.found
@@ -129,18 +125,19 @@ class Chain:
             elif source.hangs_since is not None:
                 # Its gauges need a good reading: an error that ends the hang makes no old reading usable again.
                 source.good = 0
-                source.fail(self._why_hanging(source.hangs_since), STALE_AFTER)
+                source.fail(_why_hanging(source.hangs_since, now), STALE_AFTER)
             if source.found and not found:
                 lines.append(self._line("info", "gauges found", name, gauges=[*source.gauges]))
-        samples = tuple(self._samples())
+        gauges = dict.fromkeys(gauge for source in self._sources.values() for gauge in source.gauges)
+        self._samples = {gauge: self._sample(gauge, now, stale_s) for gauge in gauges}
         for name, source in self._sources.items():
-            self._note_state(name, source)
-            lines += self._log_failure(name, source)
-        return samples, lines
+            source.state = self._state(name, source, now)
+            lines += self._log_failure(source.state, source)
+        return tuple(self._samples.values()), lines
 
     def states(self) -> list[SourceState]:
         """What each source does, as of the last call of `take`."""
-        return list(self._states.values())
+        return [source.state for source in self._sources.values() if source.state is not None]
 
     def check_invariants(self) -> None:
         """For tests."""
@@ -150,40 +147,25 @@ class Chain:
             if not source.good and source.failures() and self._is_needed(name, source):
                 assert source.logged, f"{name} fails, and it was not logged"
 
-    # ---- the source in use
+    def _sample(self, gauge: str, now: float, stale_s: float) -> Sample:
+        """A gauge's reading from the source that is in use: the first usable one; without one, that of the last
+        time."""
+        known = {name: source.gauges[gauge] for name, source in self._sources.items() if gauge in source.gauges}
+        unusable = {name: _why_unusable(each, now, stale_s) for name, each in known.items()}
+        usable = next((name for name, why in unusable.items() if not why), None)
+        last = self._samples[gauge].source if gauge in self._samples else None
+        name = usable or (last if last in known else next(iter(known)))
+        each = known[name]
+        why = unusable[name] or each.why
+        shown = {**each.reading.shown, **({"failure": why} if why else {})}
+        sizes = each.reading.used_bytes, each.reading.total_bytes
+        return Sample(gauge, self._tier, *sizes, name, each.began_at, stale=usable is None, shown=shown)
 
-    def _samples(self) -> Iterator[Sample]:
-        gauges = dict.fromkeys(gauge for source in self._sources.values() for gauge in source.gauges)
-        self._in_use = {gauge: name for gauge, name in self._in_use.items() if gauge in gauges}
-        self._stale.clear()
-        for gauge in gauges:
-            known = {name: source.gauges[gauge] for name, source in self._sources.items() if gauge in source.gauges}
-            usable = next((name for name, each in known.items() if not self._why_unusable(each)), None)
-            last = self._in_use.get(gauge)
-            name = usable or (last if last in known else next(iter(known)))
-            self._in_use[gauge] = name
-            if usable is None:
-                self._stale.add(gauge)
-            reading = known[name].reading
-            why = self._why_unusable(known[name]) or known[name].why
-            shown = {**reading.shown, **({"failure": why} if why else {})}
-            sizes = reading.used_bytes, reading.total_bytes
-            yield Sample(gauge, self._tier, *sizes, name, known[name].began_at, stale=usable is None, shown=shown)
-
-    def _why_unusable(self, known: _Known) -> str:
-        """Why the source's last reading of a gauge is not to be used; "" if it is."""
-        if known.failures >= STALE_AFTER:
-            return known.why
-        age_s = self._now - known.began_at
-        return f"its last reading began {age_s:.3g} s ago" if age_s > self._stale_s else ""
-
-    # ---- what each source does
-
-    def _note_state(self, name: str, source: _Source) -> None:
+    def _state(self, name: str, source: _Source, now: float) -> SourceState:
         state: Literal["ok", "failing", "hanging", "absent", "waiting"]
         failures, problem = source.failures(), False
         if source.hangs_since is not None:
-            state, problem, failures = "hanging", True, [self._why_hanging(source.hangs_since)]
+            state, problem, failures = "hanging", True, [_why_hanging(source.hangs_since, now)]
         elif not failures:
             state = "ok" if source.answered else "waiting"
         elif isinstance(source.whole, GaugeAbsent) and not source.found:
@@ -191,25 +173,19 @@ class Chain:
         else:
             # A gauge that was read before is stale, or has another source. One that never was is shown nowhere else.
             state, problem = "failing", bool(source.unread) or not source.gauges
-        before = self._states.get(name)
-        since = self._now if before is None or before.state != state else before.since
+        since = now if source.state is None or source.state.state != state else source.state.since
         since = since if source.hangs_since is None else source.hangs_since
-        why = "; ".join(failures[:_FAILURES_SHOWN])
-        self._states[name] = SourceState(name, self._tier, state, since, why, problem)
-
-    def _why_hanging(self, since: float) -> str:
-        return f"no answer for {self._now - since:.3g} s"
+        return SourceState(name, self._tier, state, since, "; ".join(failures[:_FAILURES_SHOWN]), problem)
 
     def _is_needed(self, name: str, source: _Source) -> bool:
         """True if no better source reads one of its gauges, or if it has read none."""
         order = list(self._sources)
         better = set(order[: order.index(name)])
-        return not source.gauges or any(
-            gauge in self._stale or self._in_use[gauge] not in better for gauge in source.gauges
-        )
+        samples = [self._samples[gauge] for gauge in source.gauges]
+        return not samples or any(sample.stale or sample.source not in better for sample in samples)
 
-    def _log_failure(self, name: str, source: _Source) -> Iterator[GovernorLog]:
-        state = self._states[name]
+    def _log_failure(self, state: SourceState, source: _Source) -> Iterator[GovernorLog]:
+        name = state.source
         if source.logged and source.good >= RECOVERED_AFTER:
             source.logged = False
             if source.found:
@@ -222,3 +198,15 @@ class Chain:
 
     def _line(self, level: str, event: str, source: str, **more: object) -> GovernorLog:
         return GovernorLog(level, event, {"tier": self._tier.value, "source": source, **more})
+
+
+def _why_unusable(known: _Known, now: float, stale_s: float) -> str:
+    """Why a source's last reading of a gauge is not to be used; "" if it is."""
+    if known.failures >= STALE_AFTER:
+        return known.why
+    age_s = now - known.began_at
+    return f"its last reading began {age_s:.3g} s ago" if age_s > stale_s else ""
+
+
+def _why_hanging(since: float, now: float) -> str:
+    return f"no answer for {now - since:.3g} s"

@@ -42,7 +42,10 @@ class Gauges:
         self.answered: Callable[[], object] = lambda: None
         """Called after each answer of a source, in the thread of that source. Must not block."""
         self._tiers = [
-            (Chain(tier, [each.name for each in sources]), [SourceThread(each, self._tell) for each in sources])
+            (
+                Chain(tier, [each.name for each in sources]),
+                [SourceThread(each, lambda: self.answered()) for each in sources],
+            )
             for tier, sources in tiers
         ]
         self._threads = [each for _, threads in self._tiers for each in threads]
@@ -113,9 +116,6 @@ class Gauges:
         if left:
             self._log.warning("gauge sources hang, and are left behind", sources=left)
 
-    def _tell(self) -> None:
-        self.answered()
-
 
 def open_gauges(config: sections.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
     """The configured gauges. No source is opened or loaded before the first reading.
@@ -125,6 +125,7 @@ def open_gauges(config: sections.GaugesSection, devices_max: int, log: Any, *, r
         devices_max: the most devices whose readings are taken from clients.
         root: the folder that has /sys and /dev.
     """
-    given = registry.Opening(root, config.file, devices_max)
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))
-    return Gauges([(tier, registry.opened(tier, choice, given)) for tier, choice in tiers], log)
+    return Gauges(
+        [(tier, registry.opened(tier, choice, root, config.file, devices_max)) for tier, choice in tiers], log
+    )

@@ -2,19 +2,17 @@
 
 Then a sample is taken at once, because the OOM killer does not wait for the next one.
 
-Owns: one trigger on a pressure file, and the thread that waits for it. Does not own the reaction (the callback).
+Owns: one trigger on a pressure file. Does not own the reaction (the callback).
 
 The window of the trigger is 2 s. For windows of a multiple of 2 s the kernel allows triggers to unprivileged processes
 (since 6.5). Each window has at most one event. Source: Documentation/accounting/psi.rst of the kernel.
-
-Invariant: no callback runs after `stop` has returned, unless the thread did not end within 5 s.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,103 +22,66 @@ from .sources.host import HostSource
 STALL_S: Final = 0.15
 """Seconds in which tasks waited for memory, within a window, after which a sample is taken at once."""
 WINDOW_S: Final = 2.0
-_JOIN_S: Final = 5.0
 
 
-class StallTrigger:
-    """Calls back when some task waited for memory for STALL_S within 2 s.
+async def watch_stalls(
+    callback: Callable[[], object],
+    log: Any,
+    files: Sequence[Path] | None = None,
+    arm: Callable[[Path, int], int] | None = None,
+) -> None:
+    """Calls back when some task waited for memory for STALL_S within 2 s, until it is cancelled.
 
     If the kernel refuses the trigger, this is logged, and samples are taken at their interval only.
 
     Args:
-        callback: called in this object's thread. Must not block.
+        callback: must not block.
         log: a structlog logger.
         files: pressure files; the first usable one is taken. None: that of the cgroup whose limit is in use, then the
             machine's.
         arm: opens a pressure file and sets the trigger (the stall in µs). POLLPRI on the descriptor is an event.
     """
-
-    def __init__(
-        self,
-        callback: Callable[[], object],
-        log: Any,
-        files: Sequence[Path] | None = None,
-        arm: Callable[[Path, int], int] | None = None,
-    ) -> None:
-        self._callback = callback
-        self._log = log
-        self._files = files
-        self._arm = _armed if arm is None else arm
-        self._stop: int | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Sets the trigger and starts the thread that waits for it."""
-        if self._thread is not None:
-            return
-        refusals = []
-        for file in HostSource().pressure_files() if self._files is None else self._files:
-            try:
-                fd = self._arm(file, round(STALL_S * 1e6))
-            except OSError as error:
-                refusals.append(str(error))
-                continue
-            try:
-                self._begin(fd, file)
-            except (OSError, RuntimeError) as error:
-                # No descriptor, or no thread.
-                os.close(fd)
-                refusals.append(str(error))
-                break
-            self._log.info("stall trigger set", file=str(file), stall_s=STALL_S, window_s=WINDOW_S)
-            return
-        self._log.info("no stall trigger; samples at intervals only", why="; ".join(refusals) or "no pressure file")
-
-    def stop(self) -> None:
-        """Ends the trigger. The callback is not called after this. Does nothing if the trigger is not set."""
-        thread, stop = self._thread, self._stop
-        if thread is None or stop is None:
-            return
-        self._thread = self._stop = None
-        os.eventfd_write(stop, 1)
-        thread.join(_JOIN_S)
-        if not thread.is_alive():
-            os.close(stop)
-
-    def _begin(self, fd: int, file: Path) -> None:
-        """Starts the thread, which owns `fd` from then on."""
-        stop = os.eventfd(0, os.EFD_CLOEXEC)
-        thread = threading.Thread(target=self._wait, args=(fd, stop, file), name="tensord-stalls", daemon=True)
+    refusals = []
+    for file in HostSource().pressure_files() if files is None else files:
         try:
-            thread.start()
-        except RuntimeError:
-            os.close(stop)
-            raise
-        self._stop, self._thread = stop, thread
-
-    def _wait(self, fd: int, stop: int, file: Path) -> None:
-        poll = select.poll()
-        poll.register(fd, select.POLLPRI)
-        poll.register(stop, select.POLLIN)
+            fd = (arm or _armed)(file, round(STALL_S * 1e6))
+        except OSError as error:
+            refusals.append(str(error))
+            continue
+        log.info("stall trigger set", file=str(file), stall_s=STALL_S, window_s=WINDOW_S)
         try:
-            while True:
-                ready = dict(poll.poll())
-                if stop in ready:
-                    return
-                if ready[fd] & (select.POLLERR | select.POLLNVAL):
-                    self._log.warning(
-                        "stall trigger ended; samples at intervals only", file=str(file), why="the kernel removed it"
-                    )
-                    return
-                self._callback()
-        except Exception as error:
-            self._log.warning(
-                "stall trigger ended; samples at intervals only",
-                file=str(file),
-                why=f"{type(error).__name__}: {error}",
-            )
+            await _events(fd, callback)
+            why = "the kernel removed it"
+        except OSError as error:
+            why = str(error)  # no descriptor
         finally:
             os.close(fd)
+        log.warning("stall trigger ended; samples at intervals only", file=str(file), why=why)
+        return
+    log.info("no stall trigger; samples at intervals only", why="; ".join(refusals) or "no pressure file")
+
+
+async def _events(fd: int, callback: Callable[[], object]) -> None:
+    """Calls back at each event of a trigger, until the kernel removes it.
+
+    asyncio waits for POLLIN only. So it waits for an epoll, which is readable when it has an event. The kernel hands an
+    event out once, to the wait: the epoll itself may have none by then.
+    """
+    loop, removed = asyncio.get_running_loop(), asyncio.Event()
+    with select.epoll() as events:
+        events.register(fd, select.EPOLLPRI)
+
+        def look() -> None:
+            if any(what & select.EPOLLERR for _, what in events.poll(0)):
+                removed.set()
+            else:
+                callback()
+
+        loop.add_reader(events.fileno(), look)
+        try:
+            await removed.wait()
+        finally:
+            loop.remove_reader(events.fileno())
 
 
 def _armed(file: Path, stall_us: int) -> int:

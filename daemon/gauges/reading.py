@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 
@@ -54,8 +55,7 @@ Result = dict[str, Reading | GaugeFailed]
 """By gauge: its reading, or why it cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceAnswer:
+class SourceAnswer(NamedTuple):
     """The outcome of one reading of a source, which began at `began_at`: its gauges, or why it could read none."""
 
     result: Result | GaugeFailed
@@ -80,8 +80,24 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases the source's resources. The source may be read again afterwards."""
-        ...
+        """Releases the source's resources, if there are any. The source may be read again afterwards."""
+        return
+
+
+def text_of(file: Path) -> str:
+    """The text of a file of the kernel. Raises GaugeFailed."""
+    try:
+        return file.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise GaugeFailed(str(error)) from error
+
+
+def number_in(file: Path) -> int:
+    """The number that a file of the kernel has. Raises GaugeFailed."""
+    text = text_of(file).strip()
+    if not text.isdecimal():
+        raise GaugeFailed(f"{file} has {text[:64]!r}; wanted: a number of bytes")
+    return int(text)
 
 
 def one_line(error: BaseException) -> str:

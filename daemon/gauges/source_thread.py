@@ -12,7 +12,9 @@ never ends its thread.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Final
 
 from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer, one_line
@@ -27,68 +29,61 @@ THREAD_NAME: Final = "tensord-gauge-"
 class SourceThread:
     """A source, and the thread that reads it. The thread starts with the first reading.
 
+    `began_at`: when the reading under way began; None if none is.
+
     Args:
         answered: called in that thread after each reading. Must not block.
     """
 
     def __init__(self, source: Source, answered: Callable[[], object]) -> None:
+        self.name = source.name
+        self.began_at: float | None = None
         self._source = source
         self._answered = answered
-        self._changed = threading.Condition()
-        self._began_at: float | None = None
-        self._answer: SourceAnswer | None = None
-        self._absent: tuple[float, GaugeAbsent] | None = None
+        self._orders: SimpleQueue[float | None] = SimpleQueue()
+        self._answers: deque[SourceAnswer] = deque(maxlen=1)
+        self._absent: SourceAnswer | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
 
     @property
-    def name(self) -> str:
-        """The name of the source."""
-        return self._source.name
-
-    @property
-    def began_at(self) -> float | None:
-        """When the reading under way began; None if none is."""
-        return self._began_at
-
-    @property
     def has_answer(self) -> bool:
         """Whether `take` would return an answer."""
-        return self._answer is not None
+        return bool(self._answers)
 
     def begin(self, now: float) -> None:
         """Begins a reading, unless one is under way. An absent source is asked again after ABSENT_S only."""
-        with self._changed:
-            if self._began_at is not None or self._closing:
-                return
-            if self._absent is not None and now - self._absent[0] < ABSENT_S:
-                self._answer = SourceAnswer(self._absent[1], now)
-                return
+        if self.began_at is not None or self._closing:
+            return
+        if self._absent is not None and now - self._absent.began_at < ABSENT_S:
+            self._answers.append(self._absent._replace(began_at=now))
+            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=THREAD_NAME + self.name, daemon=True)
             try:
-                self._started()
+                thread.start()
             except RuntimeError as error:
                 # The process may have no more threads (TasksMax, ulimit -u).
-                self._answer = SourceAnswer(GaugeFailed(f"it has no thread to be read in: {error}"), now)
+                failed = GaugeFailed(f"it has no thread to be read in: {error}")
+                self._answers.append(SourceAnswer(failed, now))
                 return
-            self._began_at = now
-            self._changed.notify()
+            self._thread = thread
+        self.began_at = now
+        self._orders.put(now)
 
     def take(self) -> SourceAnswer | None:
         """The answer of the last reading, once; None if there is none, or no new one."""
-        with self._changed:
-            answer, self._answer = self._answer, None
-            return answer
+        return self._answers.pop() if self._answers else None
 
     def hanging_since(self, now: float) -> float | None:
         """When the reading under way began if it has taken longer than DEADLINE_S; else None."""
-        began_at = self._began_at
+        began_at = self.began_at
         return began_at if began_at is not None and now - began_at > DEADLINE_S else None
 
     def stop(self) -> None:
         """Has the thread close the source and end, as soon as the reading under way returns. Never waits."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._closing = True
+        self._orders.put(None)
         if self._thread is None:
             self._source.close()
 
@@ -99,27 +94,14 @@ class SourceThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _started(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=THREAD_NAME + self.name, daemon=True)
-            thread.start()
-            self._thread = thread
-
     def _run(self) -> None:
-        while (now := self._next()) is not None:
-            result = self._read(now)
-            with self._changed:
-                self._absent = (now, result) if isinstance(result, GaugeAbsent) else None
-                self._answer = SourceAnswer(result, now)
-                self._began_at = None
+        while (now := self._orders.get()) is not None:
+            answer = SourceAnswer(self._read(now), now)
+            self._absent = answer if isinstance(answer.result, GaugeAbsent) else None
+            self._answers.append(answer)
+            self.began_at = None
             self._answered()
         self._source.close()
-
-    def _next(self) -> float | None:
-        """Waits for the time of the next reading. None: the source is to be closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._began_at is not None)
-            return None if self._closing else self._began_at
 
     def _read(self, now: float) -> Result | GaugeFailed:
         try:

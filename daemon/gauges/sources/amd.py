@@ -52,8 +52,8 @@ class _CapturedLog:
         return "; ".join(self._lines) or "pyrsmi gives no reason"
 
 
-class Rocml:
-    """pyrsmi as a Library. Its state is global to the process.
+class AmdSource(LibrarySource):
+    """The GPUs that pyrsmi lists. Its state is global to the process.
 
     Args:
         root: the folder that has /sys.
@@ -62,7 +62,7 @@ class Rocml:
     name: Final = "amd"
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self.sliced: frozenset[int] = frozenset()
+        super().__init__()
         self._driver = root / "sys/module/amdgpu"
         self._devices = root / "sys/bus/pci/devices"
         self._places: dict[int, tuple[int, int, int, int]] = {}
@@ -71,7 +71,7 @@ class Rocml:
         self._rocml: Any = None
 
     def open(self) -> None:
-        """As in Library. Without the driver, nothing is imported."""
+        """As in LibrarySource. Without the driver, nothing is imported."""
         if not self._driver_is_live():
             raise GaugeAbsent(f"the amdgpu driver is not loaded ({self._driver})")
         try:
@@ -91,14 +91,14 @@ class Rocml:
         self._rocml = rocml
 
     def units(self) -> range:
-        """As in Library. The partitions of a card are listed as cards."""
+        """As in LibrarySource. The partitions of a card are listed as cards."""
         count = int(self._rocml.smi_get_device_count())
         if count < 0:
             raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._captured}")
         return range(count)
 
     def address(self, unit: int) -> str:
-        """As in Library. The function of a partition's address is its number on the card.
+        """As in LibrarySource. The function of a partition's address is its number on the card.
 
         Libraries put the number there, or give all partitions of a card one address; then they are counted here.
         """
@@ -120,8 +120,8 @@ class Rocml:
         self._places[index] = domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7
         return self._places[index]
 
-    def read(self, unit: Unit) -> Reading:
-        """As in Library."""
+    def memory(self, unit: Unit) -> Reading:
+        """As in LibrarySource."""
         assert isinstance(unit, int)
         vram = self._memory(unit, "VRAM")
         if not self._apus[unit]:
@@ -138,7 +138,7 @@ class Rocml:
         return Reading(used_bytes, total_bytes, {} if kind == "VRAM" else {"of": kind})
 
     def shut(self) -> None:
-        """As in Library."""
+        """As in LibrarySource."""
         self._places.clear()
         self._rocml.smi_shutdown()
 
@@ -147,11 +147,6 @@ class Rocml:
             return (self._driver / "initstate").read_text().strip() == "live"
         except OSError:
             return self._driver.is_dir()  # a driver that is built into the kernel has no such file
-
-
-def amd_source(root: Path = Path("/")) -> LibrarySource:
-    """The source for AMD GPUs. Opens nothing yet. `root`: the folder that has /sys."""
-    return LibrarySource(Rocml(root))
 
 
 def _hide_broken_package() -> None:

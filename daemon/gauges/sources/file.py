@@ -10,21 +10,19 @@ Replace the file atomically (rename) to change it: a half-written file may be va
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Final
 
 from ....ipc.messages.governance import GAUGE_CHARS_MAX, GAUGES_MAX
 from ....ipc.messages.modes import HOST_GAUGE, Tier
 from ....ipc.quantities import read_size
-from ..reading import GaugeFailed, Reading, Result
+from ...process.small_files import small_text
+from ..reading import GaugeFailed, Reading, Result, Source
 
-FILE_CHARS_MAX: Final = 1 << 20
 _WANTED: Final = "NAME USED TOTAL, such as `host 12GiB 64GiB`"
 
 
-class FileSource:
+class FileSource(Source):
     """The lines of one tier in a gauge file: the line `host`, or all other lines.
 
     A line that is removed is a failure of its gauge, as a card that its driver does not list any more. A file without a
@@ -40,7 +38,12 @@ class FileSource:
 
     def read(self, now: float) -> Result:
         """As in Source."""
-        lines = self._lines(_text(self._path))
+        try:
+            lines = self._lines(small_text(self._path))
+        except UnicodeDecodeError as error:
+            raise GaugeFailed(f"{self._path} is not valid UTF-8: {error.reason} at byte {error.start}") from error
+        except OSError as error:
+            raise GaugeFailed(str(error)) from error
         mine = {name: line for name, line in lines.items() if (name == HOST_GAUGE) == (self._tier is Tier.HOST)}
         if not mine:
             wanted = f"`{HOST_GAUGE}`" if self._tier is Tier.HOST else "a device"
@@ -50,9 +53,6 @@ class FileSource:
             name: mine[name] if name in mine else GaugeFailed(f"{self._path} has no line for {name} any more")
             for name in self._listed
         }
-
-    def close(self) -> None:
-        """As in Source."""
 
     def _lines(self, text: str) -> dict[str, Reading]:
         """The readings by gauge. A text with one bad line has none: it may be half of a file."""
@@ -69,20 +69,3 @@ class FileSource:
             except (ValueError, OverflowError, GaugeFailed) as error:
                 raise GaugeFailed(f"{self._path}, line {number}: {error}; wanted: {_WANTED}") from error
         return found
-
-
-def _text(path: Path) -> str:
-    """The text of the file. Never blocks: opening a pipe or a terminal could block forever."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise GaugeFailed(f"{path} is not a regular file")
-            with open(fd, encoding="utf-8", closefd=False) as file:
-                return file.read(FILE_CHARS_MAX)
-        finally:
-            os.close(fd)
-    except UnicodeDecodeError as error:
-        raise GaugeFailed(f"{path} is not valid UTF-8: {error.reason} at byte {error.start}") from error
-    except OSError as error:
-        raise GaugeFailed(str(error)) from error

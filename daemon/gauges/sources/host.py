@@ -20,7 +20,7 @@ from typing import Final
 
 from ....ipc.messages.modes import HOST_GAUGE
 from ....shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
-from ..reading import GaugeFailed, Reading, Result
+from ..reading import GaugeFailed, Reading, Result, Source, number_in, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Bound:
     stalls: Path
 
 
-class HostSource:
+class HostSource(Source):
     """The gauge `host`. It measures the fullest of this process's cgroup and the cgroups above it, by used share.
 
     Status also shows `of`, the cgroup or the machine.
@@ -54,9 +54,6 @@ class HostSource:
         bound = self._bound()
         return {HOST_GAUGE: Reading(bound.used_bytes, bound.total_bytes, {"of": bound.of})}
 
-    def close(self) -> None:
-        """As in Source."""
-
     def pressure_files(self) -> list[Path]:
         """The pressure files for a stall trigger, best first: that of the cgroup in use now, then the machine's."""
         machine = self._proc / "pressure/memory"
@@ -74,7 +71,7 @@ class HostSource:
 
     def _machine(self) -> _Bound:
         file = self._proc / "meminfo"
-        found = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(file), re.MULTILINE))
+        found = dict(re.findall(r"^(\w+):\s+(\d+) kB", text_of(file), re.MULTILINE))
         try:
             total_bytes, available_bytes = (int(found[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
         except KeyError as error:
@@ -82,41 +79,19 @@ class HostSource:
         return _Bound("machine", total_bytes - available_bytes, total_bytes, self._proc / "pressure/memory")
 
     def _cgroups(self) -> Iterator[_Bound]:
-        _text(self._proc / "self/cgroup")  # a failure, unless it can be read
-        for folder in cgroup_folders(None, self._root, self._proc):
-            found = self._cgroup(folder)
-            if found is not None:
-                yield found
+        text_of(self._proc / "self/cgroup")  # a failure, unless it can be read
+        yield from filter(None, map(self._cgroup, cgroup_folders(None, self._root, self._proc)))
 
     def _cgroup(self, folder: CgroupFolder) -> _Bound | None:
-        try:
-            limit = folder.limit.read_text().strip()
-        except FileNotFoundError:
-            return None  # the root, a folder without the controller, or no cgroups at all
-        except OSError as error:
-            raise GaugeFailed(str(error)) from error
-        if limit == "max":
-            return None
-        total_bytes = min(_number(folder.limit, limit), hierarchical_limit(folder))
+        if not folder.limit.exists() or text_of(folder.limit).strip() == "max":
+            return None  # the root, a folder without the controller, or no cgroups at all; or no limit
+        total_bytes = min(number_in(folder.limit), hierarchical_limit(folder))
         if folder.version == 1 and total_bytes >= NO_LIMIT_BYTES:
             return None
-        reclaimable_bytes = folder.reclaimable_bytes(_text(folder.stat))
+        reclaimable_bytes = folder.reclaimable_bytes(text_of(folder.stat))
         # The two are not read at the same instant.
-        used_bytes = max(0, _number(folder.usage, _text(folder.usage).strip()) - reclaimable_bytes)
+        used_bytes = max(0, number_in(folder.usage) - reclaimable_bytes)
         if not total_bytes:
             raise GaugeFailed(f"{folder.limit} is 0")
         stalls = folder.path / "memory.pressure" if folder.version == 2 else self._proc / "pressure/memory"
         return _Bound(f"cgroup {folder.name}", used_bytes, total_bytes, stalls)
-
-
-def _number(file: Path, text: str) -> int:
-    if not text.isdecimal():
-        raise GaugeFailed(f"{file} has {text[:64]!r}; wanted: a number of bytes")
-    return int(text)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii", errors="replace")
-    except OSError as error:
-        raise GaugeFailed(str(error)) from error

@@ -15,68 +15,66 @@ are listed in its place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final, Protocol
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, one_line
+from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, one_line
 
 Unit = int | str
 REOPEN_S: Final = 10.0
 """Seconds between two openings. Opening a library can take longer than a hundred readings."""
 
 
-class Library(Protocol):
-    """A vendor's library, opened or not. Any exception is a failure of the call."""
+class LibrarySource(Source):
+    """The GPUs of a library as a Source. Any exception of a call is a failure.
 
-    @property
-    def name(self) -> str:
-        """As in Source."""
-        ...
+    `sliced`: the GPUs in whose place slices are listed.
+    """
 
-    @property
-    def sliced(self) -> Collection[int]:
-        """The GPUs in whose place slices are listed."""
-        ...
+    name: str
 
-    def open(self) -> None:
-        """Opens the library. Raises GaugeAbsent if the library or its driver is missing."""
-
-    def units(self) -> Sequence[Unit]:
-        """What the library lists now."""
-
-    def address(self, unit: int) -> str:
-        """The name of a GPU, from its PCI address. Not asked for slices."""
-
-    def read(self, unit: Unit) -> Reading:
-        """The memory of a unit now."""
-
-    def shut(self) -> None:
-        """Closes the library."""
-
-
-class LibrarySource:
-    """The GPUs of a library as a Source."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self) -> None:
+        self.sliced: set[int] = set()
         self._opened_at: float | None = None
         self._names: dict[int, str] = {}
         self._listed: dict[str, int] = {}
 
-    @property
-    def name(self) -> str:
-        """As in Source."""
-        return self._library.name
+    # ---- the calls of a library
+
+    @abstractmethod
+    def open(self) -> None:
+        """Opens the library. Raises GaugeAbsent if the library or its driver is missing."""
+
+    @abstractmethod
+    def units(self) -> Sequence[Unit]:
+        """What the library lists now."""
+
+    @abstractmethod
+    def address(self, unit: int) -> str:
+        """The name of a GPU, from its PCI address. Not asked for slices."""
+
+    @abstractmethod
+    def memory(self, unit: Unit) -> Reading:
+        """The memory of a unit now."""
+
+    @abstractmethod
+    def shut(self) -> None:
+        """Closes the library."""
+
+    # ---- when they are made
 
     def read(self, now: float) -> Result:
         """As in Source."""
-        if self._opened_at is None:
-            self._open(now)
         try:
-            result = self._read_all(self._library.units())
+            if self._opened_at is None:
+                self.open()
+                self._opened_at = now
+            result = self._read_all(self.units())
         except Exception as error:
             self._reopen_later(now)
-            raise error if isinstance(error, GaugeFailed) else GaugeFailed(one_line(error)) from error
+            raise _failure(error) from error
         if not any(isinstance(each, Reading) for each in result.values()):
             self._reopen_later(now)
         if not result:
@@ -89,20 +87,9 @@ class LibrarySource:
             return
         self._opened_at = None
         self._names.clear()
-        try:
-            self._library.shut()
-        except Exception:
-            # The library has failed before, and that failure was logged when it was read.
-            return
-
-    def _open(self, now: float) -> None:
-        try:
-            self._library.open()
-        except GaugeFailed:
-            raise
-        except Exception as error:
-            raise GaugeFailed(one_line(error)) from error
-        self._opened_at = now
+        # A failure has been logged before, when the library was read.
+        with suppress(Exception):
+            self.shut()
 
     def _reopen_later(self, now: float) -> None:
         if self._opened_at is not None and now - self._opened_at >= REOPEN_S:
@@ -114,13 +101,11 @@ class LibrarySource:
             name = unit if isinstance(unit, str) else f"{self.name}:{unit}"
             try:
                 name = self._name(unit)
-                result[name] = self._library.read(unit)
-            except GaugeFailed as failed:
-                result[name] = failed
+                result[name] = self.memory(unit)
             except Exception as error:
-                result[name] = GaugeFailed(one_line(error))
+                result[name] = _failure(error)
         for name, index in self._listed.items():
-            if index not in self._library.sliced:
+            if index not in self.sliced:
                 result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
         return result
 
@@ -128,6 +113,10 @@ class LibrarySource:
         if isinstance(unit, str):
             return unit
         if unit not in self._names:
-            self._names[unit] = self._library.address(unit)
+            self._names[unit] = self.address(unit)
             self._listed[self._names[unit]] = unit
         return self._names[unit]
+
+
+def _failure(error: Exception) -> GaugeFailed:
+    return error if isinstance(error, GaugeFailed) else GaugeFailed(one_line(error))

@@ -18,8 +18,8 @@ from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
 
 
-class Nvml:
-    """NVML as a Library. Its state is global to the process; NVML counts how often it was opened.
+class NvidiaSource(LibrarySource):
+    """The GPUs that NVML lists. Its state is global to the process; NVML counts how often it was opened.
 
     Args:
         root: the folder that has /dev.
@@ -28,13 +28,13 @@ class Nvml:
     name: Final = "nvidia"
 
     def __init__(self, root: Path = Path("/")) -> None:
+        super().__init__()
         self._device = root / "dev/nvidiactl"
         self._nvml: Any = None
         self._handles: dict[Unit, Any] = {}
-        self.sliced: set[int] = set()
 
     def open(self) -> None:
-        """As in Library."""
+        """As in LibrarySource."""
         try:
             import pynvml
         except ImportError:
@@ -50,7 +50,7 @@ class Nvml:
         self._nvml = pynvml
 
     def units(self) -> list[Unit]:
-        """As in Library."""
+        """As in LibrarySource."""
         self.sliced = set()
         self._handles = {unit: handle for unit, handle in self._handles.items() if isinstance(unit, int)}
         found: list[Unit] = []
@@ -65,18 +65,18 @@ class Nvml:
         return found
 
     def address(self, unit: int) -> str:
-        """As in Library. NVML writes the PCI domain with eight digits; the kernel and torch use four."""
+        """As in LibrarySource. NVML writes the PCI domain with eight digits; the kernel and torch use four."""
         found = self._nvml.nvmlDeviceGetPciInfo(self._handle(unit))
         return pci_name(found.domain, found.bus, found.device)
 
-    def read(self, unit: Unit) -> Reading:
-        """As in Library."""
+    def memory(self, unit: Unit) -> Reading:
+        """As in LibrarySource."""
         handle = self._handles[unit] if isinstance(unit, str) else self._handle(unit)
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         return Reading(int(memory.used), int(memory.total))
 
     def shut(self) -> None:
-        """As in Library."""
+        """As in LibrarySource."""
         self._handles.clear()
         self._nvml.nvmlShutdown()
 
@@ -103,8 +103,3 @@ class Nvml:
                 continue
             found[str(nvml.nvmlDeviceGetUUID(handle))] = handle
         return found
-
-
-def nvidia_source(root: Path = Path("/")) -> LibrarySource:
-    """The source for NVIDIA GPUs. Opens nothing yet. `root`: the folder that has /dev."""
-    return LibrarySource(Nvml(root))

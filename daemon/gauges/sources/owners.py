@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from ..reading import GaugeFailed, Reading, Result
+from ..reading import GaugeFailed, Reading, Result, Source
 
 _LATE: Final = 3
 _FORGOTTEN: Final = 60
@@ -28,7 +28,7 @@ class _Report:
     at: float
 
 
-class OwnersSource:
+class OwnersSource(Source):
     """The last reports of owners about their devices.
 
     Args:
@@ -69,9 +69,6 @@ class OwnersSource:
                     del self._reports[device]
             reports = dict(self._reports)
         return {device: self._reading(report, now) for device, report in reports.items()}
-
-    def close(self) -> None:
-        """As in Source."""
 
     def _reading(self, report: _Report, now: float) -> Reading | GaugeFailed:
         if now - report.at > self._late_s:

@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, Result
+from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, number_in
 
 _CARD: Final = re.compile(r"card[0-9]+")
 _APU_REVISIONS: Final = (2, 3)
 
 
-class SysfsSource:
+class SysfsSource(Source):
     """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files.
 
     Of an APU that computes in the host's memory it reads `mem_info_gtt_used` and `mem_info_gtt_total`.
@@ -47,16 +47,13 @@ class SysfsSource:
             raise GaugeAbsent(f"no card in {self._folder} has the files mem_info_vram_*")
         return result
 
-    def close(self) -> None:
-        """As in Source."""
-
     def _read(self, device: Path) -> Reading:
-        vram = Reading(_number(device / "mem_info_vram_used"), _number(device / "mem_info_vram_total"))
+        vram = Reading(number_in(device / "mem_info_vram_used"), number_in(device / "mem_info_vram_total"))
         if device.name not in self._apus:
             self._apus[device.name] = is_apu(device)
         if not self._apus[device.name]:
             return vram
-        gtt = Reading(_number(device / "mem_info_gtt_used"), _number(device / "mem_info_gtt_total"), {"of": "GTT"})
+        gtt = Reading(number_in(device / "mem_info_gtt_used"), number_in(device / "mem_info_gtt_total"), {"of": "GTT"})
         return gtt if computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
 
     def _devices(self) -> list[Path]:
@@ -86,13 +83,3 @@ def computes_in_gtt(vram_bytes: int, gtt_bytes: int) -> bool:
     """Whether the driver of an APU allocates in the host's memory (GTT) for computing, as amdgpu decides
     (`apu_prefer_gtt`): if the memory set aside for graphics is smaller."""
     return vram_bytes < gtt_bytes
-
-
-def _number(file: Path) -> int:
-    try:
-        text = file.read_text(encoding="ascii", errors="replace").strip()
-    except OSError as error:
-        raise GaugeFailed(str(error)) from error
-    if not text.isdecimal():
-        raise GaugeFailed(f"{file} has {text[:64]!r}; wanted: a number of bytes")
-    return int(text)

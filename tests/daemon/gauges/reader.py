@@ -36,9 +36,7 @@ def main() -> None:
     # What libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    (source,) = registry.opened(
-        Tier.DEVICE, sys.argv[1], registry.Opening(Path(sys.argv[2]) if sys.argv[2:] else Path("/"))
-    )
+    (source,) = registry.opened(Tier.DEVICE, sys.argv[1], Path(sys.argv[2] if sys.argv[2:] else "/"))
     for line in sys.stdin:
         if line == "close\n":
             source.close()

@@ -114,6 +114,14 @@ def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() 
     assert samples[CARD].stale and samples[CARD].source == "amd", "what counted last goes on counting"
 
 
+def test_the_source_that_counted_last_goes_on_counting_while_none_is_usable() -> None:
+    told = Told("amd", "sysfs")
+    told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2)}})
+    for sysfs in (*[{CARD: used(2)}] * 4, *[{CARD: LOST}] * 4):
+        sample = told.take({"amd": DEAD, "sysfs": sysfs})[CARD]
+    assert sample.stale and sample.source == "sysfs"
+
+
 def test_a_source_that_is_not_there_is_left_out_with_one_line() -> None:
     told = Told("amd", "owners")
     for _ in range(5):

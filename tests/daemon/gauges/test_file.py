@@ -67,7 +67,7 @@ def test_an_unreadable_path_is_a_failure_and_never_blocks(tmp_path: Path) -> Non
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     os.mkfifo(tmp_path / "pipe")
     before = len(os.listdir("/proc/self/fd"))
-    for name, says in (("bytes", "UTF-8"), ("pipe", "regular"), (".", "regular"), ("absent", "absent")):
+    for name, says in (("bytes", "UTF-8"), ("pipe", "regular"), (".", "directory"), ("absent", "absent")):
         with pytest.raises(GaugeFailed, match=says):
             FileSource(tmp_path / name, Tier.DEVICE).read(0.0)
     assert len(os.listdir("/proc/self/fd")) == before

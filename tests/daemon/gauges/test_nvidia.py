@@ -143,6 +143,9 @@ def test_slices_that_are_made_and_destroyed_come_and_go_and_none_is_taken_for_an
     cards.cards = [Card(7, mig=0)]
     cards.show()
     assert reader.gauges() == {"0000:65:00.0": [7, 80 * GIB]}
+    cards.cards = [Card(0, mig=1), first]
+    cards.show()
+    assert reader.gauges() == {uuid(1): [1, 10 * GIB]}, "a card that is sliced later is no failure"
 
 
 def test_a_library_that_fails_where_there_is_a_gpu_is_a_failure_and_not_absent(

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 
-from tensord.daemon.gauges.psi import StallTrigger
+from tensord.daemon.gauges.psi import watch_stalls
 from tensord.daemon.process.logs import logger
 
 PATIENCE_S = 30.0
 MACHINE = Path("/proc/pressure/memory")
+LOG = logger("test")
+NONE = "no stall trigger; samples at intervals only"
 
 
 class Stalls:
@@ -22,17 +26,28 @@ class Stalls:
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.armed: list[tuple[Path, int]] = []
+        self.seen = asyncio.Event()
+        self.count = 0
 
     def arm(self, file: Path, stall_us: int) -> int:
+        if file.name == "refused":
+            raise PermissionError(13, "Permission denied", str(file))
         self.armed.append((file, stall_us))
         return os.dup(self.theirs.fileno())
 
     def stall(self) -> None:
         self.ours.send(b"!", socket.MSG_OOB)
 
-    def seen(self) -> None:
+    def take(self) -> None:
         """The kernel hands an event out once."""
         self.theirs.recv(1, socket.MSG_OOB)
+        self.count += 1
+        self.seen.set()
+
+    async def next(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.seen.wait()
+        self.seen.clear()
 
 
 @pytest.fixture
@@ -41,69 +56,65 @@ def stalls() -> Iterator[Stalls]:
     with stalls.ours, stalls.theirs:
         try:
             stalls.stall()
-            stalls.seen()
+            stalls.theirs.recv(1, socket.MSG_OOB)
         except OSError:
             pytest.skip("this kernel has no urgent data on Unix sockets")
         yield stalls
 
 
-def test_every_stall_calls_back_until_it_is_stopped(stalls: Stalls) -> None:
-    called = threading.Semaphore(0)
+def watched(stalls: Stalls, files: list[str], test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs `test` while the stalls are watched, in the daemon's kind of loop."""
 
-    def callback() -> None:
-        stalls.seen()
-        called.release()
-
-    trigger = StallTrigger(callback, logger("test"), [Path("a"), Path("b")], stalls.arm)
-    trigger.start()
-    for _ in range(3):
+    async def go() -> None:
+        before = os.listdir("/proc/self/fd")
+        watching = asyncio.create_task(watch_stalls(stalls.take, LOG, [Path(name) for name in files], stalls.arm))
+        await test()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert os.listdir("/proc/self/fd") == before
         stalls.stall()
-        assert called.acquire(timeout=PATIENCE_S)
+        await asyncio.sleep(0.01)
+
+    uvloop.run(go())
+
+
+def test_every_stall_calls_back_once_until_it_is_cancelled(stalls: Stalls) -> None:
+    async def three() -> None:
+        for _ in range(3):
+            stalls.stall()
+            await stalls.next()
+
+    watched(stalls, ["a", "b"], three)
     assert stalls.armed == [(Path("a"), 150_000)]
-    trigger.stop()
-    stalls.stall()
-    assert not [thread for thread in threading.enumerate() if thread.name == "tensord-stalls"]
-    assert not called.acquire(blocking=False)
-    trigger.stop()
+    assert stalls.count == 3
 
 
 def test_the_next_file_is_taken_where_one_refuses(stalls: Stalls) -> None:
-    def arm(file: Path, stall_us: int) -> int:
-        if file.name == "cgroup":
-            raise PermissionError(13, "Permission denied", str(file))
-        return stalls.arm(file, stall_us)
+    async def one() -> None:
+        stalls.stall()
+        await stalls.next()
 
-    trigger = StallTrigger(lambda: None, logger("test"), [Path("cgroup"), Path("machine")], arm)
-    trigger.start()
-    trigger.stop()
+    watched(stalls, ["refused", "machine"], one)
     assert stalls.armed == [(Path("machine"), 150_000)]
 
 
 def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(tmp_path: Path) -> None:
     with capture_logs() as lines:
-        trigger = StallTrigger(lambda: None, logger("test"), [tmp_path / "absent"])
-        trigger.start()
-        trigger.stop()
-    none = "no stall trigger; samples at intervals only"
-    assert [(line["event"], line["log_level"]) for line in lines] == [(none, "info")]
+        asyncio.run(watch_stalls(lambda: None, LOG, [tmp_path / "absent"]))
+    assert [(line["event"], line["log_level"]) for line in lines] == [(NONE, "info")]
     assert "absent" in lines[0]["why"]
 
 
-def test_a_trigger_that_ends_by_itself_is_logged(stalls: Stalls) -> None:
-    failed = threading.Event()
-
-    def callback() -> None:
-        failed.set()
-        raise RuntimeError("the loop is closed")
+def test_a_trigger_that_the_kernel_removes_is_logged(stalls: Stalls) -> None:
+    def arm(file: Path, stall_us: int) -> int:
+        reading, writing = os.pipe()
+        os.close(reading)
+        return writing  # polls as an error
 
     with capture_logs() as lines:
-        trigger = StallTrigger(callback, logger("test"), [Path("a")], stalls.arm)
-        trigger.start()
-        stalls.stall()
-        assert failed.wait(PATIENCE_S)
-        trigger.stop()
+        asyncio.run(watch_stalls(stalls.take, LOG, [Path("a")], arm))
     assert [(line["event"], line["why"]) for line in lines if line["log_level"] == "warning"] == [
-        ("stall trigger ended; samples at intervals only", "RuntimeError: the loop is closed")
+        ("stall trigger ended; samples at intervals only", "the kernel removed it")
     ]
 
 
@@ -112,8 +123,13 @@ def test_this_kernel_takes_the_trigger() -> None:
         os.close(os.open(MACHINE, os.O_RDWR))
     except OSError as error:
         pytest.skip(str(error))
+
+    async def go() -> None:
+        watching = asyncio.create_task(watch_stalls(lambda: None, LOG, [MACHINE]))
+        await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
     with capture_logs() as lines:
-        trigger = StallTrigger(lambda: None, logger("test"), [MACHINE])
-        trigger.start()
-        trigger.stop()
+        uvloop.run(go())
     assert [line["event"] for line in lines] == ["stall trigger set"], lines
