@@ -82,7 +82,7 @@ class StoreReport:
             messages.StatusQuery: self._status,
             messages.EntriesQuery: self._entries,
             messages.WhyQuery: self._why,
-            messages.AdviseQuery: lambda _: self._store.hit_curve(),
+            messages.AdviseQuery: lambda _: self._store.reports.hit_curve(),
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
             messages.ConfigQuery: self._settings,
@@ -106,17 +106,17 @@ class StoreReport:
             self._grow_error = str(grown.error)
 
     def _entries(self, query: messages.EntriesQuery) -> dict[str, Any]:
-        self._store.unix_at_zero_s = self._unix_at_zero()
-        entries, behind = self._store.entries(query.after, query.count, query.namespace)
+        self._store.reports.unix_at_zero_s = self._unix_at_zero()
+        entries, behind = self._store.reports.page(query.after, query.count, query.namespace, self._clock())
         return {"entries": entries, "behind": behind}
 
     def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
-        """As `Store.why`, with the lanes that pin the entry now: `lanes` of them (None: too many lanes to read them),
+        """As `Reports.why`, with the lanes that pin the entry now: `lanes` of them (None: too many lanes to read them),
         of which the first HELD_BY_MAX are listed in `held_by`. `up_s`: the daemon's age."""
-        self._store.unix_at_zero_s = self._unix_at_zero()
+        self._store.reports.unix_at_zero_s = self._unix_at_zero()
         span_id = self._store.span_id(query.key)
         lanes = None if span_id is None else lanes_pinning(self._memory.lanes, span_id)
-        answer = self._store.why(query.key, self._clock(), leased=None if lanes is None else bool(lanes))
+        answer = self._store.reports.why(query.key, self._clock(), None if lanes is None else bool(lanes))
         if answer["standing"] is not None:
             answer["standing"]["lanes"] = None if lanes is None else len(lanes)
             answer["standing"]["held_by"] = [self._holder(lane) for lane in (lanes or ())[:HELD_BY_MAX]]
@@ -178,7 +178,7 @@ class StoreReport:
                 "lanes": lanes[uid],
                 **stored,
             }
-            for uid, stored in sorted(self._store.by_uid({*clients, *lanes}).items())
+            for uid, stored in sorted(self._store.reports.by_uid({*clients, *lanes}).items())
         ]
 
     def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:

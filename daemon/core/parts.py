@@ -27,11 +27,9 @@ from ..prefix.matching import Matching
 from ..remote.remote import Remote
 from ..replacement import POLICIES, Facts
 from ..reports.counters import StoreCounters
-from ..reports.entries import DescribedEntries
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory
-from ..reports.status import StatusReport
-from ..reports.why import Explanations
+from ..reports.reports import Reports
 from ..room.lending import Lending
 from ..room.runway import Runway
 from ..room.shares import OwnerShares
@@ -196,39 +194,14 @@ class Parts:
         self.matching = Matching(
             table, slots, self.agents, self.blocks, self.lifetimes.uses.used, outbox, limits.prefix_wait_s
         )
-
-        self.entries = DescribedEntries(
-            table, self.details, tenants, self.agents, self.lifetimes.pins.holds, self.blocks.record
-        )
-        self.explanations = Explanations(table, spans, self.policy, self.entries, self.removal_history)
-        self.report = StatusReport(
-            epoch,
-            table,
-            holes,
-            tenants,
-            grants,
-            self.lending.submitters,
-            spans,
-            self.policy,
-            self.budget,
-            self.generations,
-            claims,
-            self.unstorable,
-            self.blocks,
-            self.matching,
-            self.lifetimes,
-            self.hits,
-            self.removal_history,
-            self.counters,
-            self._besides,
-        )
+        self.reports = Reports(self, epoch)
 
     @property
     def ring_bytes(self) -> int:
         """The ring's final size."""
         return self.limits.ring_bytes if self.runway.is_growing else self.holes.capacity_bytes
 
-    def _besides(self, now: float) -> dict[str, Any]:
+    def besides(self, now: float) -> dict[str, Any]:
         """What status says of host memory, the ring's growth, and the remote store."""
         residency, withdrawn, pressed = self.host_memory.residency, self.host_memory.withdrawn, self.host_memory.pressed
         return {

@@ -27,7 +27,6 @@ from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
 from ..recovery.recovery import Recovery
-from ..reports.entries import DescribedEntries
 from ..room import refusals
 from ..store.commit import BAD_BLOCK, BAD_TREE, TOO_MANY_TOKENS
 from .dispatch import Dispatch
@@ -45,8 +44,6 @@ class Store:
 
     Args:
         policy: the name of the replacement policy.
-        unix_at_zero_s: the Unix time at time 0, for times shown to people. The caller of a query sets it anew, since
-            the wall clock may have been set meanwhile.
         seed: of the prefix index, and of the keys of grants; 128 random bits that nobody else knows.
         quotas: the limits on one uid; None: no limits.
     """
@@ -57,7 +54,6 @@ class Store:
         policy: str,
         limits: StoreLimits,
         epoch: int,
-        unix_at_zero_s: float = 0.0,
         *,
         seed: int = 0,
         quotas: Quotas | None = None,
@@ -68,7 +64,7 @@ class Store:
         self._dispatch = Dispatch(parts)
         self._outbox = parts.outbox
         self.epoch = epoch
-        self.unix_at_zero_s = unix_at_zero_s
+        self.reports = parts.reports
         self.policy = parts.policy
         self.counters = parts.counters
         self.claims = parts.claims
@@ -286,17 +282,7 @@ class Store:
 
     def status(self, now: float | None = None) -> dict[str, Any]:
         """Sizes and counters, without a walk over entries. `now`: by the store's clock; None: the last event's time."""
-        return self.parts.report.status(self._outbox.now if now is None else now)
-
-    def entries(
-        self, after: bytes | None, count: int, namespace: bytes | None = None
-    ) -> tuple[list[dict[str, Any]], bytes | None]:
-        """Entries after the cursor `after`, in a fixed order.
-
-        Returns:
-            The entries, and the cursor from which to continue; None at the end.
-        """
-        return self._described().page(after, count, namespace, self._outbox.now)
+        return self.parts.reports.status(self._outbox.now if now is None else now)
 
     def lent_span_ids(self) -> list[int]:
         """The span ids of all grants, which their clients pin."""
@@ -313,28 +299,6 @@ class Store:
         taken = list(waiting)
         waiting.clear()
         return taken
-
-    def entry(self, key: bytes) -> dict[str, Any] | None:
-        """The description of one entry."""
-        return self._described().find(key, self._outbox.now)
-
-    def why(self, key: bytes, now: float, *, leased: bool | None = None) -> dict[str, Any]:
-        """Why a key's entry stays in the ring, or left it (`Explanations.why`). `leased`: whether a lane pins the entry
-        now; None: unknown, so the last scan decides."""
-        self._described()
-        return self.parts.explanations.why(key, now, leased)
-
-    def hit_curve(self) -> dict[str, Any]:
-        """Estimated hit ratios of rings of other sizes, and the name of the policy."""
-        return self.parts.report.hit_curve()
-
-    def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
-        """The amounts that each uid has of shared resources: for every uid that has any, and for those of `besides`."""
-        return self.parts.report.by_uid(besides)
-
-    def _described(self) -> DescribedEntries:
-        self.parts.entries.unix_at_zero_s = self.unix_at_zero_s
-        return self.parts.entries
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""

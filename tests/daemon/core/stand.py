@@ -37,7 +37,6 @@ from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry
 from .blocks import BLOCK, TAG, TREE_BYTES, Block, block, name, query, text
 from .memory_side import MemorySide, View
 
-UNIX_AT_ZERO_S = 1_000_000.0
 SPAN = 256  # ring bytes of a payload of 64, its header included
 _NUMBERS: dict[bytes, int] = {}
 
@@ -91,7 +90,7 @@ class Stand(MemorySide):
             index, memoryview(self.index_bytes), self.geometry, memoryview(self.bytes), self.ready_bytes
         )
         quotas = Quotas({}, own_uid=0)
-        self.store = Store(memory, self.policy, self.limits, epoch, UNIX_AT_ZERO_S, seed=epoch, quotas=quotas)
+        self.store = Store(memory, self.policy, self.limits, epoch, seed=epoch, quotas=quotas)
         self.forget_work()
         self.holds: HostHolds | None = None
         self.answers: dict[int, list[Any]] = {}

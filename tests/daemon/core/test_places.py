@@ -180,7 +180,7 @@ def test_uids_that_compete_have_equal_shares() -> None:
     for number in range(1000, 1400):
         assert stand.put(number, 1000, client=2) == "stored"
         assert stand.put(number + 1000, 1000) == "stored"
-    rows = stand.store.by_uid()
+    rows = stand.store.reports.by_uid()
     assert abs(rows[0]["span_bytes"] - rows[2]["span_bytes"]) < len(stand.bytes) // 10
     # A uid over its share gets nothing while its own entries are in use.
     for number in stand.stored():
@@ -193,7 +193,7 @@ def test_uids_that_compete_have_equal_shares() -> None:
         stand.pin(number)
     [*_, last] = [answer for answer in stand.answers[1] if isinstance(answer, messages.GrantsLent)]
     assert last.error is not None and last.error.code == "StoreFull" and "of uid 0" in last.error.text
-    assert stand.store.by_uid()[2]["entries"] == there
+    assert stand.store.reports.by_uid()[2]["entries"] == there
     stand.check()
 
 

@@ -33,7 +33,7 @@ def test_puts_are_counted_by_outcome_and_bytes_by_what_has_them(make: Make) -> N
     assert (status["entries"], status["tokens"], status["put_bytes"]) == (1, 5, 100)
     assert (status["used_bytes"], status["lent_bytes"], status["grants"]) == (320 + SPAN, SPAN, 1)
     assert status["largest_free_bytes"] == 4096 - 320 - SPAN
-    rows = stand.store.by_uid()
+    rows = stand.store.reports.by_uid()
     assert rows[1001] | {"claims": 0} == {
         "span_bytes": 320, "entries": 1, "tokens": 5, "claims": 0, "namespaces": 0, "lent_bytes": 0,
     }  # fmt: skip

@@ -117,8 +117,8 @@ def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() 
 def test_the_source_that_counted_last_goes_on_counting_while_none_is_usable() -> None:
     told = Told("amd", "sysfs")
     told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2)}})
-    for sysfs in (*[{CARD: used(2)}] * 4, *[{CARD: LOST}] * 4):
-        sample = told.take({"amd": DEAD, "sysfs": sysfs})[CARD]
+    for read in (used(2), used(2), used(2), LOST, LOST, LOST):
+        sample = told.take({"amd": DEAD, "sysfs": {CARD: read}})[CARD]
     assert sample.stale and sample.source == "sysfs"
 
 

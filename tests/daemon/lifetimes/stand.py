@@ -32,8 +32,8 @@ class LifetimesStand:
         self.outbox.clients.update({number: StoreClient(0, f"client {number}") for number in (1, 2, 3)})
         self.lifetimes = parts.lifetimes
         self.uses, self.sweeps = self.lifetimes.uses, self.lifetimes.sweeps
-        self.entries, self.explanations, self.report = parts.entries, parts.explanations, parts.report
-        self.entries.unix_at_zero_s = UNIX_AT_ZERO_S
+        self.reports = parts.reports
+        self.reports.unix_at_zero_s = UNIX_AT_ZERO_S
         self.told: list[dict[str, Any]] = []
         """What watchers are told."""
         self.answers: dict[int, list[messages.Answer]] = {1: [], 2: [], 3: []}
@@ -128,11 +128,10 @@ class LifetimesStand:
         return {number for number in numbers if self.rows.read(key_of(number)) is not None}
 
     def status(self) -> dict[str, Any]:
-        return self.report.status(self.now)
+        return self.reports.status(self.now)
 
     def entry(self, number: int) -> dict[str, Any]:
-        found = self.entries.find(key_of(number), self.now)
-        assert found is not None
+        found: dict[str, Any] = self.reports.why(key_of(number), self.now)["entry"]
         return found
 
     def check(self) -> None:

@@ -112,7 +112,7 @@ def test_the_store_answers_with_its_curve_and_its_own_hit_ratio() -> None:
     stand, chance = LifetimesStand(64 * SPAN, policy="lru"), random.Random(1)
     for number in chance.choices(range(200), k=2000):
         ask(stand, number)
-    answer = stand.report.hit_curve()
+    answer = stand.reports.hit_curve()
     assert answer["policy"] == "lru"
     assert answer["capacity_bytes"] == 64 * SPAN
     now = next(ratio for size, ratio, _ in answer["points"] if size == 64 * SPAN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensord.daemon.replacement import POLICIES
-from tensord.daemon.reports import entries as described
+from tensord.daemon.reports import reports as described
 
 from ..lifetimes.stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 from ..store.rows import TAG, key_of
@@ -18,7 +18,7 @@ def pages(stand: LifetimesStand, count: int, tag: bytes | None = None) -> list[s
     seen: list[str] = []
     after, more = None, True
     while more:
-        page, after = stand.entries.page(after, count, tag, stand.now)
+        page, after = stand.reports.page(after, count, tag, stand.now)
         seen += [entry["key"] for entry in page]
         more = after is not None
         assert after is None or len(after) == 32
@@ -42,11 +42,11 @@ def test_a_page_may_begin_behind_an_entry_that_is_gone_and_any_cursor_is_taken()
     for number in range(8):
         stand.put(number)
     order = pages(stand, 100)
-    _, behind = stand.entries.page(None, 4, None, stand.now)
+    _, behind = stand.reports.page(None, 4, None, stand.now)
     stand.end(*(number for number in range(8) if key_of(number).hex() == order[3]))
-    rest, end = stand.entries.page(behind, 100, None, stand.now)
+    rest, end = stand.reports.page(behind, 100, None, stand.now)
     assert ([entry["key"] for entry in rest], end) == (order[4:], None)
-    assert stand.entries.page(b"\xff" * 32, 100, None, stand.now) == ([], None)
+    assert stand.reports.page(b"\xff" * 32, 100, None, stand.now) == ([], None)
 
 
 def test_status_and_entry_say_what_is_there() -> None:
@@ -78,8 +78,8 @@ def test_status_and_entry_say_what_is_there() -> None:
     assert (status["hits"], status["hits_unknown"], status["misses"]) == (3 + 7, 1, 2), "a lost record was a hit"
     assert (status["puts"], status["put_bytes"], status["namespaces"]) == ({"stored": 2}, 200, 1)
     assert status["prefix_blocks"] == 0
-    assert stand.entries.find(key_of(2), stand.now) is None
-    rows = stand.report.by_uid({7})
+    assert stand.reports.why(key_of(2), stand.now)["entry"] is None
+    rows = stand.reports.by_uid({7})
     assert rows[0] | rows[1000] == rows[1000]
     assert (rows[0]["span_bytes"], rows[0]["lent_bytes"], rows[0]["entries"]) == (SPAN + 640, 640, 1)
     assert (rows[1000]["span_bytes"], rows[1000]["tokens"], rows[1000]["entries"]) == (SPAN, 5, 1)

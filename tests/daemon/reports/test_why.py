@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tensord.daemon.replacement import POLICIES
-from tensord.daemon.reports.why import COMPARED
+from tensord.daemon.reports.reports import COMPARED
 
 from ..lifetimes.stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 from ..store.rows import key_of
 
 
 def why(stand: LifetimesStand, number: int, **leased: bool) -> dict[str, Any]:
-    return stand.explanations.why(key_of(number), stand.now, **leased)
+    return stand.reports.why(key_of(number), stand.now, **leased)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
