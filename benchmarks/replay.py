@@ -29,8 +29,7 @@ from replaying import peers, policies, synthetic
 from replaying.counts import Row
 from replaying.traces import SOURCES, Request, Source, Trace, load
 
-from tensord.daemon.config.config import Config
-from tensord.daemon.config.settings import settings_of
+from tensord.daemon.config.config import SETTINGS
 from tensord.daemon.replacement import POLICIES
 
 Told = Callable[[str], None]
@@ -70,7 +69,7 @@ def _arguments() -> argparse.Namespace:
 
 def _configured() -> str:
     """The default policy of the configuration."""
-    return next(str(default) for key, _, default in settings_of(Config) if key == "policy")
+    return str(SETTINGS["policy"].default)
 
 
 def _told(text: str) -> None:

@@ -7,36 +7,34 @@ COMMAND --help` show too. site_pages.py appends the tables to the pages of the s
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
 from tensord.client.ctl.app import cli
-from tensord.daemon.config.config import Config
-from tensord.daemon.config.settings import Setting, descriptions, settings_of
+from tensord.daemon.config.config import SETTINGS, TABLES
+from tensord.daemon.config.settings import Setting
+from tensord.daemon.config.usage import descriptions
 from tensord.daemon.web import metrics
 from tests.client.ctl import documents
 
 
 def settings() -> Iterator[str]:
     """All settings, section by section."""
-    sections = {name: of for name, of in typing.get_type_hints(Config).items() if isinstance(of, type)}
-    table, said_of = None, descriptions(Config)
-    for key, setting, default in settings_of(Config):
+    table, said_of = None, descriptions()
+    for key, setting in SETTINGS.items():
         section, _, name = key.rpartition(".")
         if section != table:
             table = section
-            said = inspect.getdoc(sections[section]) or "" if section else "Keys at the top of the file."
+            said = inspect.getdoc(TABLES[section]) or "" if section else "Keys at the top of the file."
             yield from ("", f"## {section or 'General'}", "", said.split("\n\n")[0].replace("\n", " "), "")
             yield from ("| setting | default | value | reload | meaning |", "|---|---|---|---|---|")
-        yield row_of(name, setting, default, said_of[key])
+        yield row_of(name, setting, said_of[key])
 
 
-def row_of(name: str, setting: Setting, default: Any, said: str) -> str:
+def row_of(name: str, setting: Setting, said: str) -> str:
     """A setting's row."""
-    shown = setting.derived or f"`{setting.show(default)}`"
+    shown = setting.derived or f"`{setting.show(setting.default)}`"
     wants = setting.wants.removeprefix("must be ")
     cells = [f"`{name}`", shown, wants, "yes" if setting.reload else "", said]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "\\<") for cell in cells) + " |"

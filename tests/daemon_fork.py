@@ -206,12 +206,8 @@ if __name__ == "__main__":
     import numpy.random  # noqa: F401
 
     import tensord.daemon.app
-    import tensord.daemon.config.config
-    import tensord.daemon.config.settings
-    import tensord.daemon.remote_stores.directory
+    import tensord.daemon.remote_stores.directory  # noqa: F401
 
-    # What it keeps of them.
-    list(tensord.daemon.config.settings.settings_of(tensord.daemon.config.config.Config))
     gc.collect()
     gc.freeze()  # no daemon looks at these objects for cycles, which would copy their pages
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.config.config import Config
-from tensord.daemon.config.settings import settings_of
+from tensord.daemon.config.config import SETTINGS
 from tensord.daemon.prefix import trees
 from tensord.ipc.messages import schema
 from tensord.shm.payloads import prefix
 from tensord.shm.ring import layout
 
 TABLE = (Path(__file__).parents[1] / "docs" / "prefix_cache.md").read_text().split("## Bad input")[1].split("\n## ")[0]
-SETTINGS = {key: default for key, _, default in settings_of(Config) if key.startswith("limits.prefix_")}
+SETTINGS = {key: each.default for key, each in SETTINGS.items() if key.startswith("limits.prefix_")}
 LIMITS: dict[str, tuple[Any, str]] = {
     "BLOCK_TOKENS_MIN": (prefix.BLOCK_TOKENS_MIN, "`block_tokens`"),
     "BLOCK_TOKENS_MAX": (prefix.BLOCK_TOKENS_MAX, "`block_tokens`"),

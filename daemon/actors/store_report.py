@@ -214,7 +214,7 @@ class StoreReport:
         }
         if limit_bytes != min(self.config.max_bytes or superblock.limit_bytes, superblock.limit_bytes):
             decided["max_bytes"] = (limit_bytes, "tensorctl limit")
-        return {"settings": [asdict(row) for row in self.config.in_force(decided)], "reload": self.reload}
+        return {"settings": [asdict(row) for row in self.config.explain(decided)], "reload": self.reload}
 
     def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
         """The health of the store.

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...errors import BadConfiguration
@@ -24,26 +27,10 @@ from ...shm.ring import cgroups, segments
 from ..governor.forms.thresholds import Thresholds
 from ..remote_stores.urls import open_store
 from ..replacement import POLICIES
+from . import sections
 from .kinds import COUNT, DURATION, INSTANCE, LOOPBACK, MODE, PATH, SIZE, SWITCH, TEXT, choice, is_loopback
-from .sections import (
-    GIB,
-    KIB,
-    MIB,
-    TIB,
-    YEAR_S,
-    DeviceSection,
-    GaugesSection,
-    LimitsSection,
-    LogSection,
-    MemorySection,
-    MetricsSection,
-    NeighboursSection,
-    PressureSection,
-    QueueingSection,
-    QuotasSection,
-    RemoteSection,
-)
-from .settings import Setting, build, setting, settings_of
+from .sections import GIB, KIB, MIB, TIB, YEAR_S
+from .settings import Setting, setting
 from .sources import Given, from_environ, from_file, from_flags
 
 CONFIG_VARIABLE: Final = "TENSORD_CONFIG"
@@ -124,17 +111,17 @@ class Config:
     """The replacement policy: which entries are evicted for new ones."""
     drop: bool = setting(SWITCH, False)
     """Remove the shared memory with all entries on SIGTERM as well as on SIGINT."""
-    memory: MemorySection
-    limits: LimitsSection
-    quotas: QuotasSection
-    gauges: GaugesSection
-    pressure: PressureSection
-    device: DeviceSection
-    queueing: QueueingSection
-    neighbours: NeighboursSection
-    remote: RemoteSection
-    metrics: MetricsSection
-    log: LogSection
+    memory: sections.MemorySection
+    limits: sections.LimitsSection
+    quotas: sections.QuotasSection
+    gauges: sections.GaugesSection
+    pressure: sections.PressureSection
+    device: sections.DeviceSection
+    queueing: sections.QueueingSection
+    neighbours: sections.NeighboursSection
+    remote: sections.RemoteSection
+    metrics: sections.MetricsSection
+    log: sections.LogSection
     sources: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
     ignored: tuple[str, ...] = dataclasses.field(compare=False, repr=False)
 
@@ -157,21 +144,21 @@ class Config:
             BadConfiguration: names the key, its value, the source and the allowed values.
         """
         uid = os.geteuid() if uid is None else uid
-        known = {key: spec for key, spec, _ in settings_of(cls)}
-        flags = from_flags(argv, {**known, "config": Setting(PATH)}, ASKING_FLAGS)
+        known = SETTINGS
+        flags = from_flags(argv, {**known, "config": Setting(PATH, None)}, ASKING_FLAGS)
         given: Given = {}
         if path := _file(flags.pop("config", None), environ, uid):
             given |= from_file(path, known)
         variables, ignored = from_environ(environ, known, besides={CONFIG_VARIABLE})
         given |= variables
         given |= flags
-        values = {key: default for key, _, default in settings_of(cls)}
+        values = {key: spec.default for key, spec in known.items()}
         values |= {key: known[key].parse(key, *written) for key, written in given.items()}
         for key, value in _derived(values, environ, uid, available_bytes).items():
             if values[key] is dataclasses.MISSING:
                 values[key] = known[key].parse(key, value, "default")
         sources = {key: given[key][1] if key in given else "default" for key in known}
-        config: Config = build(cls, values, sources=sources, ignored=ignored)
+        config = _built(values, sources, ignored)
         config._check()
         return config
 
@@ -186,46 +173,39 @@ class Config:
 
     def value(self, key: str) -> Any:
         """The value of a dotted key."""
-        found: Any = self
-        for name in key.split("."):
-            found = getattr(found, name)
-        return found
+        return attrgetter(key)(self)
 
-    def explain(self) -> list[SettingInForce]:
-        """Every setting with its value and its source, as `--check-config` shows them."""
-        return [
-            SettingInForce(key, spec.show(self.value(key)), self.sources[key], spec.reload)
-            for key, spec, _ in settings_of(Config)
-        ]
-
-    def in_force(self, decided: Mapping[str, tuple[Any, str]]) -> list[SettingInForce]:
-        """As `explain`, for a running daemon. `decided`: (value, source) of settings that others than the configuration
-        decide; a value that equals the configured one keeps the configuration's source."""
-        known = {key: spec for key, spec, _ in settings_of(Config)}
-        return [
-            dataclasses.replace(row, value=shown, source=decided[row.key][1])
-            if row.key in decided and (shown := known[row.key].show(decided[row.key][0])) != row.value
-            else row
-            for row in self.explain()
-        ]
+    def explain(self, decided: Mapping[str, tuple[Any, str]] = MappingProxyType({})) -> list[SettingInForce]:
+        """Every setting with its value and its source, as `--check-config` shows them. `decided`: (value, source) of
+        settings that others than the configuration decide in a running daemon; a value that equals the configured one
+        keeps the configuration's source."""
+        rows = []
+        for key, spec in SETTINGS.items():
+            shown, source = spec.show(self.value(key)), self.sources[key]
+            if key in decided and (decided_shown := spec.show(decided[key][0])) != shown:
+                shown, source = decided_shown, decided[key][1]
+            rows.append(SettingInForce(key, shown, source, spec.reload))
+        return rows
 
     def reloaded(self, new: Config) -> Reload:
         """This configuration with those values of `new` that a running daemon can take over."""
-        known = {key: spec for key, spec, _ in settings_of(Config)}
-        changed = [
-            key
-            for key in known
-            if self.value(key) != new.value(key) and not (self.is_derived(key) and new.is_derived(key))
-        ]
-        taken = {key for key in changed if known[key].reload}
-        values = {key: (new if key in taken else self).value(key) for key in known}
-        sources = {key: (new if spec.reload else self).sources[key] for key, spec in known.items()}
-        config: Config = build(Config, values, sources=sources, ignored=self.ignored)
+        values, sources = {}, {}
+        reload = Reload(self, [], [])
+        for key, spec in SETTINGS.items():
+            old, now = self.value(key), new.value(key)
+            values[key] = old
+            sources[key] = (new if spec.reload else self).sources[key]
+            if old == now or (self.is_derived(key) and new.is_derived(key)):
+                continue
+            # A password is not shown, and may be all that has changed.
+            before, after = spec.show(old), spec.show(now)
+            row = key, before, after if after != before else f"{after} (another password)"
+            (reload.applied if spec.reload else reload.waiting).append(row)
+            if spec.reload:
+                values[key] = now
+        config = _built(values, sources, self.ignored)
         config._check()
-        rows = [(key, known[key].show(self.value(key)), known[key].show(new.value(key))) for key in changed]
-        # A password is not shown, and may be all that has changed.
-        rows = [(key, old, f"{row} (another password)" if row == old else row) for key, old, row in rows]
-        return Reload(config, [row for row in rows if row[0] in taken], [row for row in rows if row[0] not in taken])
+        return dataclasses.replace(reload, config=config)
 
     def _check(self) -> None:
         for low, high in (
@@ -272,8 +252,32 @@ class Config:
                 )
 
     def _described(self, key: str) -> str:
-        shown = {row.key: row.value for row in self.explain()}[key]
-        return f"{key} = {shown} ({self.sources[key]})"
+        return f"{key} = {SETTINGS[key].show(self.value(key))} ({self.sources[key]})"
+
+
+TABLES: Final[Mapping[str, type[Any]]] = {
+    name: kind
+    for name, kind in typing.get_type_hints(Config).items()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+}
+"""The tables of the configuration by their names."""
+SETTINGS: Final[Mapping[str, Setting]] = {
+    prefix + field.name: field.metadata["setting"]
+    for prefix, table in (("", Config), *((f"{name}.", table) for name, table in TABLES.items()))
+    for field in dataclasses.fields(table)
+    if "setting" in field.metadata
+}
+"""All settings by their keys, in order."""
+
+
+def _built(values: Mapping[str, Any], sources: Mapping[str, str], ignored: tuple[str, ...]) -> Config:
+    """The configuration with `values` by key."""
+    given: dict[str, dict[str, Any]] = {name: {} for name in ("", *TABLES)}
+    for key, value in values.items():
+        table, _, name = key.rpartition(".")
+        given[table][name] = value
+    tables = {name: table(**given[name]) for name, table in TABLES.items()}
+    return Config(**given[""], **tables, sources=sources, ignored=ignored)
 
 
 def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) -> Path | None:

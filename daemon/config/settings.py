@@ -11,13 +11,8 @@ its dotted path in the tree. The names of the flag and of the variable are deriv
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import inspect
 import re
-import typing
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from ...errors import BadConfiguration
@@ -29,15 +24,19 @@ _USER: Final = re.compile(r"//[^\s,]*@")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The properties of a setting. `optional`: it may be none. `derived`: how a default that is not fixed is computed,
-    in words."""
+    """The properties of a setting. `default`: MISSING if it is computed while loading; None if the setting may be none.
+    `derived`: how a default that is not fixed is computed, in words."""
 
     kind: Kind
+    default: Any
     low: Any = None
     high: Any = None
-    optional: bool = False
     reload: bool = False
     derived: str = ""
+
+    @property
+    def optional(self) -> bool:
+        return self.default is None
 
     def parse(self, key: str, given: Any, source: str) -> Any:
         """The value of the text or TOML value `given`. Raises BadConfiguration."""
@@ -81,54 +80,9 @@ def setting(
     reload: bool = False,
     derived: str = "",
 ) -> Any:
-    """A dataclass field for a setting. Without `default`, the default is computed while loading (`derived`). With
-    None, the setting is optional."""
-    spec = Setting(kind, low, high, default is None, reload, derived)
+    """A dataclass field for a setting."""
+    spec = Setting(kind, default, low, high, reload, derived)
     return dataclasses.field(default=default, metadata={"setting": spec})
-
-
-_types = typing.cast(Callable[[type[Any]], dict[str, Any]], functools.cache(typing.get_type_hints))
-"""The type of each field. Looked up once: it takes a tenth of what a daemon does before it serves."""
-
-
-def settings_of(tree: type[Any], prefix: str = "") -> Iterator[tuple[str, Setting, Any]]:
-    """(key, setting, default) of every setting of a tree, in order. The default is MISSING if it is derived."""
-    types = _types(tree)
-    for field in dataclasses.fields(tree):
-        if "setting" in field.metadata:
-            yield prefix + field.name, field.metadata["setting"], field.default
-        elif dataclasses.is_dataclass(types[field.name]):
-            yield from settings_of(types[field.name], f"{prefix}{field.name}.")
-
-
-def descriptions(tree: type[Any], prefix: str = "") -> dict[str, str]:
-    """The description of every setting by its key: the string below the field, without its full stop."""
-    (declared,) = ast.parse(inspect.getsource(tree)).body
-    assert isinstance(declared, ast.ClassDef)
-    found = {}
-    for field, below in zip(declared.body, declared.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(below.value.value).split()).removesuffix(".")
-    said: dict[str, str] = {}
-    types = _types(tree)
-    for each in dataclasses.fields(tree):
-        if "setting" in each.metadata:
-            said[prefix + each.name] = found[each.name]
-        elif dataclasses.is_dataclass(types[each.name]):
-            said |= descriptions(types[each.name], f"{prefix}{each.name}.")
-    return said
-
-
-def build(tree: type[Any], values: Mapping[str, Any], prefix: str = "", **rest: Any) -> Any:
-    """The frozen tree with `values` by key. `rest`: fields of the root that are not settings."""
-    types = _types(tree)
-    parts = dict(rest)
-    for field in dataclasses.fields(tree):
-        if "setting" in field.metadata:
-            parts[field.name] = values[prefix + field.name]
-        elif dataclasses.is_dataclass(types[field.name]):
-            parts[field.name] = build(types[field.name], values, f"{prefix}{field.name}.")
-    return tree(**parts)
 
 
 def flag_of(key: str) -> str:

@@ -6,18 +6,20 @@ tensord.daemon.config.usage` prints the example file systemd/tensord.toml.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import json
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from tensord import __version__
 
-from .config import Config
+from .config import SETTINGS, TABLES, Config
 from .kinds import COUNT, SHARE, SWITCH
-from .settings import Setting, descriptions, flag_of, settings_of, variable_of
+from .settings import Setting, flag_of, variable_of
 
 WIDTH: Final = 100
 CHECK: Final = "--check-config"
@@ -67,11 +69,11 @@ def help_text() -> str:
         "  --config FILE        the TOML file; also TENSORD_CONFIG",
         "",
     ]
-    said = descriptions(Config)
-    for key, spec, default in settings_of(Config):
+    said = descriptions()
+    for key, spec in SETTINGS.items():
         switch = spec.kind is SWITCH
         lines.append(f"  {flag_of(key)}" + (f", --no-{flag_of(key)[2:]}" if switch else " VALUE"))
-        lines += _wrapped(f"{said[key]} (default: {_default(spec, default)})", "        ")
+        lines += _wrapped(f"{said[key]} (default: {spec.derived or spec.show(spec.default)})", "        ")
     return "\n".join(lines) + "\n"
 
 
@@ -93,8 +95,8 @@ def example_text() -> str:
         "# Settings marked (reload) can change in a running daemon: systemctl reload tensord.",
         "# `tensord --check-config` shows the current value of each setting and its source.",
     ]
-    table, said = "", descriptions(Config)
-    for key, spec, default in settings_of(Config):
+    table, said = "", descriptions()
+    for key, spec in SETTINGS.items():
         into, _, name = key.rpartition(".")
         if into != table:
             lines += ["", f"[{into}]"]
@@ -103,19 +105,28 @@ def example_text() -> str:
         note = f" Default: {spec.derived}." if spec.derived else ""
         lines += ["", *_wrapped(f"{said[key]}{mark}.{note}", "# ")]
         lines += _wrapped(f"It {spec.wants}.", "# ")
-        lines.append(f"#{name} = {_toml(key, spec, default)}")
+        lines.append(f"#{name} = {_toml(key, spec)}")
     return "\n".join(lines) + "\n"
 
 
-def _default(spec: Setting, default: Any) -> str:
-    return spec.derived or spec.show(default)
+def descriptions() -> dict[str, str]:
+    """The description of every setting by its key: the string below the field, without its full stop."""
+    found = {}
+    for prefix, table in (("", Config), *((f"{name}.", table) for name, table in TABLES.items())):
+        (declared,) = ast.parse(inspect.getsource(table)).body
+        assert isinstance(declared, ast.ClassDef)
+        for field, below in zip(declared.body, declared.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                text = " ".join(ast.literal_eval(below.value).split())
+                found[prefix + ast.unparse(field.target)] = text.removesuffix(".")
+    return found
 
 
-def _toml(key: str, spec: Setting, default: Any) -> str:
-    if default is dataclasses.MISSING:
+def _toml(key: str, spec: Setting) -> str:
+    if spec.default is dataclasses.MISSING:
         return json.dumps(_DERIVED[key])
-    shown = spec.show(default)
-    bare = spec.kind in (COUNT, SHARE, SWITCH) and default is not None
+    shown = spec.show(spec.default)
+    bare = spec.kind in (COUNT, SHARE, SWITCH) and not spec.optional
     return shown if bare else json.dumps(shown)
 
 

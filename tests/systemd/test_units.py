@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.config.config import Config
-from tensord.daemon.config.settings import settings_of
+from tensord.daemon.config.config import SETTINGS, Config
 from tensord.daemon.config.usage import example_text
 
 FOLDER = Path(__file__).parents[2] / "systemd"
@@ -109,9 +108,9 @@ def test_every_line_of_the_example_can_be_uncommented(tmp_path: Path) -> None:
     file.write_text(text)
     config = Config.load(["--config", str(file)], {"RUNTIME_DIRECTORY": "/run/tensord"})
     assert set(config.sources.values()) == {f"file {file}"}
-    for key, _, default in settings_of(Config):
+    for key, setting in SETTINGS.items():
         if key not in ("instance", "socket", "status_socket", "ring_bytes", "max_entries"):
-            assert config.value(key) == default, key
+            assert config.value(key) == setting.default, key
 
 
 @needs_systemd

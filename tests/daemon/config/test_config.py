@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensord.daemon.config.config import Config
+from tensord.daemon.config.config import SETTINGS, Config
 from tensord.daemon.config.limits import governor_limits, wire_limits
 from tensord.daemon.config.sections import LimitsSection
-from tensord.daemon.config.settings import descriptions, flag_of, settings_of, variable_of
+from tensord.daemon.config.settings import flag_of, variable_of
+from tensord.daemon.config.usage import descriptions
 from tensord.daemon.governor.forms.thresholds import Thresholds
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import BadConfiguration
@@ -52,7 +53,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(file: Path) -> Non
 
 
 def test_every_setting_has_a_flag_and_a_variable_of_its_own() -> None:
-    keys = [key for key, _, _ in settings_of(Config)]
+    keys = list(SETTINGS)
     assert len({flag_of(key) for key in keys}) == len(keys)
     assert len({variable_of(key) for key in keys}) == len(keys)
     assert flag_of("limits.clients_max") == "--limits-clients-max"
@@ -79,7 +80,7 @@ def test_every_setting_can_be_written_as_it_is_shown() -> None:
 def test_a_baseline_is_one_size_for_all_devices_or_one_for_each(text: str, sizes: object) -> None:
     config = Config.load(["--device-baseline", text], {})
     assert config.device.baseline == sizes
-    setting = next(said for key, said, _ in settings_of(Config) if key == "device.baseline")
+    setting = SETTINGS["device.baseline"]
     assert setting.parse("device.baseline", setting.show(sizes), "test") == sizes
 
 
@@ -95,12 +96,12 @@ def test_every_setting_has_a_bound_or_a_closed_set_of_values() -> None:
     paths = {"socket", "status_socket", "gauges.file"}
     own_bounds = {"device.baseline", "neighbours.servers", "remote.url"}
     unbounded = {"instance", "socket_group", "http", "metrics.listen", *own_bounds, *paths}
-    described = descriptions(Config)
-    for key, said, default in settings_of(Config):
+    described = descriptions()
+    for key, said in SETTINGS.items():
         closed = said.kind.wants.startswith(("one of", "true or false"))
         assert closed or key in unbounded or (said.low is not None and said.high is not None), key
         assert described[key], key
-        assert (default is dataclasses.MISSING) == bool(said.derived), key
+        assert (said.default is dataclasses.MISSING) == bool(said.derived), key
 
 
 @pytest.mark.parametrize(
@@ -387,9 +388,7 @@ def test_thresholds_are_refused_while_loading_or_never(given: dict[str, float]) 
 def test_no_limit_can_be_set_that_a_client_would_not_believe(pick: str) -> None:
     """A Welcome out of the wire's bounds would turn every client away."""
     limits = {
-        f"--{flag_of(key)[2:]}": getattr(said, pick)
-        for key, said, _ in settings_of(Config)
-        if key.startswith("limits.")
+        f"--{flag_of(key)[2:]}": getattr(said, pick) for key, said in SETTINGS.items() if key.startswith("limits.")
     }
     config = load(*(f"{flag}={most}" for flag, most in limits.items()), "--ring-bytes=16TiB")
     told = wire_limits(config, config.ring_bytes)

@@ -11,11 +11,9 @@ import pytest
 
 import tensord
 from tensord import errors
-from tensord.daemon.config.config import Config
-from tensord.daemon.config.settings import settings_of
+from tensord.daemon.config.config import SETTINGS
 
 SOURCES = Path(tensord.__file__).parent
-SETTINGS = {name for name, _, _ in settings_of(Config)}
 LAST_NAMES = {name.rpartition(".")[2] for name in SETTINGS}
 LIMIT = re.compile(r"(?<!\w)(?:[a-z_]+\.)?(?:[a-z_]+_(?:s_)?max|max_[a-z]+)(?!\w)")
 
@@ -32,7 +30,7 @@ def refusals() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("place", "text"), list(refusals()))
 def test_a_limit_that_an_error_names_is_a_setting_or_said_to_be_fixed(place: str, text: str) -> None:
     for name in LIMIT.findall(text):
-        assert name in SETTINGS | LAST_NAMES or "fixed limit" in text, f"{place} names {name}, which is no setting"
+        assert name in {*SETTINGS, *LAST_NAMES} or "fixed limit" in text, f"{place} names {name}, which is no setting"
 
 
 def test_the_errors_of_the_daemon_name_limits() -> None:
