@@ -108,7 +108,7 @@ class StoreReport:
     def _entries(self, query: messages.EntriesQuery) -> dict[str, Any]:
         self._store.reports.unix_at_zero_s = self._unix_at_zero()
         entries, behind = self._store.reports.page(query.after, query.count, query.namespace, self._clock())
-        return {"entries": entries, "behind": behind}
+        return {"entries": entries, "behind": None if behind is None else behind.hex()}
 
     def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
         """As `Reports.why`, with the lanes that pin the entry now: `lanes` of them (None: too many lanes to read them),

@@ -3,9 +3,6 @@
 Owns: the session tasks of its socket, and the number of connections of each uid. Does not own the limits (`Quotas`),
 nor the sessions' work.
 
-Accepted sockets are raw and non-blocking. asyncio transports are not used, because a transport that reads loses
-descriptors.
-
 Invariant: at most as many sessions run, in total and for each uid, as the quotas allow.
 """
 
@@ -20,46 +17,25 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import IO
 
 from ...errors import LimitReached, TensordError
 from ...ipc.messages import control as messages
 from ...ipc.wire.descriptors import lacks_descriptor, no_descriptor, peer_of
 from ...ipc.wire.frames import pack
 from ..claims.quotas import Kind, Quotas
-from ..process.logs import logger
+from ..process.logs import Repeats, logger
 from .listening import Listening
-from .repeats import Repeats
 
 _log = logger("listener")
-# The machine is out of descriptors or memory. The connection stays in the kernel's queue until others have ended.
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-_EXHAUSTED_PAUSE_S = 0.1
-
-
-class _Spare:
-    """A descriptor that is given up for a moment when the process can open no more files, so that a peer can be told.
-    Without it, peers would wait in the kernel's queue until their time limits."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-        self.renew()
-
-    def renew(self) -> None:
-        if self._fd < 0:
-            with suppress(OSError):
-                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def give_up(self) -> bool:
-        """Closes it. Returns False if there was none."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-        return fd >= 0
 
 
 class Listener:
-    """Runs `serve(number, socket)` for each connection on `listening`. `quotas` limit the simultaneous connections. A
-    peer for which the process has no descriptor is told so."""
+    """Runs `serve(number, socket)` for each connection on `listening`. `quotas` limit the simultaneous connections.
+
+    A peer for which the process has no descriptor is told so, by a spare one that is given up for a moment. Without it,
+    peers would wait in the kernel's queue until their time limits.
+    """
 
     def __init__(
         self,
@@ -75,7 +51,7 @@ class Listener:
         self._numbers = count(1)
         self._logged = Repeats()
         # Opened before the daemon says that it is ready: from then on it has the descriptors that it needs itself.
-        self._spare = _Spare()
+        self._spare: IO[bytes] | None = open(os.devnull, "rb")  # noqa: SIM115 - as long as it accepts
         self.sessions: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.by_uid: Counter[int] = Counter()
@@ -101,49 +77,48 @@ class Listener:
             self._accepting.cancel()
 
     async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            await self._accept_all(asyncio.get_running_loop())
+            async for accepted in self._listening.accepted(self._failed):
+                self._renew_spare()
+                peer = peer_of(accepted)
+                try:
+                    self._admit(peer.uid)
+                except LimitReached as refusal:
+                    if self._logged.is_new((peer.uid, peer.pid), loop.time()):
+                        _log.warning("connection refused", pid=peer.pid, why=str(refusal))
+                    _turn_away(accepted, refusal)
+                    continue
+                task = asyncio.create_task(self._serve(next(self._numbers), accepted))
+                self.sessions.add(task)
+                self.by_uid[peer.uid] += 1
+                task.add_done_callback(partial(self._ended, peer.uid))
         finally:
-            self._spare.give_up()
+            self._give_up_spare()
 
-    async def _accept_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            self._spare.renew()
-            try:
-                await self._listening.readable()
+    def _failed(self, error: OSError) -> None:
+        why = str(no_descriptor()) if lacks_descriptor(error) else str(error)
+        if self._logged.is_new(error.errno, asyncio.get_running_loop().time()):
+            _log.error("cannot accept a connection; retrying", why=why)
+        if error.errno == errno.EMFILE and self._give_up_spare():
+            # The peer that has waited longest is refused. Another thread may have taken the descriptor: then none.
+            with suppress(OSError):
                 accepted, _ = self._listening.socket.accept()
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                if self._logged.is_new(error.errno, loop.time()):
-                    _log.error("cannot accept a connection; retrying", why=_why(error))
-                if error.errno == errno.EMFILE and self._spare.give_up():
-                    self._turn_away_next(_why(error))
-                await asyncio.sleep(_EXHAUSTED_PAUSE_S)
-                continue
-            accepted.setblocking(False)
-            peer = peer_of(accepted)
-            uid = peer.uid
-            try:
-                self._admit(uid)
-            except LimitReached as refusal:
-                if self._logged.is_new((uid, peer.pid), loop.time()):
-                    _log.warning("connection refused", pid=peer.pid, why=str(refusal))
-                _turn_away(accepted, refusal)
-                continue
-            task = asyncio.create_task(self._serve(next(self._numbers), accepted))
-            self.sessions.add(task)
-            self.by_uid[uid] += 1
-            task.add_done_callback(partial(self._ended, uid))
+                accepted.setblocking(False)
+                _turn_away(accepted, LimitReached(f"the daemon accepts no more connections: {why}"))
+            self._renew_spare()
 
-    def _turn_away_next(self, why: str) -> None:
-        """Refuses the peer that has waited longest. Another thread may have taken the descriptor: then none."""
-        with suppress(OSError):
-            accepted, _ = self._listening.socket.accept()
-            accepted.setblocking(False)
-            _turn_away(accepted, LimitReached(f"the daemon accepts no more connections: {why}"))
+    def _renew_spare(self) -> None:
+        if self._spare is None:
+            with suppress(OSError):
+                self._spare = open(os.devnull, "rb")  # noqa: SIM115 - as long as it accepts
+
+    def _give_up_spare(self) -> bool:
+        """Returns False if there was none."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
+        return spare is not None
 
     def _admit(self, uid: int) -> None:
         rule = self._quotas.rules[self._kind]
@@ -161,10 +136,6 @@ class Listener:
             del self.by_uid[uid]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a session failed; its connection is closed", exc_info=error)
-
-
-def _why(error: OSError) -> str:
-    return str(no_descriptor()) if lacks_descriptor(error) else str(error)
 
 
 def _turn_away(accepted: socket.socket, refusal: LimitReached) -> None:

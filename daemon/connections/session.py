@@ -39,11 +39,9 @@ from ..actors.messages import (
 )
 from ..claims.rates import Rates
 from ..governor.forms.events import Governed
-from ..process.logs import logger
+from ..process.logs import Repeats, logger
 from ..reports.request_times import RequestTimes
-from .pace import paced
-from .repeats import Repeats
-from .timing import RequestTimer
+from .timing import RequestTimer, paced
 
 HELLO_S_MAX: Final = 5.0
 """The time in which a new connection must send Hello."""

@@ -24,8 +24,7 @@ from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage
 from ..claims.rates import Rates
 from ..process.logs import logger, shows
 from ..reports.request_times import RequestTimes
-from .pace import paced
-from .timing import RequestTimer
+from .timing import RequestTimer, paced
 
 INTEGER_MAX: Final = (1 << 64) - 1
 QUERY_COST: Final = 20.0
@@ -123,8 +122,6 @@ class Documents:
 
     async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
         """The body of one answer."""
-        if isinstance(message, messages.EntriesQuery):
-            return await self._entries(message, sender)
         answer = _new_answer()
         await self._store.tell(Queried(message, answer), sender)
         if not isinstance(message, messages.DaemonQuery):
@@ -132,21 +129,6 @@ class Documents:
         governed = _new_answer()
         await self._governor.tell(Queried(message, governed), sender)
         return self._merges[type(message)](await answer, await governed)
-
-    async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
-        """The requested number of entries, or fewer at the end of the list, and `behind`: the cursor of the next ones,
-        hexadecimal, None at the end. The store returns them in parts."""
-        rows: list[dict[str, Any]] = []
-        after = message.after
-        while True:
-            answer = _new_answer()
-            asked = messages.EntriesQuery(message.id, after, message.count - len(rows), message.namespace)
-            await self._store.tell(Queried(asked, answer), sender)
-            part = await answer
-            rows += part["entries"]
-            after = part["behind"]
-            if after is None or len(rows) == message.count:
-                return {"entries": rows, "behind": None if after is None else after.hex()}
 
     async def status(self) -> dict[str, Any]:
         """The body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`."""

@@ -1,6 +1,7 @@
-"""When requests of one connection begin and end, and how late the event loop is.
+"""When requests of one connection may be processed, when they begin and end, and how late the event loop is.
 
-Owns: the open requests of a connection, with their begin. Does not own: the histograms (`reports.request_times`).
+Owns: the open requests of a connection, with their begin, and the wait for the rate of a uid. Does not own: the
+histograms (`reports.request_times`), the rates (`claims.rates`).
 
 Invariant: as many requests are open as the connection's protocol allows to be unanswered.
 """
@@ -13,6 +14,8 @@ from typing import Any, Final
 
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import Answer, Request, id_of
+from ...ipc.wire.channel import AsyncChannel
+from ..claims.rates import Rates
 from ..reports.request_times import RequestTimes
 
 LAG_EVERY_S: Final = 0.5
@@ -55,6 +58,17 @@ class RequestTimer:
                 name=self.name,
                 unix_s=time.time(),
             )
+
+
+async def paced(channel: AsyncChannel, rates: Rates, uid: int, cost: float = 1.0) -> None:
+    """Returns once a request of the uid may be processed. The request counts `cost` against the rate. The reader of a
+    connection waits here, so the sender gets backpressure.
+
+    Does not wait if the channel is closed, but the request still counts.
+    """
+    delay_s = rates.delay_s(uid, asyncio.get_running_loop().time(), cost)
+    if delay_s and not channel.closed:
+        await asyncio.sleep(delay_s)
 
 
 async def measure_lag(times: RequestTimes) -> None:

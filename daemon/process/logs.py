@@ -1,6 +1,7 @@
 """The format and the destination of the daemon's log: standard error, one line for each event.
 
-Owns: the configuration of structlog, the choice between key=value and JSON, and the level. Does not own the events.
+Owns: the configuration of structlog, the choice between key=value and JSON, the level, and which events have just been
+logged. Does not own the events.
 
 `level(...)` takes effect at once.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, Final, TextIO, cast
 
@@ -104,6 +106,28 @@ def to_journal(environ: Mapping[str, str], stream: TextIO) -> bool:
     except (OSError, ValueError):
         return False
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+class Repeats:
+    """The recent events: a peer that retries every second gets one line, not one a second.
+
+    Args:
+        forgotten_s: an event that did not happen for this time is new again.
+        most: the most events that are remembered. The oldest are forgotten first.
+    """
+
+    def __init__(self, forgotten_s: float = 600.0, most: int = 1024) -> None:
+        self._forgotten_s = forgotten_s
+        self._most = most
+        self._last: OrderedDict[Hashable, float] = OrderedDict()
+
+    def is_new(self, what: Hashable, now: float) -> bool:
+        """Records that the event `what` happens now. Returns True if it did not happen in the last `forgotten_s`."""
+        last = self._last.pop(what, None)
+        self._last[what] = now
+        if len(self._last) > self._most:
+            self._last.popitem(last=False)
+        return last is None or now - last > self._forgotten_s
 
 
 def _drop_below_level(_: Any, method: str, event: MutableMapping[str, Any]) -> Any:

@@ -24,8 +24,7 @@ import h11
 
 from ...errors import TensordError
 from ..connections.listening import Listening
-from ..connections.repeats import Repeats
-from ..process.logs import logger
+from ..process.logs import Repeats, logger
 
 CONNECTIONS_MAX: Final = 64
 CONNECTION_S_MAX: Final = 10.0
@@ -34,7 +33,6 @@ _METHODS: Final = (b"GET", b"HEAD")
 _READ_BYTES: Final = 16 << 10
 # The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
 _LINGER_BYTES_MAX: Final = 256 << 10
-_ACCEPT_PAUSE_S: Final = 0.1
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -100,26 +98,19 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         peers: dict[socket.socket, asyncio.Task[None]] = {}
         silent: dict[socket.socket, None] = {}  # those without a request yet, the oldest first
+
+        async def make_room() -> None:
+            while len(peers) >= self._connections_max:
+                if silent:
+                    peers[next(iter(silent))].cancel()
+                await asyncio.wait(peers.values(), return_when=asyncio.FIRST_COMPLETED)
+
+        def failed(error: OSError) -> None:
+            if self._logged.is_new(error.errno, loop.time()):
+                self._log.warning("cannot accept a connection; retrying", why=str(error))
+
         async with asyncio.TaskGroup() as connections:
-            while True:
-                await listening.readable()
-                while len(peers) >= self._connections_max:
-                    if silent:
-                        peers[next(iter(silent))].cancel()
-                    await asyncio.wait(peers.values(), return_when=asyncio.FIRST_COMPLETED)
-                # From here to the task nothing is awaited: a cancellation there would lose the connection unclosed, as
-                # one of `loop.sock_accept` does.
-                try:
-                    accepted = listening.socket.accept()[0]
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    # The peer has closed the connection already, or the process is out of descriptors.
-                    if self._logged.is_new(error.errno, loop.time()):
-                        self._log.warning("cannot accept a connection; retrying", why=str(error))
-                    await asyncio.sleep(_ACCEPT_PAUSE_S)
-                    continue
-                accepted.setblocking(False)
+            async for accepted in listening.accepted(failed, make_room):
 
                 def ended(_: asyncio.Task[None], peer: socket.socket = accepted) -> None:
                     """However it ended: a task that is cancelled before it starts runs no code."""

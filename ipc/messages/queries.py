@@ -36,8 +36,8 @@ class StatusQuery(DaemonQuery, frozen=True):
 
 
 class EntriesQuery(StatusRequest, frozen=True):
-    """Asks for the next `count` entries, from the first one on, or behind the cursor `after`, which is `behind` of the
-    answer before. It means nothing to another daemon."""
+    """Asks for at most `count` entries, from the first one on, or behind the cursor `after`, which is `behind` of the
+    answer before; there are no more if that is None. It means nothing to another daemon."""
 
     answered_by = Document
     after: Key | None = None

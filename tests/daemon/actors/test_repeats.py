@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tensord.daemon.connections.repeats import Repeats
+from tensord.daemon.process.logs import Repeats
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION
 from tensord.ipc.wire.frames import pack
