@@ -165,8 +165,10 @@ def test_a_scraper_that_disconnects_at_once_does_no_harm(serving: Serving) -> No
 def test_connections_without_a_request_make_room_for_one_that_asks(serving: Serving, said: bytes) -> None:
     """Each may last PATIENCE_S, and a health check waits for none of them."""
     with ExitStack() as silent:
+        first = silent.enter_context(serving.connect(tcp=True))
         for _ in range(5 * CONNECTIONS_MAX):
             silent.enter_context(serving.connect(tcp=True)).sendall(said)
+        assert first.recv(1) == b"", "the oldest ends"
         began = time.monotonic()
         for _ in range(3):
             assert serving.ask(path="/healthz", tcp=True)[0].status == 200
