@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -43,7 +42,7 @@ class Recent:
         """`width`: the number of amounts added together."""
         self._slot = stretch / SLOTS
         self._width = width
-        self._sums: deque[tuple[int, list[int]]] = deque()
+        self._sums: deque[tuple[int, list[int]]] = deque(maxlen=SLOTS)
 
     def __len__(self) -> int:
         """The number of parts kept, at most SLOTS."""
@@ -54,7 +53,6 @@ class Recent:
         now = int(at / self._slot)
         if not self._sums or self._sums[-1][0] < now:
             self._sums.append((now, [0] * self._width))
-            self._drop(now)
         last = self._sums[-1][1]
         for place, amount in enumerate(amounts):
             last[place] += amount
@@ -65,23 +63,6 @@ class Recent:
         lately = [amounts for slot, amounts in self._sums if slot > now - SLOTS]
         return [sum(amounts[place] for amounts in lately) for place in range(self._width)]
 
-    def _drop(self, now: int) -> None:
-        while self._sums[0][0] <= now - SLOTS:
-            self._sums.popleft()
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Requests of the sample, scaled to all requests. `here`: those for stored keys. `lru`: those for keys that LRU
-    would have stored."""
-
-    requests: int = 0
-    here: int = 0
-    lru: int = 0
-
-    def as_tuple(self) -> tuple[int, ...]:
-        return self.requests, self.here, self.lru
-
 
 class Hits:
     """Lookups and requests of one store. `capacity_bytes()`: the bytes that entries may take now."""
@@ -91,7 +72,8 @@ class Hits:
         self._digests, self._sizes = table.column("digests"), table.column("sizes")
         self._capacity_bytes = capacity_bytes
         self._distances = ReuseDistances(keys_for(ring_bytes))
-        self._counts = _Counts()
+        # Requests of the sample, scaled to all requests; those for stored keys; those that LRU would have stored.
+        self._counts = np.zeros(3, np.int64)
         self._curve = HitCurve()
         # Lookups that hit, all lookups, and the counts of requests.
         self._minute, self._ring = Recent(MINUTE_S, 5), Recent(ring_bytes, 5)
@@ -130,15 +112,15 @@ class Hits:
         return {
             "minute": dict(zip(names, self._minute.sums(now), strict=True)),
             "ring": dict(zip(names, self._ring.sums(self._put_bytes), strict=True)),
-            "since_start": dict(zip(names[2:], self._counts.as_tuple(), strict=True)),
+            "since_start": dict(zip(names[2:], self._counts.tolist(), strict=True)),
             "sampled": self._distances.factor,
             "sampled_keys": len(self._distances),
         }
 
     def curve(self) -> dict[str, Any]:
         """As `HitCurve.as_dict`, with `here`: the store's own hit ratio of the same requests since it started."""
-        counts = self._counts
-        here = counts.here / counts.requests if counts.requests else 0.0
+        requests, stored, _ = self._counts.tolist()
+        here = stored / requests if requests else 0.0
         return {"here": here, **self._curve.as_dict(self._capacity_bytes(), self._distances.factor)}
 
     def _count(self, rows: Array, now: float, *, here: bool) -> None:
@@ -146,13 +128,11 @@ class Hits:
         chosen = self._distances.chosen(self._digests[rows])
         if not len(chosen):
             return
-        before, capacity_bytes = self._counts.as_tuple(), self._capacity_bytes()
+        before, capacity_bytes = self._counts.copy(), self._capacity_bytes()
         for row in rows[chosen].tolist():
             self._sampled(row, capacity_bytes, here=here)
         self._pace(len(chosen), now)
-        after = self._counts.as_tuple()
-        if after != before:
-            self._add((0, 0, *(later - earlier for later, earlier in zip(after, before, strict=True))), now)
+        self._add((0, 0, *(self._counts - before).tolist()), now)
 
     def _pace(self, sampled: int, now: float) -> None:
         """Halves the sample while it takes too much time."""
@@ -169,10 +149,8 @@ class Hits:
         if distance_bytes is None:
             # The sample was halved since the row was chosen.
             return
-        counts, factor = self._counts, self._distances.factor
-        counts.requests += factor
-        counts.here += here * factor
-        counts.lru += (distance_bytes <= capacity_bytes) * factor
+        factor = self._distances.factor
+        self._counts += (factor, here * factor, (distance_bytes <= capacity_bytes) * factor)
         self._curve.sampled(number, distance_bytes, factor, here=here)
 
     def _add(self, amounts: Sequence[int], now: float) -> None:

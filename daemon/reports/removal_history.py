@@ -1,6 +1,6 @@
 """Records of the latest removed entries: when each ended and why, its age, its idle time, its uses and its worth.
 
-Owns one record for each of the latest `most` removals, in columns: about 80 bytes a record; they come in batches. Does
+Owns one record for each of the latest `most` removals, of 80 bytes; they come in batches. Does
 not own what the policy remembers of a key, nor the histograms by reason (`histogram`).
 
 Invariants: a record never changes; the oldest is overwritten once there are `most`. A look-up is one numpy pass over
@@ -24,8 +24,8 @@ LATEST: Final = 1024
 """The number of latest records that the medians cover."""
 MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "pressure"})
 """The reasons of removals for which the policy chose the entry."""
-_COLUMNS: Final = {"at": "f8", "age_s": "f8", "idle_s": "f8", "uses": "u8", "worth": "f8", "reason": "u1"}
-_WORDS: Final = KEY_BYTES // 8
+_FIGURES: Final = {"at": "f8", "age_s": "f8", "idle_s": "f8", "uses": "u8", "worth": "f8"}
+_RECORD: Final = np.dtype([("key", "u8", KEY_BYTES // 8), *_FIGURES.items(), ("reason", "u1")], align=True)
 
 Array = npt.NDArray[Any]
 
@@ -72,8 +72,7 @@ class RemovalHistory:
         self._most = most = min(most, RECORDS_MAX)
         self._total = 0
         # Zeroed pages take memory only once they are written, so memory grows with the records.
-        self._keys = np.zeros((_WORDS, most), np.uint64)
-        self._columns = {name: np.zeros(most, kind) for name, kind in _COLUMNS.items()}
+        self._records = np.zeros(most, _RECORD)
         self._reasons: list[str] = []
 
     def __len__(self) -> int:
@@ -82,51 +81,43 @@ class RemovalHistory:
 
     def add(self, gone: Removed) -> None:
         """Adds the records of a batch, the last of which is the latest."""
-        codes = np.zeros(len(gone.reasons), np.uint8)
+        records = np.zeros(len(gone.reasons), _RECORD)
+        records["key"] = gone.keys
+        for name in _FIGURES:
+            records[name] = getattr(gone, name)
         for reason, at in gone.by_reason().items():
             if reason not in self._reasons:
                 self._reasons.append(reason)
-            codes[at] = self._reasons.index(reason)
-        columns, first = self._columns, 0
-        while first < len(codes):
-            # Up to the end of the columns at a time.
-            place = self._total % self._most
-            some = slice(first, first + self._most - place)
-            places = slice(place, place + len(codes[some]))
-            self._keys[:, places] = gone.keys[some].T
-            columns["at"][places], columns["reason"][places] = gone.at, codes[some]
-            columns["age_s"][places], columns["idle_s"][places] = gone.age_s[some], gone.idle_s[some]
-            columns["uses"][places], columns["worth"][places] = gone.uses[some], gone.worth[some]
-            self._total += len(codes[some])
-            first += len(codes[some])
+            records["reason"][at] = self._reasons.index(reason)
+        self._total += len(records)
+        kept = records[-self._most :]
+        self._records[np.arange(self._total - len(kept), self._total) % self._most] = kept
 
     def find(self, key: bytes) -> RemovalRecord | None:
         """The latest record of a key."""
         words = np.frombuffer(key, np.uint64)
+        keys = self._records["key"]
         # The second word first: all keys of a namespace have the same first word.
-        places = np.flatnonzero(self._keys[1, : len(self)] == words[1])
-        places = places[(self._keys[:, places] == words[:, None]).all(axis=0)]
+        places = np.flatnonzero(keys[: len(self), 1] == words[1])
+        places = places[(keys[places] == words).all(axis=1)]
         if not len(places):
             return None
         oldest = self._total % self._most if len(self) == self._most else 0
-        return self._record(int(places[np.searchsorted(places, oldest) - 1]))
+        found = self._records[places[np.searchsorted(places, oldest) - 1]]
+        return RemovalRecord(key, self._reasons[found["reason"]], *(found[name].item() for name in _FIGURES))
 
     def made_room(self) -> dict[str, Any]:
         """Of the latest LATEST removals, those for which the policy chose the entry: their count, their ages and their
         idle times in seconds. Ages and idle times are given as the median and as the value that nine in ten exceed."""
         latest = np.arange(self._total - min(len(self), LATEST), self._total) % self._most
         chosen = np.array([name in MADE_ROOM for name in self._reasons], bool)
-        latest = latest[chosen[self._columns["reason"][latest]]]
+        latest = latest[chosen[self._records["reason"][latest]]]
         told: dict[str, Any] = {"entries": len(latest), "age_s": None, "idle_s": None}
         if len(latest):
             for name in ("age_s", "idle_s"):
                 # Not np.percentile: its first call in a process imports numpy.ma, which takes 15 ms.
-                ordered = np.sort(self._columns[name][latest])
+                ordered = np.sort(self._records[name][latest])
                 last = len(ordered) - 1
                 half, tenth = np.interp([0.5 * last, 0.1 * last], np.arange(last + 1), ordered).tolist()
                 told[name] = {"median": half, "tenth": tenth}
         return told
-
-    def _record(self, place: int) -> RemovalRecord:
-        values = {name: column[place].item() for name, column in self._columns.items()}
-        return RemovalRecord(self._keys[:, place].tobytes(), self._reasons[values.pop("reason")], **values)

@@ -9,10 +9,10 @@ goes first.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, Final
 
-from .histogram import Histogram
+from .counters import Histogram
 
 BOUNDS_REQUEST_S: Final = (*(digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)), 10.0)
 """Upper bounds of buckets: 10 µs to 10 s."""
@@ -32,27 +32,16 @@ class RequestTimes:
     def __init__(self, slow_s: float, slow_max: int = SLOW_MAX) -> None:
         self.slow_s = slow_s
         self._slow: deque[dict[str, Any]] = deque(maxlen=slow_max)
-        self._by_kind: dict[str, Histogram] = {}
+        self._by_kind: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(BOUNDS_REQUEST_S))
         self._lag = Histogram(BOUNDS_REQUEST_S)
 
     def took(self, kind: str, took_s: float, *, size_bytes: int, client: int, name: str, unix_s: float) -> None:
         """Counts an answered request. `size_bytes`: of the places that it asked for. `client`: 0 for a reader of the
         status socket."""
-        histogram = self._by_kind.get(kind)
-        if histogram is None:
-            histogram = self._by_kind[kind] = Histogram(BOUNDS_REQUEST_S)
-        histogram.count(took_s)
+        self._by_kind[kind].count(took_s)
         if took_s > self.slow_s:
-            self._slow.append(
-                {
-                    "kind": kind,
-                    "took_s": took_s,
-                    "payload_bytes": size_bytes,
-                    "client": client,
-                    "name": name,
-                    "unix_s": unix_s,
-                }
-            )
+            row = {"kind": kind, "took_s": took_s, "payload_bytes": size_bytes, "client": client, "name": name}
+            self._slow.append({**row, "unix_s": unix_s})
 
     def lagged(self, late_s: float) -> None:
         """Counts by how much the event loop ran a timer too late."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports.histogram import BOUNDS_S, Histogram
+from tensord.daemon.reports.counters import BOUNDS_S, Histogram
 
 
 @settings(max_examples=100)
