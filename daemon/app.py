@@ -45,9 +45,8 @@ from .connections.status import Documents, StatusSession, Watchers
 from .connections.timing import measure_lag
 from .core.parts import StoreMemory
 from .core.store import Store
-from .gauges.gauges import open_gauges
+from .gauges.gauges import THREAD_NAME, open_gauges
 from .gauges.psi import watch_stalls
-from .gauges.source_thread import THREAD_NAME
 from .governor.forms import events as governor_events
 from .governor.forms.limits import DEVICES_MAX
 from .governor.governor import Governor
@@ -60,8 +59,7 @@ from .remote_stores import threads as remote
 from .remote_stores.urls import open_store
 from .replacement import Replacement
 from .reports.request_times import RequestTimes
-from .web.metrics_server import metrics_server
-from .web.page_server import page_server
+from .web.pages import metrics_server, page_server
 
 _log = logs.logger("tensord")
 READ_BYTES: Final = 8192

@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from ...ipc.messages import control as messages
-from ..gauges.gauges import Gauges
-from ..gauges.source_thread import DEADLINE_S
+from ..gauges.gauges import DEADLINE_S, Gauges
 from ..governor.forms.events import Sampled
 from ..process.logs import logger
 

@@ -1,7 +1,7 @@
 """All settings of the daemon, as one frozen tree.
 
 Owns: the settings above all tables, and the conditions between settings. Does not own the tables (sections.py), how a
-value is written (kinds.py), nor the sources of values (sources.py).
+value is written (settings.py), nor the sources of values (sources.py).
 
 Flags have precedence over TENSORD_* variables, these over the TOML file, and the file over the defaults. Sizes are in
 bytes, times in seconds. `reload=True` marks a setting that SIGHUP changes in a running daemon.
@@ -28,9 +28,22 @@ from ..governor.forms.thresholds import Thresholds
 from ..remote_stores.urls import open_store
 from ..replacement import POLICIES
 from . import sections
-from .kinds import COUNT, DURATION, INSTANCE, LOOPBACK, MODE, PATH, SIZE, SWITCH, TEXT, choice, is_loopback
 from .sections import GIB, KIB, MIB, TIB, YEAR_S
-from .settings import Setting, setting
+from .settings import (
+    COUNT,
+    DURATION,
+    INSTANCE,
+    LOOPBACK,
+    MODE,
+    PATH,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Setting,
+    choice,
+    is_loopback,
+    setting,
+)
 from .sources import Given, from_environ, from_file, from_flags
 
 CONFIG_VARIABLE: Final = "TENSORD_CONFIG"

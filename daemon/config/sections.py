@@ -15,8 +15,7 @@ from ...ipc.messages.modes import Tier
 from ..gauges.sources import registry
 from ..governor.forms.limits import NeighbourPlace
 from ..governor.forms.thresholds import Thresholds
-from .kinds import ADDRESS, COUNT, DURATION, PATH, SERVERS, SHARE, SIZE, SIZES, SWITCH, URL, choice
-from .settings import setting
+from .settings import ADDRESS, COUNT, DURATION, PATH, SERVERS, SHARE, SIZE, SIZES, SWITCH, URL, choice, setting
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

@@ -17,8 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from ...errors import BadConfiguration
 from ..process.small_files import small_text
-from .kinds import SWITCH
-from .settings import PREFIX, Setting, flag_of, variable_of
+from .settings import PREFIX, SWITCH, Setting, flag_of, variable_of
 
 _CLOSE: Final = 0.75
 """The least similarity (difflib's ratio) of an unknown name and a known one that is suggested for it."""

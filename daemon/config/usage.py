@@ -18,8 +18,7 @@ from typing import Final
 from tensord import __version__
 
 from .config import SETTINGS, TABLES, Config
-from .kinds import COUNT, SHARE, SWITCH
-from .settings import Setting, flag_of, variable_of
+from .settings import COUNT, SHARE, SWITCH, Setting, flag_of, variable_of
 
 WIDTH: Final = 100
 CHECK: Final = "--check-config"

@@ -20,10 +20,10 @@ from typing import Final, Self
 from ...errors import BadConfiguration, InstanceBusy
 from ...ipc.places import METRICS_NAME
 from ..config.config import Config
-from ..config.kinds import host_and_port
+from ..config.settings import host_and_port
 from ..process.limits import NO_MEMORY_OR_THREAD
 from ..process.logs import logger
-from .listening import Listening
+from .listener import Listening
 from .socket_files import BACKLOG, SocketFile
 
 LOOK_EVERY_S: Final = 2.0

@@ -63,7 +63,7 @@ class SourceAnswer(NamedTuple):
 
 
 class Source(Protocol):
-    """A source of gauges. All methods may block, even for ever. One thread of its own calls them (`source_thread`)."""
+    """A source of gauges. All methods may block, even for ever. One thread of its own calls them (`gauges`)."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """A small HTTP server: read-only answers to GET and HEAD on listening sockets.
 
 Owns: the connections, and the part of HTTP that a scraper or a browser needs (h11 parses and formats it). Does not own
-the answers (metrics_server.py, page_server.py) nor the sockets.
+the answers (pages.py) nor the sockets.
 
 Invariants:
 - The number of simultaneous connections on each socket, the size of a request and the duration of a connection are
@@ -23,7 +23,7 @@ from typing import Final
 import h11
 
 from ...errors import TensordError
-from ..connections.listening import Listening
+from ..connections.listener import Listening
 from ..process.logs import Repeats, logger
 
 CONNECTIONS_MAX: Final = 64

@@ -56,7 +56,7 @@ class Site:
             gauges_sample_pressed_s="20ms",
         )
         self.daemon.before = (f"{__name__}:preload", {"library": str(library)})
-        self.daemon.constants = {"tensord.daemon.gauges.source_thread.DEADLINE_S": DEADLINE_S}
+        self.daemon.constants = {"tensord.daemon.gauges.gauges.DEADLINE_S": DEADLINE_S}
 
     def host(self, used: str) -> None:
         beside = self._file.with_suffix(".new")

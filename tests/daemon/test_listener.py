@@ -10,8 +10,7 @@ from pathlib import Path
 from tensord.daemon.claims.quotas import Quotas
 from tensord.daemon.config.config import Config
 from tensord.daemon.config.limits import quota_rules
-from tensord.daemon.connections.listener import Listener
-from tensord.daemon.connections.listening import Listening
+from tensord.daemon.connections.listener import Listener, Listening
 
 from ..daemon_process import PATIENCE_S
 

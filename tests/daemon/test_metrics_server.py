@@ -20,8 +20,8 @@ from typing import Any, Final, Self
 import pytest
 import uvloop
 
-from tensord.daemon.connections.listening import Listening
-from tensord.daemon.web.metrics_server import metrics_server
+from tensord.daemon.connections.listener import Listening
+from tensord.daemon.web.pages import metrics_server
 from tensord.errors import DaemonUnavailable
 
 from ..client.ctl import documents

@@ -12,7 +12,7 @@ import pytest
 from tensord.daemon.actors import pressure
 from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.pressure import PressureActor
-from tensord.daemon.gauges import source_thread
+from tensord.daemon.gauges import gauges
 from tensord.daemon.gauges.gauges import Gauges
 from tensord.daemon.gauges.reading import Reading, Result
 from tensord.daemon.governor.forms.events import Sampled
@@ -97,7 +97,7 @@ class Slow(Full):
 
 
 def test_a_source_that_hangs_is_reported_before_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pressure, source_thread):
+    for module in (pressure, gauges):
         monkeypatch.setattr(module, "DEADLINE_S", 0.05)
 
     async def go() -> None:

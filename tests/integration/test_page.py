@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tensord.daemon.web.page_server import CONNECTIONS_MAX
+from tensord.daemon.web.pages import CONNECTIONS_MAX
 
 from ..daemon_process import Daemon, until
 from ..http_reader import asked, connect

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.config.kinds import ADDRESS, COUNT, MODE, SHARE, SWITCH, Kind, host_and_port
+from tensord.daemon.config.settings import ADDRESS, COUNT, MODE, SHARE, SWITCH, Kind, host_and_port
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from structlog.testing import capture_logs
 
 from tensord.daemon.config import sections
 from tensord.daemon.config.config import Config
-from tensord.daemon.gauges.gauges import Gauges, open_gauges
+from tensord.daemon.gauges.gauges import ABSENT_S, Gauges, open_gauges
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
-from tensord.daemon.gauges.source_thread import ABSENT_S
 from tensord.daemon.gauges.sources.owners import OwnersSource
 from tensord.daemon.governor.forms.events import Sample
 from tensord.daemon.process.logs import logger

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.reports.distances import FAR, ReuseDistances
-from tensord.daemon.reports.hit_curve import HALVE_AFTER, MULTIPLES, HitCurve
+from tensord.daemon.reports.hits import HALVE_AFTER, MULTIPLES, HitCurve
 
 from .test_distances import Exact
 from .test_distances import number as number_of
