@@ -104,19 +104,13 @@ def from_file(path: Path, known: Iterable[str]) -> Given:
     keys = set(known)
     tables = {key.rpartition(".")[0] for key in keys} - {""}
     found: Given = {}
-
-    def walk(table: Mapping[str, Any], prefix: str) -> None:
-        for name, value in table.items():
-            key = prefix + name
-            if key in tables:
-                if not isinstance(value, dict):
-                    raise BadConfiguration(f"{path}: {key} = {value!r}: it is a table, written [{key}]")
-                walk(value, key + ".")
-            elif key not in keys:
+    for name, value in document.items():
+        if name in tables and not isinstance(value, dict):
+            raise BadConfiguration(f"{path}: {name} = {value!r}: it is a table, written [{name}]")
+        prefix, given = (f"{name}.", value) if name in tables else ("", {name: value})
+        for key in given:
+            if prefix + key not in keys:
                 beside = {known for known in keys | tables if known.startswith(prefix)}
-                raise unknown(f"{path}: unknown key", key, sorted(beside), prefix)
-            else:
-                found[key] = (value, f"file {path}")
-
-    walk(document, "")
+                raise unknown(f"{path}: unknown key", prefix + key, sorted(beside), prefix)
+            found[prefix + key] = (given[key], f"file {path}")
     return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -74,24 +73,19 @@ class Watchers:
 
 class _Watcher:
     def __init__(self, outbox_max: int) -> None:
-        self._events: deque[dict[str, Any]] = deque()
-        self._outbox_max = outbox_max
+        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(outbox_max)
         self._dropped = 0
-        self._arrived = asyncio.Event()
 
     def tell(self, body: dict[str, Any]) -> None:
-        if len(self._events) >= self._outbox_max:
-            self._events.popleft()
+        if self._events.full():
+            self._events.get_nowait()
             self._dropped += 1
-        self._events.append(body)
-        self._arrived.set()
+        self._events.put_nowait(body)
 
     async def next(self) -> messages.Event:
-        while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
+        body = await self._events.get()
         dropped, self._dropped = self._dropped, 0
-        return messages.Event(self._events.popleft(), dropped)
+        return messages.Event(body, dropped)
 
 
 class Documents:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, MutableMapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TextIO, cast
 
@@ -26,7 +26,6 @@ LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-_NAMES: Final = {"exception": "error", "warn": "warning"}
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 _least = logging.INFO
@@ -50,18 +49,17 @@ def setup(
     stream = sys.stderr if stream is None else stream
     journal = to_journal(os.environ if environ is None else environ, stream)
     as_json = format_name == "json" or (format_name == "auto" and journal)
-    level(level_name)
     structlog.configure(
         processors=[
-            _drop_below_level,
+            structlog.processors.add_log_level,
             structlog.processors.format_exc_info,
             *(_json(journal=journal) if as_json else _console()),
             _printable,
         ],
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lossy(stream))),
-        wrapper_class=structlog.BoundLogger,
         cache_logger_on_first_use=False,  # so that a further call also applies to loggers that modules hold
     )
+    level(level_name)
 
 
 class _Lossy:
@@ -84,6 +82,7 @@ def level(name: str) -> None:
     """Sets the lowest level that is logged."""
     global _least
     _least = LEVELS[name]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_least))
 
 
 def shows(name: str) -> bool:
@@ -130,16 +129,6 @@ class Repeats:
         return last is None or now - last > self._forgotten_s
 
 
-def _drop_below_level(_: Any, method: str, event: MutableMapping[str, Any]) -> Any:
-    if method == "exception":
-        event.setdefault("exc_info", True)
-    named = _NAMES.get(method, method)
-    if LEVELS.get(named, logging.CRITICAL) < _least:
-        raise structlog.DropEvent
-    event["level"] = named
-    return event
-
-
 def _console() -> list[Any]:
     return [
         structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%f%z", utc=False, key="time"),
@@ -164,4 +153,4 @@ def _json(*, journal: bool) -> list[Any]:
 
 def _with_priority(_: Any, method: str, line: str) -> str:
     # The journal reads a leading <N> as the line's priority and removes it.
-    return f"<{_PRIORITIES.get(_NAMES.get(method, method), 6)}>{line}"
+    return f"<{_PRIORITIES.get(method, 6)}>{line}"

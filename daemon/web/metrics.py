@@ -10,8 +10,8 @@ number of samples depends on those of gauges, devices, reasons and codes, never 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from types import SimpleNamespace
 from typing import Any, Final
 
 from prometheus_client.core import (
@@ -114,19 +114,8 @@ def text(status: Figures, accept: str = "", process: Iterable[Metric] = ()) -> t
         process: metrics of the daemon's process, which follow those of the document.
     """
     encode, content_type = choose_encoder(accept)
-    return escaped_lines(encode(_Collector(status, process))), content_type
-
-
-@dataclass(frozen=True, slots=True)
-class _Collector:
-    """A collector in the sense of prometheus_client."""
-
-    status: Figures
-    process: Iterable[Metric]
-
-    def collect(self) -> Iterator[Metric]:
-        yield from families(self.status)
-        yield from self.process
+    registry = SimpleNamespace(collect=lambda: chain(families(status), process))
+    return escaped_lines(encode(registry)), content_type
 
 
 def families(status: Figures) -> Iterator[Metric]:

@@ -121,7 +121,6 @@ class AmdSource(LibrarySource):
         return self._places[index]
 
     def memory(self, unit: Unit) -> Reading:
-        """As in LibrarySource."""
         assert isinstance(unit, int)
         vram = self._memory(unit, "VRAM")
         if not self._apus[unit]:
@@ -138,7 +137,6 @@ class AmdSource(LibrarySource):
         return Reading(used_bytes, total_bytes, {} if kind == "VRAM" else {"of": kind})
 
     def shut(self) -> None:
-        """As in LibrarySource."""
         self._places.clear()
         self._rocml.smi_shutdown()
 

@@ -37,7 +37,6 @@ class FileSource(Source):
         self._listed: dict[str, None] = {}
 
     def read(self, now: float) -> Result:
-        """As in Source."""
         try:
             lines = self._lines(small_text(self._path))
         except UnicodeDecodeError as error:

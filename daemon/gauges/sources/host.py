@@ -50,7 +50,6 @@ class HostSource(Source):
         self._proc = proc
 
     def read(self, now: float) -> Result:
-        """As in Source."""
         bound = self._bound()
         return {HOST_GAUGE: Reading(bound.used_bytes, bound.total_bytes, {"of": bound.of})}
 

@@ -66,7 +66,6 @@ class LibrarySource(Source):
     # ---- when they are made
 
     def read(self, now: float) -> Result:
-        """As in Source."""
         try:
             if self._opened_at is None:
                 self.open()
@@ -82,7 +81,6 @@ class LibrarySource(Source):
         return result
 
     def close(self) -> None:
-        """As in Source."""
         if self._opened_at is None:
             return
         self._opened_at = None

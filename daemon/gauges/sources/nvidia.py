@@ -34,7 +34,6 @@ class NvidiaSource(LibrarySource):
         self._handles: dict[Unit, Any] = {}
 
     def open(self) -> None:
-        """As in LibrarySource."""
         try:
             import pynvml
         except ImportError:
@@ -50,7 +49,6 @@ class NvidiaSource(LibrarySource):
         self._nvml = pynvml
 
     def units(self) -> list[Unit]:
-        """As in LibrarySource."""
         self.sliced = set()
         self._handles = {unit: handle for unit, handle in self._handles.items() if isinstance(unit, int)}
         found: list[Unit] = []
@@ -70,13 +68,11 @@ class NvidiaSource(LibrarySource):
         return pci_name(found.domain, found.bus, found.device)
 
     def memory(self, unit: Unit) -> Reading:
-        """As in LibrarySource."""
         handle = self._handles[unit] if isinstance(unit, str) else self._handle(unit)
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         return Reading(int(memory.used), int(memory.total))
 
     def shut(self) -> None:
-        """As in LibrarySource."""
         self._handles.clear()
         self._nvml.nvmlShutdown()
 
