@@ -9,7 +9,7 @@ Invariant: a reload applies all changed settings that need no restart, or none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import BadConfiguration
@@ -20,8 +20,6 @@ from .governor.forms.limits import GovernorLimits
 from .process.logs import logger
 
 _log = logger("tensord")
-Change = tuple[str, str, str]
-"""(key, value before, value after) of a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +39,12 @@ class ReloadVerdict:
     number: int
     at_unix_s: float
     refused: str = ""
-    applied: tuple[Change, ...] = ()
-    waiting: tuple[Change, ...] = ()
+    applied: list[dict[str, str]] = field(default_factory=list)
+    waiting: list[dict[str, str]] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """The part of the answer to ConfigQuery about the last reload."""
-        names = ("key", "before", "after")
-        return {
-            "number": self.number,
-            "at_unix_s": self.at_unix_s,
-            "refused": self.refused,
-            "applied": [dict(zip(names, change, strict=True)) for change in self.applied],
-            "waiting": [dict(zip(names, change, strict=True)) for change in self.waiting],
-        }
+        return asdict(self)
 
     @property
     def text(self) -> str:
@@ -68,10 +59,10 @@ class ReloadVerdict:
         if self.refused:
             _log.error("reload failed; the configuration is unchanged", number=self.number, why=self.refused)
             return
-        for key, before, after in self.applied:
-            _log.info("setting changed", key=key, before=before, after=after)
-        for key, before, after in self.waiting:
-            _log.warning("setting needs a restart", key=key, before=before, after=after)
+        for change in self.applied:
+            _log.info("setting changed", **change)
+        for change in self.waiting:
+            _log.warning("setting needs a restart", **change)
         _log.info("reload applied", number=self.number, changed=len(self.applied), waiting=len(self.waiting))
 
 
@@ -86,4 +77,4 @@ def reload(
         accepted = Accepted(found.config, stores, governor_limits(found.config))
     except BadConfiguration as error:
         return ReloadVerdict(number, unix_s, refused=str(error)), None
-    return ReloadVerdict(number, unix_s, "", tuple(found.applied), tuple(found.waiting)), accepted
+    return ReloadVerdict(number, unix_s, "", found.applied, found.waiting), accepted

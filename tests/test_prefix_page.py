@@ -15,16 +15,15 @@ from tensord.shm.payloads import prefix
 from tensord.shm.ring import layout
 
 TABLE = (Path(__file__).parents[1] / "docs" / "prefix_cache.md").read_text().split("## Bad input")[1].split("\n## ")[0]
-SETTINGS = {key: each.default for key, each in SETTINGS.items() if key.startswith("limits.prefix_")}
 LIMITS: dict[str, tuple[Any, str]] = {
     "BLOCK_TOKENS_MIN": (prefix.BLOCK_TOKENS_MIN, "`block_tokens`"),
     "BLOCK_TOKENS_MAX": (prefix.BLOCK_TOKENS_MAX, "`block_tokens`"),
     "MEDIA_MAX": (prefix.MEDIA_MAX, "one sequence"),
     "BLOCKS_MAX": (schema.BLOCKS_MAX, "one sequence"),
-    "prefix_tokens_max": (SETTINGS["limits.prefix_tokens_max"], "one sequence"),
+    "prefix_tokens_max": (SETTINGS["limits.prefix_tokens_max"].default, "one sequence"),
     "LAYOUTS_MAX": (trees.LAYOUTS_MAX, "one namespace"),
     "LANE_WORDS": (layout.LANE_WORDS, "what a client holds at once"),
-    "prefix_wait_s": (SETTINGS["limits.prefix_wait_s"], "after a restart"),
+    "prefix_wait_s": (SETTINGS["limits.prefix_wait_s"].default, "after a restart"),
 }
 
 

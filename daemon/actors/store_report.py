@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from tensord import __version__
@@ -214,7 +213,7 @@ class StoreReport:
         }
         if limit_bytes != min(self.config.max_bytes or superblock.limit_bytes, superblock.limit_bytes):
             decided["max_bytes"] = (limit_bytes, "tensorctl limit")
-        return {"settings": [asdict(row) for row in self.config.explain(decided)], "reload": self.reload}
+        return {"settings": self.config.explain(decided), "reload": self.reload}
 
     def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
         """The health of the store.

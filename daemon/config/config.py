@@ -58,22 +58,12 @@ ASKING_FLAGS: Final = ("--help", "--version", "--check-config")
 
 
 @dataclasses.dataclass(frozen=True)
-class SettingInForce:
-    """One setting with its current value and the source of that value."""
-
-    key: str
-    value: str
-    source: str
-    reload: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Reload:
-    """The result of a SIGHUP: (key, before, after) of the changed settings, and of those that need a restart."""
+    """The result of a SIGHUP: `key`, `before` and `after` of the changed settings, and of those that need a restart."""
 
     config: Config
-    applied: list[tuple[str, str, str]]
-    waiting: list[tuple[str, str, str]]
+    applied: list[dict[str, str]]
+    waiting: list[dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,16 +178,18 @@ class Config:
         """The value of a dotted key."""
         return attrgetter(key)(self)
 
-    def explain(self, decided: Mapping[str, tuple[Any, str]] = MappingProxyType({})) -> list[SettingInForce]:
-        """Every setting with its value and its source, as `--check-config` shows them. `decided`: (value, source) of
-        settings that others than the configuration decide in a running daemon; a value that equals the configured one
-        keeps the configuration's source."""
+    def explain(self, decided: Mapping[str, tuple[Any, str]] = MappingProxyType({})) -> list[dict[str, Any]]:
+        """A row for each setting: `key`, `value`, `source` and `reload`, as `--check-config` shows them.
+
+        `decided`: (value, source) of settings that others than the configuration decide in a running daemon. A value
+        that equals the configured one keeps the configuration's source.
+        """
         rows = []
         for key, spec in SETTINGS.items():
             shown, source = spec.show(self.value(key)), self.sources[key]
             if key in decided and (decided_shown := spec.show(decided[key][0])) != shown:
                 shown, source = decided_shown, decided[key][1]
-            rows.append(SettingInForce(key, shown, source, spec.reload))
+            rows.append({"key": key, "value": shown, "source": source, "reload": spec.reload})
         return rows
 
     def reloaded(self, new: Config) -> Reload:
@@ -212,7 +204,7 @@ class Config:
                 continue
             # A password is not shown, and may be all that has changed.
             before, after = spec.show(old), spec.show(now)
-            row = key, before, after if after != before else f"{after} (another password)"
+            row = {"key": key, "before": before, "after": after if after != before else f"{after} (another password)"}
             (reload.applied if spec.reload else reload.waiting).append(row)
             if spec.reload:
                 values[key] = now

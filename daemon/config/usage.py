@@ -80,9 +80,9 @@ def check_text(config: Config, as_json: bool = False) -> str:
     """The text of `--check-config`: key, value and source of every setting."""
     rows = config.explain()
     if as_json:
-        return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
-    keys, values = (max(len(getattr(row, name)) for row in rows) for name in ("key", "value"))
-    return "".join(f"{row.key:<{keys}}  {row.value:<{values}}  {row.source}\n" for row in rows)
+        return json.dumps(rows, indent=2) + "\n"
+    keys, values = (max(len(row[name]) for row in rows) for name in ("key", "value"))
+    return "".join(f"{row['key']:<{keys}}  {row['value']:<{values}}  {row['source']}\n" for row in rows)
 
 
 def example_text() -> str:

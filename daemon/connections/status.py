@@ -27,7 +27,7 @@ from .timing import RequestTimer, paced
 
 INTEGER_MAX: Final = (1 << 64) - 1
 QUERY_COST: Final = 20.0
-"""The cost of a query, in requests: a query may return 1,024 entries, or read all lanes."""
+"""The cost of a query, in requests: a query may return 256 entries, or read all lanes."""
 OWN: Final[Sender] = (-1, 0)
 """The sender of the daemon's own queries. It takes turns with the uids."""
 

@@ -53,14 +53,15 @@ class Daemon:
         recovered = self.memory.recovered
         self.ring_bytes = ring_bytes = self.memory.superblock.limit_bytes
         memory, superblock = self.memory, self.memory.superblock
+        stepped_s = chance.choice([0.0, 0.0, 90_000.0, -90_000.0])
         self.store = Store(
             StoreMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
             settings.policy,
             settings.store_limits(ring_bytes),
             superblock.epoch,
-            1e6 + chance.choice([0.0, 0.0, 90_000.0, -90_000.0]),  # the wall clock was stepped
             seed=chance.getrandbits(128),
         )
+        self.store.reports.unix_at_zero_s = 1e6 + stepped_s  # the wall clock
         self.parts = self.store.parts
         self.governor = Governor(settings.governor_limits())
         self.work = Work(world, self)

@@ -45,7 +45,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(file: Path) -> Non
     assert (config.max_entries, config.policy) == (300, "lru")
     assert (config.max_tokens, config.limits.clients_max) == (7, 3)
     assert config.limits.claim_s == LimitsSection().claim_s
-    assert {row.key: row.source for row in config.explain()} == config.sources
+    assert {row["key"]: row["source"] for row in config.explain()} == config.sources
     assert config.sources["max_entries"] == "flag --max-entries"
     assert config.sources["policy"] == "env TENSORD_POLICY"
     assert config.sources["limits.clients_max"] == f"file {file}"
@@ -62,7 +62,7 @@ def test_every_setting_has_a_flag_and_a_variable_of_its_own() -> None:
 
 def test_every_setting_can_be_written_as_it_is_shown() -> None:
     config = load()
-    shown = {row.key: row.value for row in config.explain()}
+    shown = {row["key"]: row["value"] for row in config.explain()}
     again = load(environ={variable_of(key): value for key, value in shown.items()})
     assert again == config
     assert all(source.startswith("env ") for source in again.sources.values())
@@ -323,8 +323,11 @@ def test_a_reload_takes_what_may_change_and_names_what_needs_a_restart(file: Pat
     running = load("--config", str(file))
     file.write_text("max_entries = 200\nmax_tokens = 9\n[log]\nlevel = 'debug'")
     reload = running.reloaded(load("--config", str(file)))
-    assert reload.applied == [("max_tokens", "none", "9"), ("log.level", "info", "debug")]
-    assert reload.waiting == [("max_entries", "100", "200")]
+    assert [tuple(row.values()) for row in reload.applied] == [
+        ("max_tokens", "none", "9"),
+        ("log.level", "info", "debug"),
+    ]
+    assert reload.waiting == [{"key": "max_entries", "before": "100", "after": "200"}]
     assert (reload.config.max_entries, reload.config.max_tokens) == (100, 9)
     assert reload.config.log.level == "debug"
     assert reload.config.sources["max_tokens"] == f"file {file}"
@@ -341,7 +344,7 @@ def test_a_reload_of_another_password_needs_a_restart_and_shows_neither() -> Non
     running, new = (load("--remote-url", f"redis://ann:{word}@localhost:1") for word in ("first", "second"))
     reload = running.reloaded(new)
     shown = "redis://ann:***@localhost:1"
-    assert reload.waiting == [("remote.url", shown, f"{shown} (another password)")]
+    assert reload.waiting == [{"key": "remote.url", "before": shown, "after": f"{shown} (another password)"}]
     assert reload.config.remote == running.remote
 
 

@@ -77,7 +77,7 @@ def test_the_file_may_have_a_list_and_what_is_shown_reads_the_same(tmp_path: Pat
     file = tmp_path / "tensord.toml"
     file.write_text('[neighbours]\nservers = ["vllm=http://[::1]:8000 on MIG-1", "ollama=http://127.0.0.1"]\n')
     config = Config.load(["--config", str(file)], {})
-    shown = {row.key: row.value for row in config.explain()}["neighbours.servers"]
+    shown = {row["key"]: row["value"] for row in config.explain()}["neighbours.servers"]
     assert shown == "vllm=http://[::1]:8000 on MIG-1, ollama=http://127.0.0.1:11434"
     assert servers(shown) == config.neighbours.servers
 
