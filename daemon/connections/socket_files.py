@@ -24,7 +24,9 @@ from typing import Final, Self
 from ...errors import BadConfiguration, InstanceBusy, SocketForbidden, TensordError
 from ...ipc.places import make_folder
 from ...ipc.wire.descriptors import peer_of
+from ..process.logs import logger
 
+_log = logger("tensord")
 BACKLOG: Final = 512
 _FOLDER_MODE: Final = 0o700
 
@@ -85,20 +87,31 @@ class SocketFile:
         return file
 
     def look(self) -> socket.socket | None:
-        """Sets `problem`. If the file is gone and the path is free, makes both anew, and returns the new socket."""
+        """Sets `problem`, and logs its change. If the file is gone and the path is free, makes both anew.
+
+        Returns:
+            The new socket; None if there is none.
+        """
         with self._looking:
             if self._ended:
                 return None
+            before, made = self.problem, None
             try:
                 there = os.lstat(self.path)
+                mine = (there.st_dev, there.st_ino) == self._own
+                self.problem = "" if mine else self._taken(there)
             except (FileNotFoundError, NotADirectoryError):
-                return self._made_anew()
+                made = self._made_anew()
             except OSError as error:
                 self.problem = f"the socket {self.path} cannot be looked at: {error.strerror}"
-                return None
-            mine = (there.st_dev, there.st_ino) == self._own
-            self.problem = "" if mine else self._taken(there)
-            return None
+            at = str(self.path)
+            if made is not None:
+                _log.warning("the file of a socket was removed; made anew, with no effect on attached clients", at=at)
+            elif self.problem and self.problem != before:
+                _log.error("a socket cannot be reached by new clients", why=self.problem)
+            elif before and not self.problem:
+                _log.info("a socket can be reached again", at=at)
+            return made
 
     def end(self) -> None:
         """Removes the file, if this process has made it. `look` does nothing from then on."""

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -22,13 +23,11 @@ from ...ipc.places import METRICS_NAME
 from ..config.config import Config
 from ..config.settings import host_and_port
 from ..process.limits import NO_MEMORY_OR_THREAD
-from ..process.logs import logger
 from .listener import Listening
 from .socket_files import BACKLOG, SocketFile
 
 LOOK_EVERY_S: Final = 2.0
 """How often the daemon looks whether its sockets' files are there."""
-_log = logger("tensord")
 _WITHOUT_TCP: Final = {
     "metrics.listen": "let it listen for the daemon: docs/metrics.md",
     "http": "set the path of a Unix socket: docs/page.md",
@@ -72,14 +71,11 @@ class Sockets:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for file, listening in self._files:
-                before = file.problem
-                try:
+                made = None
+                with suppress(*NO_MEMORY_OR_THREAD):
                     made = await asyncio.to_thread(file.look)
-                except NO_MEMORY_OR_THREAD:
-                    continue
                 if made is not None:
                     listening.replace(made)
-                _tell(file, before, anew=made is not None)
 
     def _close(self) -> None:
         for file, _ in self._files:
@@ -98,7 +94,6 @@ class Sockets:
         self._files.append((file, listening))
         if made is not None:
             given.close()
-        _tell(file, "", anew=made is not None)
         return listening
 
     def _opened(self, listening: socket.socket) -> Listening:
@@ -117,12 +112,9 @@ class Sockets:
     def _page(self, config: Config) -> list[Listening]:
         if config.http is None:
             return []
-        path = config.page_socket
-        return (
-            self._listen_by_tcp("http", config.http)
-            if path is None
-            else [self._listen(path, config.status_mode, config)]
-        )
+        if config.page_socket is None:
+            return self._listen_by_tcp("http", config.http)
+        return [self._listen(config.page_socket, config.status_mode, config)]
 
     def _metrics_path(self, config: Config) -> Path:
         """Beside the control socket, also if a service manager has created that."""
@@ -156,15 +148,3 @@ class Sockets:
                 f"manager forbids TCP, {_WITHOUT_TCP[key]}"
             ) from error
         return made
-
-
-def _tell(file: SocketFile, before: str, *, anew: bool) -> None:
-    """Logs what a look has found, unless it is what it was. `before`: the problem until then."""
-    if anew:
-        _log.warning(
-            "the file of a socket was removed; made anew, with no effect on attached clients", at=str(file.path)
-        )
-    elif file.problem and file.problem != before:
-        _log.error("a socket cannot be reached by new clients", why=file.problem)
-    elif before and not file.problem:
-        _log.info("a socket can be reached again", at=str(file.path))
