@@ -21,6 +21,7 @@ import numpy as np
 
 import tensord
 from tensord.client.ctl.daemon import Daemon as StatusOf
+from tensord.ipc.messages.control import WhyQuery
 
 from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consume
 
@@ -132,7 +133,7 @@ class Reader(BaseReader):
     def get_consume(self, key: bytes) -> int:
         lease = self._client.get(key)
         if lease is None:
-            raise RuntimeError(f"a stored key was missed: {self._status.why(key)}")
+            raise RuntimeError(f"a stored key was missed: {self._status.ask(WhyQuery, key)}")
         return consume(lease.tree)
 
     def batch(self, keys: Sequence[bytes]) -> Any:

@@ -13,11 +13,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -26,6 +25,7 @@ from tensord import __version__
 from ...errors import BadConfiguration, DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import places
 from ...ipc.messages import control as messages
+from ...ipc.messages.declared import Question
 from ...ipc.messages.schema import ENTRIES_MAX, PROTOCOL_VERSION
 from ...ipc.wire.blocking import BlockingChannel
 from ...ipc.wire.connection import Connection
@@ -36,7 +36,6 @@ KEY_BYTES: Final = 32
 _CHECK: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
 _CHECK_S: Final = 30.0
 _SAID_BY: Final = "tensord: "
-Answer = TypeVar("Answer", bound=messages.Message)
 
 
 class Told(dict[str, Any]):
@@ -98,32 +97,28 @@ class Daemon:
         rows: list[dict[str, Any]] = self.ask(messages.ClientsQuery)["clients"]
         return rows
 
-    def why(self, key: bytes) -> dict[str, Any]:
-        """The daemon's knowledge of a key, stored or not."""
-        return self.ask(lambda number: messages.WhyQuery(number, key))
-
     def entries(self, namespace: bytes | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
         """All entries, page by page. Entries that are stored or removed meanwhile may be missing or included."""
         after: bytes | None = None
         left = most
         while left is None or left > 0:
             wanted = ENTRIES_MAX if left is None else min(left, ENTRIES_MAX)
-            page = self.ask(partial(messages.EntriesQuery, after=after, count=wanted, namespace=namespace))
+            page = self.ask(messages.EntriesQuery, after, wanted, namespace)
             yield from page["entries"]
             if page["behind"] is None:
                 return
             after = bytes.fromhex(page["behind"])
             left = None if left is None else left - len(page["entries"])
 
-    def ask(self, make: Callable[[int], messages.Message]) -> dict[str, Any]:
-        """Sends one query on the status socket.
+    def ask(self, query: type[messages.StatusRequest], *fields: Any) -> dict[str, Any]:
+        """Sends one query on the status socket. `fields`: those after its id.
 
         Raises:
             DaemonUnavailable, SocketForbidden, TimedOut: there is no answer. Or the error that the daemon answered.
         """
         if self._asking is None:
             self._asking = self._status_channel()
-        body: dict[str, Any] = told(self._exchange(self._asking, make, messages.Document, self.timeout_s).body)
+        body: dict[str, Any] = told(self._exchange(self._asking, self.timeout_s, query, *fields).body)
         return body
 
     def _status_channel(self) -> BlockingChannel:
@@ -144,13 +139,9 @@ class Daemon:
             DaemonUnavailable: the daemon has ended.
         """
         self.ask(messages.Watch)
-        return self._events()
-
-    def _events(self) -> Iterator[messages.Event]:
-        channel = self._asking
-        while channel is not None:
+        while self._asking is not None:
             try:
-                message, _ = channel.receive(1.0)
+                message, _ = self._asking.receive(1.0)
             except TimedOut:
                 continue
             if isinstance(message, messages.Event):
@@ -160,25 +151,18 @@ class Daemon:
 
     # ---- orders
 
-    def order(
-        self, make: Callable[[int], messages.Message], kind: type[Answer], timeout_s: float | None = None
-    ) -> Answer:
-        """Sends one request on the control socket. Raises as `ask`, and VersionMismatch."""
-        channel = self.greeted()
-        return self._exchange(channel, make, kind, self.timeout_s if timeout_s is None else timeout_s)
+    def order(self, request: type[Question], *fields: Any, timeout_s: float | None = None) -> Any:
+        """Sends one request on the control socket, and returns its answer. Raises as `ask`, and VersionMismatch."""
+        return self._exchange(self.greeted(), timeout_s or self.timeout_s, request, *fields)
 
     def greeted(self) -> BlockingChannel:
         """A connection to the control socket, after Hello and Welcome."""
-        channel = self._ordering
-        if channel is None:
+        if self._ordering is None:
             channel = self._ordering = BlockingChannel.connect(self.control_path, self.timeout_s)
-
-            def hello(number: int) -> messages.Hello:
-                return messages.Hello(number, PROTOCOL_VERSION, NAME, os.getpid(), False, __version__)
-
-            welcome = self._exchange(channel, hello, messages.Welcome, self.timeout_s)
+            hello = (PROTOCOL_VERSION, NAME, os.getpid(), False, __version__)
+            welcome = self._exchange(channel, self.timeout_s, messages.Hello, *hello)
             self.keys_per_request_max = welcome.limits.keys_per_request_max
-        return channel
+        return self._ordering
 
     def close(self) -> None:
         """Closes both connections. The next query opens a new one."""
@@ -187,13 +171,11 @@ class Daemon:
                 channel.close()
         self._asking = self._ordering = None
 
-    def _exchange(
-        self, channel: BlockingChannel, make: Callable[[int], messages.Message], kind: type[Answer], timeout_s: float
-    ) -> Answer:
-        number = next(self._ids)
-        deadline = time.monotonic() + timeout_s
+    def _exchange(self, channel: BlockingChannel, timeout_s: float, request: type[Question], *fields: Any) -> Any:
+        deadline, kind = time.monotonic() + timeout_s, request.answered_by
+        assert kind is not None
         try:
-            channel.send(make(number), timeout_s=timeout_s)
+            channel.send(request(next(self._ids), *fields), timeout_s=timeout_s)
             while True:
                 message, _ = channel.receive(max(0.0, deadline - time.monotonic()))
                 if isinstance(message, messages.Error):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from functools import partial
 from typing import Any, Final
 
 import click
@@ -45,7 +44,7 @@ def limit(daemon: Daemon, limit_bytes: int) -> None:
     if limit_bytes < LIMIT_BYTES_MIN:
         why = f"{show_size(limit_bytes)} is under {show_size(LIMIT_BYTES_MIN)}, the least"
         raise click.BadParameter(f"{why}; `tensorctl clear` empties the store", param_hint="'SIZE'")
-    done = daemon.order(lambda number: messages.Limit(number, limit_bytes), messages.Limited)
+    done = daemon.order(messages.Limit, limit_bytes)
     click.echo(f"limit {size(done.before_bytes)} -> {size(done.after_bytes)}")
     if done.after_bytes < limit_bytes:
         click.echo(
@@ -67,8 +66,7 @@ def evict(daemon: Daemon, keys: tuple[str, ...]) -> None:
     step = daemon.keys_per_request_max
     evicted = 0
     for start in range(0, len(meant), step):
-        make = partial(messages.Evict, keys=meant[start : start + step])
-        evicted += daemon.order(make, messages.Counted).count
+        evicted += daemon.order(messages.Evict, meant[start : start + step]).count
     missing = len(meant) - evicted
     click.echo(f"evicted {number(evicted)}" + (f", {number(missing)} not stored" if missing else ""))
 
@@ -83,7 +81,7 @@ def clear(daemon: Daemon, namespace_tag: str | None, yes: bool) -> None:
     if not yes:
         raise click.UsageError(f"this would evict {which}: add --yes to confirm")
     tag = bytes.fromhex(namespace_tag) if namespace_tag else None
-    done = daemon.order(lambda number: messages.Clear(number, tag), messages.Counted, max(_CLEAR_S, daemon.timeout_s))
+    done = daemon.order(messages.Clear, tag, timeout_s=max(_CLEAR_S, daemon.timeout_s))
     click.echo(f"evicted {number(done.count)}")
 
 
@@ -156,14 +154,10 @@ def room(daemon: Daemon, size_bytes: int, card: str | None, for_s: float, wait_s
             raise click.UsageError(f"{option} {given_s:g} s: must be above 0 and at most {_ROOM_S_MAX:g} s")
     name = _named(card, daemon)
     if size_bytes == 0:
-        count = daemon.order(lambda number: messages.EndRoom(number, name), messages.Counted).count
+        count = daemon.order(messages.EndRoom, name).count
         click.echo(f"{name}: {counted(count, 'room', 'rooms')} ended")
         return
-    made = daemon.order(
-        lambda number: messages.MakeRoom(number, name, size_bytes, for_s, wait_s),
-        messages.RoomMade,
-        wait_s + daemon.timeout_s,
-    )
+    made = daemon.order(messages.MakeRoom, name, size_bytes, for_s, wait_s, timeout_s=wait_s + daemon.timeout_s)
     show(msgspec.to_builtins(made), as_json, lambda _: room_text(name, size_bytes, made))
     if not made.made:
         click.echo(f"tensorctl: {made.why}", err=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 from click.exceptions import Exit
 
-from ...ipc.messages.control import AdviseQuery, ConfigQuery, LatencyQuery
+from ...ipc.messages.control import AdviseQuery, ConfigQuery, LatencyQuery, WhyQuery
 from .daemon import NAME, Daemon, pass_daemon
 from .output import age, as_json, counted, document, name, number, pairs, share, short, show, size, table
 from .parameters import KEY, TAG_BYTES, keys_meant, namespace_tag
@@ -75,7 +75,7 @@ def why(daemon: Daemon, key: str, as_json: bool) -> None:
     Exit code 1 if the key is unknown: neither stored nor remembered.
     """
     (meant,) = keys_meant(daemon, [key])
-    answer = daemon.why(meant)
+    answer = daemon.ask(WhyQuery, meant)
     show(answer, as_json, document)
     raise Exit(1 if answer["state"] == "unknown" else 0)
 

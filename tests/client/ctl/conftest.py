@@ -83,8 +83,8 @@ def recorded(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ctl]:
     """tensorctl before a daemon that answers with these bodies, by the names of the queries."""
 
     def recorded(**bodies: dict[str, Any]) -> Ctl:
-        def ask(_: Asked, make: Callable[[int], object]) -> Any:
-            return answered(bodies[type(make(1)).__name__])
+        def ask(_: Asked, query: type[object], *fields: object) -> Any:
+            return answered(bodies[query.__name__])
 
         monkeypatch.setattr(Asked, "ask", ask)
         return alone

@@ -26,7 +26,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(daemon: Dae
 
 def test_orders_take_no_lane(daemon: Daemon) -> None:
     asked = Asked(daemon.socket, timeout_s=PATIENCE_S)
-    asked.order(lambda number: messages.Limit(number, 1 << 20), messages.Limited)
+    asked.order(messages.Limit, 1 << 20)
     (row,) = daemon.client_rows()
     assert (row["name"], row["lane"]) == ("tensorctl", None)
     assert daemon.lanes() == []
