@@ -246,14 +246,13 @@ class Config:
             if str(self.value(first)) == str(self.value(second)):
                 raise BadConfiguration(f"{self._described(second)}: must differ from {self._described(first)}")
         for key in (*sockets, "gauges.file"):
-            if self.value(key) is not None and not os.path.isabs(self.value(key)):
+            path = os.fsencode(self.value(key) or "/")
+            if not os.path.isabs(path):
                 raise BadConfiguration(f"{self._described(key)}: must be an absolute path")
-        for key in sockets:
-            path: Path | str = self.value(key)
-            if len(os.fsencode(path)) > places.SOCKET_PATH_BYTES_MAX:
+            if key in sockets and len(path) > places.SOCKET_PATH_BYTES_MAX:
                 raise BadConfiguration(
-                    f"{self._described(key)}: the path has {len(os.fsencode(path))} bytes; a socket's path may have at "
-                    f"most {places.SOCKET_PATH_BYTES_MAX}"
+                    f"{self._described(key)}: the path has {len(path)} bytes; a socket's path may have at most "
+                    f"{places.SOCKET_PATH_BYTES_MAX}"
                 )
 
     def _described(self, key: str) -> str:

@@ -35,7 +35,7 @@ class RequestTimes:
         self._by_kind: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(BOUNDS_REQUEST_S))
         self._lag = Histogram(BOUNDS_REQUEST_S)
 
-    def took(self, kind: str, took_s: float, *, size_bytes: int, client: int, name: str, unix_s: float) -> None:
+    def took(self, kind: str, took_s: float, size_bytes: int, client: int, name: str, unix_s: float) -> None:
         """Counts an answered request. `size_bytes`: of the places that it asked for. `client`: 0 for a reader of the
         status socket."""
         self._by_kind[kind].count(took_s)
