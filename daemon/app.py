@@ -48,7 +48,6 @@ from .core.store import Store
 from .gauges.gauges import THREAD_NAME, open_gauges
 from .gauges.psi import watch_stalls
 from .governor.forms import events as governor_events
-from .governor.forms.limits import DEVICES_MAX
 from .governor.governor import Governor
 from .memory import learned
 from .memory.scrub import Scrub
@@ -246,7 +245,7 @@ class _Daemon:
             tell_watchers=watchers.tell,
         )
         pressure = PressureActor(
-            open_gauges(config.gauges, DEVICES_MAX, _log),
+            open_gauges(config.gauges, _log),
             clock=time.monotonic,
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,

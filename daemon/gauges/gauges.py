@@ -216,15 +216,12 @@ class Gauges:
             self._log.warning("gauge sources hang, and are left behind", sources=left)
 
 
-def open_gauges(config: sections.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
+def open_gauges(config: sections.GaugesSection, log: Any, *, root: Path = Path("/")) -> Gauges:
     """The configured gauges. No source is opened or loaded before the first reading.
 
     Args:
         config: validated: if it selects the source `file`, it names a file.
-        devices_max: the most devices whose readings are taken from clients.
         root: the folder that has /sys and /dev.
     """
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))
-    return Gauges(
-        [(tier, registry.opened(tier, choice, root, config.file, devices_max)) for tier, choice in tiers], log
-    )
+    return Gauges([(tier, registry.opened(tier, choice, root, config.file)) for tier, choice in tiers], log)

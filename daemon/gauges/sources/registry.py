@@ -21,13 +21,13 @@ from .owners import OwnersSource
 from .sysfs import SysfsSource
 
 _FILE: Final = "file"
-SOURCES: Final[dict[Tier, dict[str, Callable[[Path, int], Source]]]] = {
-    Tier.HOST: {"host": lambda root, devices_max: HostSource()},
+SOURCES: Final[dict[Tier, dict[str, Callable[[Path], Source]]]] = {
+    Tier.HOST: {"host": lambda root: HostSource()},
     Tier.DEVICE: {
-        "amd": lambda root, devices_max: AmdSource(root),
-        "nvidia": lambda root, devices_max: NvidiaSource(root),
-        "sysfs": lambda root, devices_max: SysfsSource(root),
-        "owners": lambda root, devices_max: OwnersSource(OWNERS_EVERY_S, devices_max),
+        "amd": AmdSource,
+        "nvidia": NvidiaSource,
+        "sysfs": SysfsSource,
+        "owners": lambda root: OwnersSource(OWNERS_EVERY_S, DEVICES_MAX),
     },
 }
 """The sources that `auto` stands for, by name, best first. None is opened or loaded before its first reading."""
@@ -38,18 +38,10 @@ def choices(tier: Tier) -> list[str]:
     return ["auto", *(name for name in SOURCES[tier] if name != "host"), _FILE, "none"]
 
 
-def opened(
-    tier: Tier, choice: str, root: Path = Path("/"), file: Path | None = None, devices_max: int = DEVICES_MAX
-) -> list[Source]:
-    """The sources of a choice, best first.
-
-    Args:
-        root: the folder that has /sys.
-        file: the gauge file, if one is configured.
-        devices_max: the most devices whose readings are taken from clients.
-    """
+def opened(tier: Tier, choice: str, root: Path = Path("/"), file: Path | None = None) -> list[Source]:
+    """The sources of a choice, best first. `root`: the folder that has /sys. `file`: the configured gauge file."""
     assert choice in choices(tier), choice
     if choice == _FILE:
         assert file is not None, "the configuration selects the source `file` and names no file"
         return [FileSource(file, tier)]
-    return [make(root, devices_max) for name, make in SOURCES[tier].items() if choice in ("auto", name)]
+    return [make(root) for name, make in SOURCES[tier].items() if choice in ("auto", name)]

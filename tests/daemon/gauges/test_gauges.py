@@ -62,7 +62,7 @@ def by_gauge(gauges: Gauges, now: float) -> dict[str, Sample]:
 def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(f"host 1GiB 4GiB\n{CARD} 40GiB 80GiB\n")
-    gauges = open_gauges(wanted(device="file", host="file", file=file), 64, LOG)
+    gauges = open_gauges(wanted(device="file", host="file", file=file), LOG)
     assert sampled(gauges, 5.0) == (
         Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
         Sample(CARD, Tier.DEVICE, 40 * GIB, 80 * GIB, "file", 5.0),
@@ -73,7 +73,7 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
+    gauges = open_gauges(wanted(host="none"), LOG, root=tmp_path)
     gauges.report(CARD, 3, 10, read_at=1.5)
     with capture_logs() as lines:
         for now in (2.0, 3.0, 4.0):
@@ -87,21 +87,21 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
 
 def test_a_card_without_a_library_is_read_from_sysfs_rather_than_from_its_owners(tmp_path: Path) -> None:
     card(tmp_path, 0, CARD, "1000", "4000")
-    gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
+    gauges = open_gauges(wanted(host="none"), LOG, root=tmp_path)
     gauges.report(CARD, 3, 10, read_at=0.0)
     assert by_gauge(gauges, 0.0)[CARD].source == "sysfs"
 
 
 def test_the_host_is_read_unless_nobody_wants_it() -> None:
-    assert set(by_gauge(open_gauges(wanted(device="none"), 64, LOG), 0.0)) == {"host"}
-    nothing = open_gauges(wanted(device="none", host="none"), 64, LOG)
+    assert set(by_gauge(open_gauges(wanted(device="none"), LOG), 0.0)) == {"host"}
+    nothing = open_gauges(wanted(device="none", host="none"), LOG)
     nothing.report(CARD, 1, 2, read_at=0.0)
     assert sampled(nothing, 0.0) == ()
 
 
 @pytest.mark.parametrize("device", ["auto", "amd", "nvidia", "sysfs", "owners"])
 def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_path: Path) -> None:
-    gauges = open_gauges(wanted(device=device), 64, LOG, root=tmp_path)
+    gauges = open_gauges(wanted(device=device), LOG, root=tmp_path)
     assert "host" in by_gauge(gauges, 0.0)
     gauges.close()
     gauges.close()
