@@ -1,16 +1,20 @@
 """The files in a model's folder that determine the outputs of its encoder and its processor.
 
-Owns: the traversal of a folder, and the division into weights, code, settings and other files. Does not own: digests.
+Owns: the traversal of a folder, the division into weights, code, settings and other files, and the names of code in
+other repositories. Does not own: digests.
 
 Invariants: links are followed, as by the loader of the model. Hidden files and compiled Python files are left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 FILES_MAX: Final = 20_000
 """A folder with more files is not a model's, but for example a home folder."""
@@ -25,6 +29,7 @@ _NEVER_PROCESSORS: Final = frozenset({".safetensors", ".gguf", ".tensors", ".pth
 """Suffixes of weights of any size. Files with other suffixes of WEIGHTS are weights if they are large."""
 _DOCUMENTATION: Final = re.compile(r"\.(md|rst|pdf)$|^(LICEN[CS]E|NOTICE)", re.IGNORECASE)
 _LARGE_BYTES: Final = 64 << 20
+_ELSEWHERE: Final = "--"  # "repository--module.Class"
 
 
 def files_below(folder: Path, *, deep: bool = True) -> list[Path]:
@@ -63,6 +68,24 @@ def processor_files(folder: Path, *, deep: bool = True) -> list[Path]:
         and not _DOCUMENTATION.search(path.name)
         and (path.suffix not in WEIGHTS or path.stat().st_size < _LARGE_BYTES)
     ]
+
+
+def other_repositories(folders: Iterable[Path]) -> list[str]:
+    """Other repositories whose classes the "auto_map" of a JSON file in the folders names, sorted."""
+    found: set[str] = set()
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        with suppress(ValueError):
+            document = json.loads(path.read_bytes())
+            found.update(_named(document.get("auto_map") if isinstance(document, dict) else None))
+    return sorted(found)
+
+
+def _named(auto_map: Any) -> Iterator[str]:
+    if isinstance(auto_map, dict | list):
+        for each in auto_map.values() if isinstance(auto_map, dict) else auto_map:
+            yield from _named(each)
+    elif isinstance(auto_map, str) and _ELSEWHERE in auto_map:
+        yield auto_map.split(_ELSEWHERE)[0]
 
 
 def _is_setting(path: Path) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -19,13 +18,11 @@ import diffusers
 import torch
 import transformers
 
-from ...errors import TensordError
 from ..arguments.namespace import Namespace
-from ..identity.described import digest_of
+from ..identity.described import described, digest_of
 from ..identity.modules import Fingerprint
 from ..identity.origin import LIBRARIES, is_from
-from ..identity.settings import machine, settings
-from ..transformers.conditions import Untouchable, attention_of, check_still
+from ..transformers.conditions import state_of
 from ..transformers.reasons import NotShared
 
 __all__ = ["PIPELINES", "check_pipeline", "name_of"]
@@ -78,29 +75,19 @@ def name_of(pipeline: Any, plain: type, device: torch.device, fingerprint: Finge
         fingerprint: of the text encoders' weights; keeps their hash from call to call.
 
     Raises:
-        NotShared: there is no name, because something in the pipeline has none.
+        NotShared, UnsupportedLeaf: there is no name, because something in the pipeline has none.
     """
     check_pipeline(pipeline, plain)
     encoders = {name: part for name in _ENCODERS if (part := getattr(pipeline, name, None)) is not None}
-    try:
-        check_still(torch.empty(0, device=device), encoders.values())
-    except Untouchable:
-        raise NotShared(
-            f"a text encoder of {plain.__name__} is in training mode, needs gradients, lies on another device than "
-            f"{device}, or has hooks, adapters or other code that is not torch's or transformers'"
-        ) from None
-    modules = [module for encoder in encoders.values() for module in encoder.modules()]
-    try:
-        parts = [
-            {name: settings(list(encoder.modules())) for name, encoder in encoders.items()},
-            attention_of(modules),
-            {name: _tokenizer(part) for name in _TOKENIZERS if (part := getattr(pipeline, name, None)) is not None},
-            _settings(pipeline),
-            machine(device),
-            fingerprint.current(encoders),
-        ]
-    except TensordError as error:
-        raise NotShared(str(error)) from None
+    tokenizers = {name: part for name in _TOKENIZERS if (part := getattr(pipeline, name, None)) is not None}
+    others = {name: str(part.dtype) for name in ("unet", "transformer") if (part := getattr(pipeline, name, None))}
+    config = {name: value for name, value in pipeline.config.items() if type(value) in _PLAIN}
+    config.pop("_name_or_path", None)
+    parts = [
+        state_of(encoders, torch.empty(0, device=device), fingerprint),
+        {name: _tokenizer(part) for name, part in tokenizers.items()},
+        [config, others, getattr(pipeline, "tokenizer_max_length", None)],
+    ]
     return Namespace(
         model=f"{plain.__module__}.{plain.__qualname__}",
         revision=digest_of(parts),
@@ -124,15 +111,6 @@ def check_pipeline(pipeline: Any, plain: type) -> None:
             raise NotShared(f"{plain.__name__}.{name} was replaced by other code")
 
 
-def _settings(pipeline: Any) -> list[Any]:
-    """The pipeline's settings, and the dtypes of its other models."""
-    config = {
-        name: value for name, value in pipeline.config.items() if type(value) in _PLAIN and name != "_name_or_path"
-    }
-    others = {name: str(part.dtype) for name in ("unet", "transformer") if (part := getattr(pipeline, name, None))}
-    return [config, others, getattr(pipeline, "tokenizer_max_length", None)]
-
-
 def _tokenizer(tokenizer: Any) -> str:
     """SHA-256, as hex text, over all that a tokenizer's output depends on.
 
@@ -148,14 +126,11 @@ def _tokenizer(tokenizer: Any) -> str:
     # Every call sets these two anew, from its arguments.
     del model["truncation"], model["padding"]
     own = {name: value for name, value in vars(tokenizer).items() if name not in _UNSAID}
-    return digest_of([f"{kind.__module__}.{kind.__qualname__}", model, {name: _text(own[name]) for name in own}])
+    return digest_of([f"{kind.__module__}.{kind.__qualname__}", model, described(own, _part)])
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return repr(sorted((str(name), _text(each)) for name, each in value.items()))
-    if isinstance(value, list | tuple | set):
-        return repr([_text(each) for each in (sorted(value, key=str) if isinstance(value, set) else value)])
-    if isinstance(value, _FUNCTIONS) or not (isinstance(value, _PLAIN) or is_from(type(value), _FROM | {"tokenizers"})):
+def _part(value: Any) -> Any:
+    """A tokenizer's attribute, or a part of one, that is an object of the libraries."""
+    if isinstance(value, _FUNCTIONS) or not is_from(type(value), _FROM | {"tokenizers"}):
         raise NotShared(f"a tokenizer has an attribute of {type(value).__name__}, which cannot be part of a name")
     return f"{type(value).__name__} {value}"

@@ -10,7 +10,6 @@ returned to the process that encoded.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,8 +18,8 @@ import torch
 
 from ..arguments.namespace import Namespace
 from ..core.client import Client, check_client
+from ..identity.described import described, digest_of
 from ..identity.modules import Fingerprint
-from ..identity.settings import described
 from ..transformers.reasons import NotShared, Reasons
 from .names import name_of
 
@@ -118,7 +117,7 @@ class Prompts:
         for name, value in given.items():
             if isinstance(value, torch.Tensor):
                 raise NotShared(f"{name} is given: embeddings of the caller's own have no name")
-        said = json.dumps([[name, described(value)] for name, value in sorted(given.items())]).encode()
+        said = digest_of(described(given)).encode()
         if self._pid != os.getpid():
             # A thread that the child of a fork does not have may hold the lock.
             self._pid, self._fingerprint = os.getpid(), Fingerprint()

@@ -8,17 +8,15 @@ Invariants: items that differ in a field, a dtype, a shape or a byte have differ
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import UnsupportedLeaf
 from ...shm.payloads.tensors import bytes_of
 
-_DIGESTS_MAX: Final = 4096
 DIGEST_ATTRIBUTE: Final = "tensord_content_digest"
-"""The attribute in which an item read from the processor cache carries the `content_digest` computed when it was
-stored."""
+"""The attribute in which an item carries its `content_digest`, computed at its first use, or when the processor cache
+stored it."""
 
 
 def dtype_name(dtype: Any) -> str:
@@ -70,25 +68,14 @@ def content_digest(item: Mapping[str, Any]) -> bytes:
     return digest.digest()
 
 
-class Digests:
-    """Digests of items, cached while the item lives. Not thread-safe."""
+def digest_of_item(item: Any) -> bytes:
+    """`content_digest` of the item, computed once.
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], bytes]] = {}
-
-    def of(self, item: Any) -> bytes:
-        """`content_digest` of the item, computed once: here, or when the processor cache stored the item.
-
-        Raises:
-            UnsupportedLeaf: the item has no digest.
-        """
-        known = self._known.get(id(item))
-        if known is not None and known[0]() is item:
-            return known[1]
-        digest = getattr(item, DIGEST_ATTRIBUTE, None) or content_digest(item)
-        if len(self._known) >= _DIGESTS_MAX:
-            self._known = {number: entry for number, entry in self._known.items() if entry[0]() is not None}
-            if len(self._known) >= _DIGESTS_MAX:
-                self._known.clear()
-        self._known[id(item)] = (weakref.ref(item), digest)
-        return digest
+    Raises:
+        UnsupportedLeaf: the item has no digest.
+    """
+    if (known := getattr(item, DIGEST_ATTRIBUTE, None)) is None:
+        known = content_digest(item)
+        setattr(item, DIGEST_ATTRIBUTE, known)
+    digest: bytes = known
+    return digest

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ...errors import TensordError
 from ..arguments.namespace import Namespace
 from ..checkpoints.fingerprint import files_digest, model_folder, vllm_version, weights_changed, weights_fingerprint
-from ..checkpoints.folders import processor_files
-from ..checkpoints.remote_code import remote_code
+from ..checkpoints.folders import files_below, other_repositories, processor_files
 from .content import dtype_name
-from .described import described, digest_of
+from .described import described_config, digest_of
 from .surroundings import surroundings
-from .vllm_fields import READS_LENGTH, TABLE, Side
+from .vllm_fields import READS_LENGTH, TABLE, LeftOut, Side
 
 # Version of the stored form of items. Raise it whenever client/vllm/processor/items.py changes its output.
 _FORM: Final = 2
@@ -66,50 +64,40 @@ def kv_namespace(vllm_config: Any, layout: Any, *, revision: str = "", tenant: s
     Raises:
         Nameless, OSError: as for `encoder_namespace`.
     """
-    settings = [_described(vllm_config, "kv"), described(layout)]
+    settings = [_described(vllm_config, "kv"), described_config(layout)]
     return _model_namespace(vllm_config, "kv", settings, revision=revision, tenant=tenant)
 
 
-def _model_namespace(
-    vllm_config: Any, side: Literal["encoder", "kv"], settings: Any, *, revision: str, tenant: str
-) -> Namespace:
+def _model_namespace(vllm_config: Any, side: Side, settings: Any, *, revision: str, tenant: str) -> Namespace:
     """The namespace of what the engine's model computes with its weights."""
     model, load = vllm_config.model_config, vllm_config.load_config
+    weights = [revision] if revision else [_weights(place, commit, model, load) for place, commit in _places(model)]
     multimodal = model.multimodal_config
-    # The loaded commit, in case the branch has moved since.
-    commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
-    weights = revision or weights_fingerprint(
-        model.model,
-        commit,
-        str(load.load_format),
-        seed=model.seed or 0,
-        download_folder=load.download_dir,
-    )
-    if weights is None or (not revision and str(load.load_format) in _READ_ELSEWHERE):
-        raise Nameless(f"the weights of {model.model} are not in files on this host; set tensord.revision")
-    for place in [] if revision else [model.model, *_elsewhere(model)]:
-        changed = weights_changed(place)
-        if changed is not None:
-            raise Nameless(f"{changed} has changed since the engine began to load it; start the engine again")
     scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
     if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and scales is None:
         raise Nameless(
             "with mm_encoder_attn_dtype=fp8 and without mm_encoder_fp8_scale_path an output depends on the inputs "
             "encoded before it; save the scales, and set mm_encoder_fp8_scale_path"
         )
-    return _namespace(
-        model,
-        side,
-        revision=weights,
-        tenant=tenant,
-        settings=[
-            settings,
-            hashlib.sha256(Path(scales).read_bytes()).hexdigest() if scales is not None else None,
-            [] if revision else _towers(model, str(load.load_format), load.download_dir),
-            _remote_code(model),
-            _length(model),
-        ],
+    scales_digest = hashlib.sha256(Path(scales).read_bytes()).hexdigest() if scales is not None else None
+    settings = [settings, scales_digest, _remote_code(model), _length(model)]
+    return _namespace(model, side, revision="+".join(weights), tenant=tenant, settings=settings)
+
+
+def _weights(place: str, commit: str | None, model: Any, load: Any) -> str:
+    """The name of the weights in one place.
+
+    Raises:
+        Nameless: they are not in files on this host, or have changed since.
+    """
+    found = weights_fingerprint(
+        place, commit, str(load.load_format), seed=model.seed or 0, download_folder=load.download_dir
     )
+    if found is None or str(load.load_format) in _READ_ELSEWHERE:
+        raise Nameless(f"the weights of {place} are not in files on this host; set tensord.revision")
+    if (changed := weights_changed(place)) is not None:
+        raise Nameless(f"{changed} has changed since the engine began to load it; start the engine again")
+    return found
 
 
 def processor_namespace(model_config: Any) -> Namespace:
@@ -147,50 +135,47 @@ def _namespace(model: Any, side: Side, *, revision: str, settings: list[Any], te
 
 
 def _described(config: Any, side: Side) -> Any:
-    def chosen(value: Any) -> list[str]:
-        table = TABLE.get(type(value).__name__)
-        left_out = table.of(side) if table is not None else frozenset()
-        return [field.name for field in fields(value) if field.name not in left_out]
-
-    return described(config, chosen)
+    return described_config(config, lambda name: TABLE.get(name, LeftOut()).of(side))
 
 
 def _length(model: Any) -> int | None:
     return model.max_model_len if READS_LENGTH.intersection(model.architectures) else None
 
 
+def _places(model: Any) -> list[tuple[str, str | None]]:
+    """The folders or ids, with the revisions, of the model and of other models whose encoder it uses."""
+    # The loaded commit, in case the branch has moved since.
+    commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
+    names = [name for architecture in model.architectures for name in _TOWERS_ELSEWHERE.get(architecture, ())]
+    elsewhere = [getattr(model.hf_config, name, None) for name in names]
+    return [(model.model, commit), *((each, None) for each in elsewhere if each is not None)]
+
+
 def _folders(model: Any) -> list[Path | None]:
     """Folders with the files of the model, of its tokenizer, and of other models that it refers to. None if not
     found."""
-    commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
+    (_, commit), *others = _places(model)
     return [
         Path(model.model).parent if Path(model.model).is_file() else model_folder(model.model, commit),
         model_folder(model.tokenizer, model.tokenizer_revision),
-        *map(model_folder, _elsewhere(model)),
+        *(model_folder(place) for place, _ in others),
     ]
 
 
-def _elsewhere(model: Any) -> list[str]:
-    """Other models, as folders or ids, whose encoder this model uses."""
-    names = [name for architecture in model.architectures for name in _TOWERS_ELSEWHERE.get(architecture, ())]
-    return [each for name in names if (each := getattr(model.hf_config, name, None)) is not None]
-
-
-def _towers(model: Any, load_format: str, download_folder: str | None) -> list[str]:
-    found = []
-    for elsewhere in _elsewhere(model):
-        tower = weights_fingerprint(elsewhere, None, load_format, seed=model.seed or 0, download_folder=download_folder)
-        if tower is None:
-            raise Nameless(f"the encoder's weights {elsewhere} are not in files on this host; set tensord.revision")
-        found.append(tower)
-    return found
-
-
 def _remote_code(model: Any) -> list[str] | None:
+    """Digests of the code that `trust_remote_code` allows the model and its processor to run. Code that is not found
+    on this host gets a random one."""
     if not model.trust_remote_code:
         return None
     folders = [folder for folder in _folders(model) if folder is not None]
-    return remote_code(folders, model.code_revision) if folders else [secrets.token_hex(16)]
+    elsewhere = {name: model_folder(name, model.code_revision) for name in other_repositories(folders)}
+    found = [*folders, *elsewhere.values()]
+    codes = [secrets.token_hex(16) if folder is None else _code_digest(folder) for folder in found or [None]]
+    return [*codes, *elsewhere]
+
+
+def _code_digest(folder: Path) -> str:
+    return files_digest([path for path in files_below(folder) if path.suffix == ".py"], folder)
 
 
 def _small_files(model: Any) -> list[str]:

@@ -1,13 +1,18 @@
-"""Names the inputs of a torch module's output other than data and weights: configuration, arguments, machine.
+"""Names the inputs of a torch module's output other than data and weights: configuration, attributes, machine.
 
-Owns: the list of these inputs. Does not own: attributes of modules (attributes.py). Invariants: values of different
-scalar types have different descriptions, also if they are equal, like True and 1.
+Owns: the lists of what is left out, with reasons. Does not own: weights (modules.py).
+
+Invariants: an attribute such as `layer_norm.eps` that is neither listed in UNSAID_ATTRIBUTES nor has a form
+(described.py) makes the module unnameable, and its calls bypass the cache.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import sys
+import types
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
@@ -15,32 +20,46 @@ import torch
 import transformers
 
 from ...errors import UnsupportedLeaf
-from .attributes import attributes_digest
+from .described import by_name, described
+from .origin import is_named
 
-UNSAID: Final[Mapping[str, str]] = {
-    "_name_or_path": "a path; the files there are named by their content",
-    "architectures": "the encoder's class is part of the key",
-    "dtype": "the dtype of the weights is part of their fingerprint",
-    "torch_dtype": "the dtype of the weights is part of their fingerprint",
-    "text_config": "for the language model, which runs after the encoder",
-    "transformers_version": "the version that wrote the file; the running version is part of the key",
-}
+UNSAID_FIELDS: Final[Mapping[str, str]] = by_name(
+    {
+        "a path; the files there are named by their content": "_name_or_path",
+        "the encoder's class is part of the key": "architectures",
+        "the dtype of the weights is part of their fingerprint": "dtype torch_dtype",
+        "for the language model, which runs after the encoder": "text_config",
+        "the version that wrote the file; the running version is part of the key": "transformers_version",
+    }
+)
 """Field of a configuration → the reason for leaving it out of a key."""
-
-
-def described(value: Any) -> Any:
-    """A value with its type, in a form that a key can contain: True is not 1.
-
-    Raises:
-        UnsupportedLeaf: a value of another type.
-    """
-    if value is None or type(value) in (bool, int, float, str):
-        return [type(value).__name__, value]
-    if type(value) in (list, tuple):
-        return ["list", [described(each) for each in value]]
-    if type(value) is dict and all(type(name) is str for name in value):
-        return ["dict", [[name, described(value[name])] for name in sorted(value)]]
-    raise UnsupportedLeaf(f"an argument is a {type(value).__qualname__}, which cannot be part of a name")
+UNSAID_ATTRIBUTES: Final[Mapping[str, str]] = by_name(
+    {
+        "part of the key by other means": "_parameters _buffers _modules config",
+        "checked: with functions other than torch's and transformers', the call bypasses the cache": (
+            "forward _old_forward _hf_hook _backward_hooks _backward_pre_hooks _forward_hooks "
+            "_forward_hooks_always_called _forward_hooks_with_kwargs _forward_pre_hooks _forward_pre_hooks_with_kwargs"
+        ),
+        "for loading, saving and placing weights; the weights are named by their bytes": (
+            "_ep_plan _fsdp_plan _is_hf_initialized _keep_in_fp32_modules _keep_in_fp32_modules_strict "
+            "_keys_to_ignore_on_load_missing _keys_to_ignore_on_load_unexpected _keys_to_ignore_on_save "
+            "_load_state_dict_post_hooks _load_state_dict_pre_hooks _no_split_modules _non_persistent_buffers_set "
+            "_pp_plan _skip_keys_device_placement _state_dict_hooks _state_dict_pre_hooks _tp_plan "
+            "all_tied_weights_keys name_or_path"
+        ),
+        "for training; a call in training mode, or with gradients, bypasses the cache": (
+            "training _is_full_backward_hook gradient_checkpointing loss_type"
+        ),
+        "hooks of transformers, which change no value": "_output_capturing_hooks_installed",
+        "a record of the last static cache": "_previous_max_cache_length",
+        "for the language model's output": "generation_config",
+        "a record of past warnings": "warnings_issued",
+        "an attribute of this cache": "_tensord",
+    }
+)
+"""Attribute → the reason for leaving it out of a key."""
+_PLAIN: Final = frozenset({bool, int, float, str, types.NoneType})
+_FUNCTIONS: Final = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 def configs_of(modules: Iterable[Any]) -> list[Any]:
@@ -57,22 +76,50 @@ def settings(modules: Collection[Any]) -> list[str]:
     """
     found = [attributes_digest(modules)]
     for config in configs_of(modules):
-        said = {name: value for name, value in config.to_dict().items() if name not in UNSAID}
+        said = {name: value for name, value in config.to_dict().items() if name not in UNSAID_FIELDS}
         found += [json.dumps(said, sort_keys=True, default=str), str(getattr(config, "_attn_implementation", None))]
     return found
 
 
-_attention_chosen = False
+def attributes_digest(modules: Iterable[Any]) -> str:
+    """SHA-256, as hex text, over the modules' classes and attributes, in the given order of modules.
+
+    Raises:
+        UnsupportedLeaf: an attribute has no form.
+    """
+    found: list[Any] = []
+    for module in modules:
+        kind = type(module)
+        # The wrapped class of a module has the name of its plain class.
+        found.append(f"{kind.__module__}.{kind.__qualname__}")
+        for name, value in module.__dict__.items():
+            if name not in UNSAID_ATTRIBUTES:
+                found += (name, value if type(value) in _PLAIN else described(value, functools.partial(_part, name)))
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
+def _part(name: str, value: Any) -> Any:
+    """An attribute, or a part of one, that is a function of the libraries, perhaps with arguments."""
+    if type(value) is functools.partial:
+        parts = (value.func, value.args, value.keywords)
+        return ["partial", *(described(each, functools.partial(_part, name)) for each in parts)]
+    # The result of torch.compile has the same name for every backend.
+    if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
+        raise UnsupportedLeaf(f"a module's attribute {name} was compiled, and its name does not contain the backend")
+    is_theirs = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
+    if is_theirs and is_named(value):
+        return {"function": f"{value.__module__}.{value.__qualname__}"}
+    raise UnsupportedLeaf(
+        f"a module's attribute {name} is a {type(value).__qualname__}, which cannot be part of a name"
+    )
+
+
+@functools.cache
 def _choose_attention(device: torch.device) -> None:
     """Has torch choose in which order it tries the kernels of attention. It does so at the first attention of a process
     on a GPU, whatever the order was set to before, so the first call would have another name than all later ones."""
-    global _attention_chosen
-    if not _attention_chosen:
-        states = torch.empty(1, 1, 1, 8, dtype=torch.float16, device=device)
-        torch._fused_sdp_choice(states, states, states)
-        _attention_chosen = True
+    states = torch.empty(1, 1, 1, 8, dtype=torch.float16, device=device)
+    torch._fused_sdp_choice(states, states, states)
 
 
 def machine(device: torch.device) -> list[Any]:

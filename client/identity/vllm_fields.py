@@ -10,18 +10,20 @@ with a new version of vLLM, engines share less until the table is extended, but 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
 Side = Literal["encoder", "processor", "kv"]
 """The outputs that are named: an encoder's, a processor's, or the KV of the language model."""
 
 Reasons = Mapping[str, str]
-"""Field → the reason for leaving it out of a name."""
+"""Reason for leaving fields out of a name → the fields."""
 
 
-@dataclass(frozen=True)
-class LeftOut:
+_NONE: Final[Reasons] = MappingProxyType({})
+
+
+class LeftOut(NamedTuple):
     """The fields of one of vLLM's classes that are not part of all three names, each with the reason.
 
     Args:
@@ -31,37 +33,42 @@ class LeftOut:
         processor: not part of a processor's name.
     """
 
-    everywhere: Reasons = field(default_factory=dict)
-    but_kv: Reasons = field(default_factory=dict)
-    but_processor: Reasons = field(default_factory=dict)
-    processor: Reasons = field(default_factory=dict)
+    everywhere: Reasons = _NONE
+    but_kv: Reasons = _NONE
+    but_processor: Reasons = _NONE
+    processor: Reasons = _NONE
 
     def of(self, side: Side) -> frozenset[str]:
         """The fields that are not part of this side's name."""
-        out = {**self.everywhere, **(self.processor if side == "processor" else self.but_processor)}
-        return frozenset(out if side == "kv" else {**out, **self.but_kv})
-
-
-def each(reasons: Mapping[str, str]) -> Reasons:
-    """Converts reason → fields to field → reason."""
-    return {name: reason for reason, names in reasons.items() for name in names.split()}
+        reasons = [self.everywhere, self.processor if side == "processor" else self.but_processor]
+        out = [*reasons, self.but_kv] if side != "kv" else reasons
+        return frozenset(name for each in out for names in each.values() for name in names.split())
 
 
 EXPERTS: Final = "for the language model's experts"
-_MODEL_ALONE: Final = "settings of the running model; a processor is made from the model's configuration and its own"
 _IN_THE_KEY: Final = "affects the processor's output, which is the encoder's input; that content is part of the key"
 _CONTENT: Final = "a path; the files there are named by their content"
 _KV: Final = "for the KV cache and the language model's attention, which run after the encoder"
 _AFTER: Final = "applies to the language model's output"
-_PERMISSION: Final = "limits what requests may contain or ask for; their content is part of the key"
 _OPERATION: Final = "how the engine is run, observed, or ended"
 _MEMORY: Final = "where values lie, not what they are"
-_RANKS: Final = "which process runs what; the work of each follows from tensor_parallel_size"
 _BATCHES: Final = "how requests are batched, in steps that each encode whole items"
 
-VLLM_CONFIG: Final = LeftOut(
-    everywhere=each(
-        {
+READS_LENGTH: Final = frozenset(
+    {
+        "NemotronH_Nano_Omni_Reasoning_V3",
+        "NemotronH_Nano_VL_V2",
+        "NemotronH_Omni_Reasoning_V3",
+        "NemotronH_Super_Omni_Reasoning_V3",
+        "VoxtralForConditionalGeneration",
+        "VoxtralRealtimeGeneration",
+    }
+)
+"""Architectures whose encoder or processor reads max_model_len. For these it is part of their names."""
+
+TABLE: Final[Mapping[str, LeftOut]] = {
+    "VllmConfig": LeftOut(
+        everywhere={
             _KV: "kv_transfer_config kv_events_config",
             _BATCHES: "scheduler_config",
             _AFTER: (
@@ -77,21 +84,36 @@ VLLM_CONFIG: Final = LeftOut(
             "how new weights come; from their arrival on nothing is shared under the old name": (
                 "weight_transfer_config"
             ),
-        }
+        },
+        but_kv={_KV: "cache_config mamba_config engram_config"},
     ),
-    but_kv=each({_KV: "cache_config mamba_config engram_config"}),
-)
-
-MODEL: Final = LeftOut(
-    everywhere=each(
-        {
+    "CacheConfig": LeftOut(
+        everywhere={
+            "the layout that came of it is named": (
+                "block_size user_specified_block_size kv_cache_layout mamba_page_size_padded skip_page_size_padded "
+                "mamba_block_size effective_attention_block_size hash_block_size is_attention_free sliding_window"
+            ),
+            "which blocks an engine keeps, and which it looks for": (
+                "enable_prefix_caching prefix_match_unit prefix_cache_retention_interval cache_hit_alignment_tokens"
+            ),
+            _MEMORY: (
+                "gpu_memory_utilization num_gpu_blocks_override num_gpu_blocks num_cpu_blocks kv_cache_size_tokens "
+                "kv_cache_max_concurrency kv_cache_memory_bytes kv_offloading_size kv_offloading_backend"
+            ),
+            _OPERATION: "_block_size_resolved",
+        },
+    ),
+    "ModelConfig": LeftOut(
+        everywhere={
             _CONTENT: "model model_weights revision code_revision hf_config_path tokenizer tokenizer_revision",
             "what came of it stands in hf_config": "hf_overrides",
             "part of hf_config": "hf_text_config",
             "of sampling; random weights are named by it in their fingerprint": "seed",
             "of the sequence; processors that read it are READS_LENGTH": "spec_target_max_model_len",
             "a permission; the method is named": "allow_deprecated_quantization",
-            _PERMISSION: "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin",
+            "limits what requests may contain or ask for; their content is part of the key": (
+                "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin"
+            ),
             _AFTER: (
                 "word_embeddings_untied_by_checkpoint return_sampling_mask max_logprobs logprobs_mode use_fp64_gumbel "
                 "enable_trace_replay generation_config override_generation_config logits_processors pooler_config"
@@ -101,33 +123,20 @@ MODEL: Final = LeftOut(
                 "enable_nccl_comm_suspend enable_cumem_allocator"
             ),
             _OPERATION: "served_model_name renderer_num_workers",
-        }
-    ),
-    but_kv=each(
-        {
+        },
+        but_kv={
             _KV: "disable_sliding_window disable_cascade_attn",
             "some rotary embeddings are chosen by it; processors that read it are READS_LENGTH": "max_model_len",
-        }
+        },
+        but_processor={_IN_THE_KEY: "tokenizer_mode skip_tokenizer_init"},
+        processor={
+            "settings of the running model; a processor is made from the model's configuration and its own": (
+                "quantization quantization_config enforce_eager is_submodel_config"
+            )
+        },
     ),
-    but_processor=each({_IN_THE_KEY: "tokenizer_mode skip_tokenizer_init"}),
-    processor=each({_MODEL_ALONE: "quantization quantization_config enforce_eager is_submodel_config"}),
-)
-
-READS_LENGTH: Final = frozenset(
-    {
-        "NemotronH_Nano_Omni_Reasoning_V3",
-        "NemotronH_Nano_VL_V2",
-        "NemotronH_Omni_Reasoning_V3",
-        "NemotronH_Super_Omni_Reasoning_V3",
-        "VoxtralForConditionalGeneration",
-        "VoxtralRealtimeGeneration",
-    }
-)
-"""Architectures whose encoder or processor reads max_model_len. For these it is part of their names."""
-
-MULTIMODAL: Final = LeftOut(
-    everywhere=each(
-        {
+    "MultiModalConfig": LeftOut(
+        everywhere={
             _CONTENT: "mm_encoder_fp8_scale_path",
             "scales that are saved are those of a run without given ones, which shares nothing": (
                 "mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"
@@ -139,36 +148,26 @@ MULTIMODAL: Final = LeftOut(
                 "mm_ipc_gpu_memory_gb"
             ),
             _OPERATION: "skip_mm_profiling",
-        }
-    ),
-    but_processor=each(
-        {
+        },
+        but_processor={
             _IN_THE_KEY: "limit_per_prompt enable_mm_embeds media_io_kwargs interleave_mm_strings "
             "allow_missing_mm_embeddings"
-        }
-    ),
-    processor=each(
-        {
+        },
+        processor={
             "how the encoder computes, after the processor": "mm_encoder_attn_backend mm_encoder_attn_dtype "
             "mm_encoder_tp_mode"
-        }
+        },
     ),
-)
-
-LORA: Final = LeftOut(
-    everywhere=each(
-        {
+    "LoRAConfig": LeftOut(
+        everywhere={
             _MEMORY: "max_loras max_cpu_loras",
             "which adapter a request has; that adapter's content is in the key": "default_mm_loras",
             _AFTER: "max_lora_cls_labels",
-        }
+        },
+        but_kv={EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras"},
     ),
-    but_kv=each({EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras"}),
-)
-
-PARALLEL: Final = LeftOut(
-    everywhere=each(
-        {
+    "ParallelConfig": LeftOut(
+        everywhere={
             "engines with more than one stage share nothing": "pipeline_parallel_size",
             "each of its engines encodes whole items": (
                 "data_parallel_size data_parallel_size_local data_parallel_rank data_parallel_rank_local "
@@ -182,7 +181,7 @@ PARALLEL: Final = LeftOut(
                 "decode_context_parallel_size dcp_kv_cache_interleave_size dcp_comm_backend dcp_q_replicate "
                 "cp_kv_cache_interleave_size _allow_auto_resolve_cp_interleave_size"
             ),
-            _RANKS: (
+            "which process runs what; the work of each follows from tensor_parallel_size": (
                 "world_size rank node_rank nnodes master_addr master_port distributed_executor_backend "
                 "max_parallel_loading_workers ray_runtime_env placement_group assigned_physical_gpu_ids "
                 "_coord_store_port _api_process_count _api_process_rank"
@@ -192,21 +191,16 @@ PARALLEL: Final = LeftOut(
                 "ray_workers_use_nsight distributed_timeout_seconds cpu_distributed_timeout_seconds "
                 "enable_fault_tolerance fault_tolerance_config"
             ),
-        }
-    ),
-    but_kv=each(
-        {
+        },
+        but_kv={
             EXPERTS: (
                 "is_moe_model enable_expert_parallel enable_ep_weight_filter enable_eplb eplb_config "
                 "expert_placement_strategy all2all_backend enable_elastic_ep elastic_ep_max_dp_size"
             ),
-        }
+        },
     ),
-)
-
-COMPILATION: Final = LeftOut(
-    everywhere=each(
-        {
+    "CompilationConfig": LeftOut(
+        everywhere={
             "sizes and graphs of the language model's batches": (
                 "splitting_ops cudagraph_decoder_replay decoder_replay_cudagraph_capture_sizes "
                 "decoder_replay_trim_threshold compile_sizes compile_ranges_endpoints cudagraph_mode "
@@ -220,52 +214,17 @@ COMPILATION: Final = LeftOut(
                 "enabled_custom_ops disabled_custom_ops traced_files compilation_time encoder_compilation_time "
                 "static_forward_context"
             ),
-        }
+        },
+        but_kv={EXPERTS: "fast_moe_cold_start static_all_moe_layers"},
     ),
-    but_kv=each({EXPERTS: "fast_moe_cold_start static_all_moe_layers"}),
-)
-
-LOAD: Final = LeftOut(
-    everywhere=each(
-        {
+    "LoadConfig": LeftOut(
+        everywhere={
             _CONTENT: "download_dir",
             _OPERATION: "safetensors_prefetch_num_threads safetensors_prefetch_block_size use_tqdm_on_load",
-        }
+        },
     ),
-)
-
-DEVICE: Final = LeftOut(
-    everywhere=each({"which of a kind; the kind is device_type, and its model is named": "device"}),
-)
-
-CACHE: Final = LeftOut(
-    everywhere=each(
-        {
-            "the layout that came of it is named": (
-                "block_size user_specified_block_size kv_cache_layout mamba_page_size_padded skip_page_size_padded "
-                "mamba_block_size effective_attention_block_size hash_block_size is_attention_free sliding_window"
-            ),
-            "which blocks an engine keeps, and which it looks for": (
-                "enable_prefix_caching prefix_match_unit prefix_cache_retention_interval cache_hit_alignment_tokens"
-            ),
-            _MEMORY: (
-                "gpu_memory_utilization num_gpu_blocks_override num_gpu_blocks num_cpu_blocks kv_cache_size_tokens "
-                "kv_cache_max_concurrency kv_cache_memory_bytes kv_offloading_size kv_offloading_backend"
-            ),
-            _OPERATION: "_block_size_resolved",
-        }
+    "DeviceConfig": LeftOut(
+        everywhere={"which of a kind; the kind is device_type, and its model is named": "device"},
     ),
-)
-
-TABLE: Final[Mapping[str, LeftOut]] = {
-    "VllmConfig": VLLM_CONFIG,
-    "CacheConfig": CACHE,
-    "ModelConfig": MODEL,
-    "MultiModalConfig": MULTIMODAL,
-    "LoRAConfig": LORA,
-    "ParallelConfig": PARALLEL,
-    "CompilationConfig": COMPILATION,
-    "LoadConfig": LOAD,
-    "DeviceConfig": DEVICE,
 }
 """The table of each of vLLM's classes, by class name."""

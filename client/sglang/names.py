@@ -21,7 +21,7 @@ import torch
 from ..arguments.namespace import Namespace
 from ..checkpoints.fingerprint import weights_changed, weights_fingerprint
 from ..checkpoints.loading import loading_began_with_process
-from ..identity.described import described, digest_of
+from ..identity.described import described_config, digest_of
 from ..identity.engine import Nameless
 from .settings import StorageSettings
 
@@ -154,7 +154,7 @@ def namespace(
         "cp": [config.attn_cp_rank, config.attn_cp_size],
         # dp_rank is left out: the groups of data parallelism compute the same.
     }
-    told = {name: described(value) for name, value in arguments.items() if name not in _WITHOUT_EFFECT}
+    told = {name: described_config(value) for name, value in arguments.items() if name not in _WITHOUT_EFFECT}
     odd = [name for name, value in told.items() if '{"unknown": ' in json.dumps(value)]
     if odd:
         _log.warning("tensord: the values of %s have no form to compare, so this engine shares with no other", odd)

@@ -24,12 +24,12 @@ from ...errors import LimitReached, TensordError, TimedOut
 from ..arguments.namespace import Namespace
 from ..computing.claim import Claim
 from ..core.client import Client
+from ..identity.described import described
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
-from ..identity.settings import described, machine, settings
 from ..reading.lease import Lease
 from ..writing.outcomes import Put
-from .conditions import Untouchable, attention_of, check_still, plain_tensor
+from .conditions import attention_of, plain_tensor, state_of
 from .outputs import CallItems, NotSplittable
 from .patch_points import PatchPoint
 from .reasons import NotShared
@@ -117,11 +117,7 @@ class Encoder:
                 raise NotShared(f"{where} has no parameter {name}, which sharing needs")
         if not is_from(self._original):
             raise NotShared(f"{where} was replaced by other code")
-        attention_of(self.modules(module))
-
-    def modules(self, module: Any) -> list[Any]:
-        """The module, and all modules whose code encodes."""
-        return [module, *(each for part in self._parts(module).values() for each in part.modules())]
+        attention_of([module, *(each for part in self._parts(module).values() for each in part.modules())])
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return {name: getattr(module, name) for name in self._point.parts} or {"": module}
@@ -169,7 +165,8 @@ class Encoder:
         """
         claims = {key: self._cache.claim(key) for key in missing}
         try:
-            ours = self._granted(claims)
+            _wait(claims, ("asked",), _ANSWER_S)
+            ours = [key for key, claim in claims.items() if claim.state not in ("waiting", "hit")]
             if len(ours) == len(missing) and not parts:
                 # One call of the model with all items, duplicates included, so the output equals the unwrapped model's
                 # bit for bit.
@@ -183,9 +180,13 @@ class Encoder:
                     self.tally.passed += 1
                 return output
             self._encode(call, {key: missing[key] for key in ours}, parts, claims)
-            theirs = {key: claim for key, claim in claims.items() if key not in parts}
-            left = self._awaited(theirs, parts)
-            self._encode(call, {key: missing[key] for key in left}, parts, claims)
+            _wait(claims, ("asked", "waiting"), self._cache.timeout_s)
+            for key in claims.keys() - parts.keys():
+                part = self._found(key)
+                if part is not None:
+                    parts[key] = part
+                    self.tally.waited += 1
+            self._encode(call, {key: missing[key] for key in missing if key not in parts}, parts, claims)
             return None
         finally:
             for claim in claims.values():
@@ -202,37 +203,6 @@ class Encoder:
         self._store(split, claims)
         parts.update(split)
 
-    def _granted(self, claims: dict[bytes, Claim]) -> list[bytes]:
-        """The keys that no other process computes. Waits up to _ANSWER_S for the daemon's answers."""
-        deadline = time.monotonic() + _ANSWER_S
-        while any(claim.state == "asked" for claim in claims.values()) and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S_MIN)
-        return [key for key, claim in claims.items() if claim.state not in ("waiting", "hit")]
-
-    def _awaited(self, claims: dict[bytes, Claim], parts: dict[bytes, Part]) -> list[bytes]:
-        """Adds parts as other processes store them. Returns the keys that still have to be encoded here."""
-        deadline = time.monotonic() + self._cache.timeout_s
-        pause_s = _PAUSE_S_MIN
-        left = []
-        waiting = dict(claims)
-        while waiting:
-            for key, claim in list(waiting.items()):
-                state = claim.state
-                late = time.monotonic() >= deadline
-                if state in ("asked", "waiting") and not late:
-                    continue
-                del waiting[key]
-                part = self._found(key) if state == "hit" or late else None
-                if part is None:
-                    left.append(key)
-                else:
-                    parts[key] = part
-                    self.tally.waited += 1
-            if waiting:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-        return left
-
     def _found(self, key: bytes) -> Part | None:
         """The stored part of a key, as tensors over the ring's memory that keep it pinned. Joining the parts copies
         them."""
@@ -243,33 +213,25 @@ class Encoder:
             return None
 
     def _store(self, split: dict[bytes, Part], claims: dict[bytes, Claim]) -> None:
-        """Stores the parts, and ends the claim of each according to the result."""
-        puts = self._sent(split)
+        """Stores the parts, and ends the claim of each according to the result. After a put that found no room, no
+        further put is tried."""
+        deadline = time.monotonic() + _PUT_S
+        puts: dict[bytes, Put] = {}
+        for key, part in split.items():
+            with suppress(TensordError):
+                puts[key] = self._cache.put(key, part, timeout_s=max(0.0, deadline - time.monotonic()))
+                if isinstance(puts[key].error, TimedOut | LimitReached):
+                    break
         deadline = time.monotonic() + _STORED_S
-        for put in puts:
+        for key in split:
+            put = puts.get(key)
             # A put ends the claim of its key only if it succeeds. After a failure the claim is abandoned, to tell
             # waiting clients.
-            if claims[put.key].state == "compute":
+            if put is not None and claims[key].state == "compute":
                 with suppress(TensordError):
                     put.wait(max(0.0, deadline - time.monotonic()))
-        errors = {put.key: put.error for put in puts}
-        for key in split:
-            claims[key].end(stored=self._cache.contains(key), error=errors.get(key))
-
-    def _sent(self, split: dict[bytes, Part]) -> list[Put]:
-        """Starts the puts. After a put that found no room, no further put is tried."""
-        deadline = time.monotonic() + _PUT_S
-        puts = []
-        for key, part in split.items():
-            try:
-                put = self._cache.put(key, part, timeout_s=max(0.0, deadline - time.monotonic()))
-            except TensordError:
-                continue
-            if put.state != "lost":
-                puts.append(put)
-            elif isinstance(put.error, TimedOut | LimitReached):
-                break
-        return puts
+            error = put.error if put is not None else None
+            claims[key].end(stored=self._cache.contains(key), error=error)
 
     # ---- the items of a call
 
@@ -277,42 +239,34 @@ class Encoder:
         """The call's items.
 
         Raises:
-            Untouchable: the call has to bypass the cache.
+            NotShared, TensordError: the call has to bypass the cache.
         """
         point = self._point
         given = self._arguments(module, args, kwargs)
         items = plain_tensor(given.get(point.items))
-        parts = self._parts(module)
-        modules = self.modules(module)
         if not is_from(self._original):
-            raise Untouchable
-        check_still(items, parts.values())
+            raise NotShared(f"{self._name}.{point.method} was replaced by other code")
         if given.get("return_dict") is False or getattr(module.config, "return_dict", True) is False:
-            # A plain tuple does not say which of its elements are lists of items.
-            raise Untouchable
+            raise NotShared("a plain tuple does not say which of its elements are lists of items")
+        state = state_of(self._parts(module), items, self._fingerprint, [module])
         rows, beside = point.rows_of(given, items)
-        said = {name: value for name, value in given.items() if name not in (point.items, point.grid, point.beside)}
-        said.pop("return_dict", None)
-        said = {name: value for name, value in said.items() if value is not None}
         starts = [0, *accumulate(rows)]
         data = tensor_bytes(items)
         row_bytes = len(data) // max(1, starts[-1])
-        fingerprint = self._fingerprint.current(parts)
         namespace = self._namespace or Namespace(
             model=self._name,
-            revision=fingerprint,
+            revision=state[-1],
             dtype=str(items.dtype),
             processor=f"transformers {transformers.__version__}",
         )
         # Each key contains the weights' fingerprint, so a key of any generation cannot stand for other weights.
         namespace = self._cache.current(namespace)
+        unsaid = (point.items, point.grid, point.beside, "return_dict")
+        said = {name: value for name, value in given.items() if name not in unsaid and value is not None}
         common = {
             "class": self._name,
-            "weights": fingerprint,
-            "settings": settings(modules),
-            "attention": attention_of(modules),
+            "state": state,
             "arguments": described(said),
-            "machine": machine(items.device),
             "dtype": str(items.dtype),
             "row": list(items.shape[1:]),
         }
@@ -344,9 +298,18 @@ class Encoder:
             if parameter.kind is parameter.VAR_KEYWORD:
                 given |= given.pop(name, {})
             elif parameter.kind is parameter.VAR_POSITIONAL and given.pop(name, ()):
-                raise Untouchable
+                raise NotShared(f"arguments of *{name} have no names")
         del given[next(iter(self._signature.parameters))]
         return given
+
+
+def _wait(claims: dict[bytes, Claim], states: Sequence[str], timeout_s: float) -> None:
+    """Waits until no claim is in one of these states, for at most `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = _PAUSE_S_MIN
+    while any(claim.state in states for claim in claims.values()) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
 
 def _first_positions(keys: Sequence[bytes], parts: dict[bytes, Part]) -> dict[bytes, int]:

@@ -1,13 +1,14 @@
-"""Checks that an encoder's output depends only on the contents of its key (identity: modules, settings).
+"""What a model's output depends on beside its input, and the checks that it depends on nothing else.
 
-Owns: the properties of model and arguments for which a call bypasses the cache. Does not own: the contents of a key.
+Owns: the properties of model and arguments for which a call bypasses the cache. Does not own: the names of settings and
+weights (identity).
 
 Invariants: whatever may change the output is part of the key, or the call bypasses the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any, Final
@@ -18,9 +19,9 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..identity.modules import tensors_of
+from ..identity.modules import Fingerprint, tensors_of
 from ..identity.origin import LIBRARIES, is_from, is_named
-from ..identity.settings import configs_of
+from ..identity.settings import configs_of, machine, settings
 from .reasons import NotShared
 
 _EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
@@ -31,40 +32,53 @@ _HOOKED: Final = ("pre_forward", "post_forward")
 _HOOKS_FROM: Final = LIBRARIES | {"accelerate"}
 
 
-class Untouchable(Exception):
-    """The call has to bypass the cache."""
-
-
 def plain_tensor(tensor: Any) -> torch.Tensor:
     """The tensor itself, if it is a plain tensor with at least one dimension.
 
     Raises:
-        Untouchable: it is not.
+        NotShared: it is not.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.ndim == 0 or tensor.layout is not torch.strided:
-        raise Untouchable
+        raise NotShared(f"an argument is a {type(tensor).__name__}; it must be a plain tensor with a dimension")
     plain: torch.Tensor = tensor
     return plain
 
 
-def check_still(items: Any, parts: Iterable[Any]) -> None:
-    """Checks that the output depends on the input and the weights only: no gradients, no dropout, all tensors on one
-    device, and no foreign code in or around the modules.
+def state_of(
+    parts: Mapping[str, Any], given: torch.Tensor, fingerprint: Fingerprint, around: Iterable[Any] = ()
+) -> list[Any]:
+    """What the output of modules depends on beside their input, as a JSON value: settings, attention, machine, weights.
+
+    Args:
+        parts: the modules that compute, by names of the caller's.
+        given: an input, or a tensor on its device.
+        fingerprint: of the parts' weights; keeps their hash from call to call.
+        around: modules whose own settings count too.
 
     Raises:
-        Untouchable: it may depend on more.
+        NotShared: it may depend on more: gradients, dropout, several devices, foreign code in or around the modules.
+        UnsupportedLeaf: a setting or a weight has no name.
     """
-    if any(_EVERYWHERE) or _is_mode_active():
-        raise Untouchable
+    modules = [each for part in parts.values() for each in part.modules()]
     gradients = torch.is_grad_enabled()
-    if gradients and items.requires_grad:
-        raise Untouchable
-    for part in parts:
-        if any(each.training or not _is_known(each) for each in part.modules()):
-            raise Untouchable
-        for tensor in tensors_of(part):
-            if (gradients and tensor.requires_grad) or tensor.device != items.device:
-                raise Untouchable
+    if (
+        any(_EVERYWHERE)
+        or _is_mode_active()
+        or (gradients and given.requires_grad)
+        or any(each.training or not _is_known(each) for each in modules)
+        or any(
+            (gradients and tensor.requires_grad) or tensor.device != given.device
+            for part in parts.values()
+            for tensor in tensors_of(part)
+        )
+    ):
+        names = " or ".join(sorted({type(part).__name__ for part in parts.values()}))
+        raise NotShared(
+            f"{names} is in training mode, needs gradients, lies on another device than its input, {given.device}, or "
+            "has hooks, adapters or other code that is not torch's or transformers'"
+        )
+    modules = [*around, *modules]
+    return [settings(modules), attention_of(modules), machine(given.device), fingerprint.current(parts)]
 
 
 def attention_of(modules: Iterable[Any]) -> list[str]:

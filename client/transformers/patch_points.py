@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ..identity.modules import tensor_bytes
-from .conditions import Untouchable, plain_tensor
+from .conditions import plain_tensor
+from .reasons import NotShared
 
 __all__ = ["PATCH_POINTS", "PatchPoint"]
 
@@ -48,7 +49,7 @@ class PatchPoint:
         """The number of rows of each item in a call's arguments, and further parts of each item's key.
 
         Raises:
-            Untouchable: the arguments do not fit together.
+            NotShared: the arguments do not fit together.
         """
         if self.grid is not None:
             beside: list[Any] = plain_tensor(given.get(self.grid)).tolist()
@@ -59,10 +60,10 @@ class PatchPoint:
             if given.get(self.beside or "") is not None:
                 more = plain_tensor(given.get(self.beside or ""))
                 if more.shape[0] != len(rows):
-                    raise Untouchable
+                    raise NotShared(f"{self.beside} has {more.shape[0]} rows for {len(rows)} items")
                 beside = [[str(row.dtype), list(row.shape), hashlib.sha256(tensor_bytes(row)).digest()] for row in more]
         if not rows or min(rows) < 1 or sum(rows) != items.shape[0]:
-            raise Untouchable
+            raise NotShared(f"{self.items} has {items.shape[0]} rows for items of {rows}")
         return rows, beside
 
 

@@ -177,7 +177,8 @@ def test_a_scale_and_an_activation_without_weights_are_in_the_key(client: tensor
 
 
 def test_each_attribute_of_each_module_is_in_the_key_or_in_the_list_with_a_reason(family: Family) -> None:
-    from tensord.client.identity.attributes import UNSAID, attributes_digest
+    from tensord.client.identity.settings import UNSAID_ATTRIBUTES as UNSAID
+    from tensord.client.identity.settings import attributes_digest
 
     assert all(len(reason) > 5 for reason in UNSAID.values())
     changed = 0
@@ -195,7 +196,8 @@ def test_each_attribute_of_each_module_is_in_the_key_or_in_the_list_with_a_reaso
 
 
 def test_each_field_of_a_configuration_is_in_the_key_or_in_the_list_with_a_reason(family: Family) -> None:
-    from tensord.client.identity.settings import UNSAID, settings
+    from tensord.client.identity.settings import UNSAID_FIELDS as UNSAID
+    from tensord.client.identity.settings import settings
 
     assert all(len(reason) > 5 for reason in UNSAID.values())
     tower = next(module for module in family.make().modules() if type(module).__name__ in PATCH_POINTS)

@@ -1,6 +1,6 @@
 """Whatever vLLM can be told is in an engine's names, or in the list of what changes no output, with the reason.
 
-A new version of vLLM that fails here has dropped fields or variables of vllm_fields.py or vllm_environment.py, or reads
+A new version of vLLM that fails here has dropped fields or variables of vllm_fields.py or surroundings.py, or reads
 variables that nobody knows of.
 """
 
@@ -19,7 +19,7 @@ import vllm.config
 import vllm.envs
 from vllm.model_executor.models.registry import _VLLM_MODELS
 
-from tensord.client.identity.vllm_environment import BESIDE_VLLM, LEFT_OUT, PROCESSOR
+from tensord.client.identity.surroundings import BESIDE_VLLM, LEFT_OUT, PROCESSOR
 from tensord.client.identity.vllm_fields import READS_LENGTH, TABLE, LeftOut
 
 # They tell where files and services are.
@@ -41,9 +41,8 @@ CLASSES = classes()
 
 
 def listed(table: LeftOut) -> list[str]:
-    reasons = (table.everywhere, table.but_kv, table.but_processor, table.processor)
-    assert all(len(reason) > 5 for each in reasons for reason in each.values())
-    return [name for each in reasons for name in each]
+    assert all(len(reason) > 5 for reasons in table for reason in reasons)
+    return [name for reasons in table for names in reasons.values() for name in names.split()]
 
 
 @pytest.mark.parametrize("name", list(TABLE))

@@ -13,13 +13,10 @@ from typing import Any
 import torch
 import transformers
 
-from ....errors import TensordError
 from ...arguments.namespace import Namespace
 from ...identity.described import digest_of
 from ...identity.modules import Fingerprint
-from ...identity.settings import machine, settings
-from ..conditions import Untouchable, attention_of, check_still
-from ..reasons import NotShared
+from ..conditions import state_of
 from .families import check_family
 
 __all__ = ["name_of"]
@@ -33,31 +30,15 @@ def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenan
         fingerprint: of the model's weights; keeps their hash from call to call.
 
     Raises:
-        NotShared: there is no name, because something in the model has none.
+        NotShared, UnsupportedLeaf: there is no name, because something in the model has none.
     """
     check_family(model)
-    modules = list(model.modules())
-    try:
-        # `generate` computes without gradients.
-        with torch.no_grad():
-            check_still(input_ids, [model])
-    except Untouchable:
-        raise NotShared(
-            f"{type(model).__name__} is in training mode, lies on another device than the prompt, or has hooks, "
-            "adapters or other code that is not torch's or transformers'"
-        ) from None
-    try:
-        parts = [
-            settings(modules),
-            attention_of(modules),
-            machine(input_ids.device),
-            fingerprint.current({"": model}),
-        ]
-    except TensordError as error:
-        raise NotShared(str(error)) from None
+    # `generate` computes without gradients.
+    with torch.no_grad():
+        state = state_of({"": model}, input_ids, fingerprint)
     return Namespace(
         model=f"{type(model).__module__}.{type(model).__qualname__}",
-        revision=digest_of(parts),
+        revision=digest_of(state),
         dtype=str(model.dtype),
         processor=f"transformers {transformers.__version__}",
         tenant=tenant,

@@ -1,6 +1,6 @@
 """The keys of encoder inputs, and the check that a stored output is what its request expects.
 
-Owns: the namespace and the end of sharing in it, the cache of digests, the check of stored outputs. Does not own: the
+Owns: the namespace and the end of sharing in it, the check of stored outputs. Does not own: the
 reaction to a result (scheduler.py). Lookups run in the background thread. The step's thread ends sharing, and takes the
 leases of claims.
 
@@ -20,7 +20,7 @@ import numpy as np
 from ....errors import UnsupportedLeaf
 from ...arguments.namespace import Namespace
 from ...core.client import Client
-from ...identity.content import Digests, dtype_name
+from ...identity.content import digest_of_item, dtype_name
 from ...identity.engine import Nameless, encoder_namespace
 from ...reading.lease import Lease
 from ..engine.settings import Settings
@@ -53,7 +53,6 @@ class Lookups:
         self._widths = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
         self._hidden = model.get_inputs_embeds_size()
         self._counts = counts
-        self._digests = Digests()
         self.shares = namespace is not None
         """Whether the engine can share any output."""
 
@@ -134,7 +133,7 @@ class Lookups:
     def _key(self, found: Input, client: Client) -> bytes | None:
         if self._namespace is None or not self.shares:
             return None
-        digest, *others = [self._digests.of(data) for data in found.datas]
+        digest, *others = [digest_of_item(data) for data in found.datas]
         if any(other != digest for other in others):
             return None
         return client.current(self._namespace).key("encoder", found.modality, digest)

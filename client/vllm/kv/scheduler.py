@@ -43,7 +43,7 @@ from ....ipc.messages import control as messages
 from ...arguments.namespace import Namespace
 from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
-from ...identity.content import Digests
+from ...identity.content import digest_of_item
 from ...reading.view import View
 from ..engine.background import Background
 from ..engine.weights import weights_are_kept
@@ -101,7 +101,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._reset = 0
         self._deferred = False
         self._runs = RemoteRuns()
-        self._digests = Digests()
         self._background = Background(socket, client_name, "tensord-vllm-kv")
         self._background.start()
 
@@ -348,7 +347,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             for at, item in enumerate(items):
                 if item is not None:
                     with suppress(UnsupportedLeaf):
-                        digests[at] = self._digests.of(item)
+                        digests[at] = digest_of_item(item)
         finally:
             media.settle(digests)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.client.checkpoints import digest
+from tensord.client.checkpoints import fingerprint
 from tensord.client.checkpoints.fingerprint import weights_fingerprint
 
 from ...vllm.tiny_llava import write_tiny_llava
@@ -49,7 +49,7 @@ def test_a_single_file_is_named_by_its_content(tmp_path: Path) -> None:
 
 
 def test_every_byte_of_the_weights_is_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(fingerprint, "_PIECE_BYTES", 100)
     path = tmp_path / "model.safetensors"
     content = bytearray(range(250))
     names = set()
