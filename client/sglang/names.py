@@ -4,7 +4,8 @@ SGLang's hash of a page covers the tokens from the beginning of the sequence, th
 salt. In the place of a picture's tokens it covers numbers made from the hash of the picture's features. It covers
 neither the weights, nor the KV's dtype and layout, nor the rank.
 
-Owns: the namespace, and the cases without one. Does not own: digests of files (identity).
+Owns: the namespace, the cases without one, and the settings that choose it: keys of
+`--hicache-storage-backend-extra-config` that begin with "tensord.". Does not own: digests of files (checkpoints).
 
 Invariants: ranks whose pages may differ in meaning have different namespaces. A configuration with an input that no
 name covers is Nameless.
@@ -14,16 +15,18 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
 
 import torch
 
+from ...errors import BadConfiguration
 from ..arguments.namespace import Namespace
 from ..checkpoints.fingerprint import weights_changed, weights_fingerprint
 from ..checkpoints.loading import loading_began_with_process
 from ..identity.described import described_config, digest_of
 from ..identity.engine import Nameless
-from .settings import StorageSettings
 
 TESTED: Final = "0.5.23"
 """The release of SGLang that tests run. Host pools and their pages differ between releases."""
@@ -59,6 +62,47 @@ _LOADED_ELSEWHERE: Final = frozenset(
 """Load formats whose weights are not those in the model's folder."""
 
 
+PREFIX: Final = "tensord."
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageSettings:
+    """The storage's settings.
+
+    Args:
+        socket: `tensord.socket`, the daemon's control socket; by default found as by `Client`.
+        model: `tensord.model`, the folder with the weights that the engine loads. Default: the engine's model path.
+        revision: `tensord.revision`, a name for the weights instead of a fingerprint of their files. Engines with the
+            same revision must have the same weights; tensord does not check this.
+        tenant: `tensord.tenant`, a salt. Engines with different tenants share nothing.
+    """
+
+    socket: str | None = None
+    model: str = ""
+    revision: str = ""
+    tenant: str = ""
+
+    @classmethod
+    def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
+        """Reads and checks the settings.
+
+        Raises:
+            BadConfiguration: an unknown key of tensord, or a value that is not printable text.
+        """
+        known = [PREFIX + field.name for field in fields(cls)]
+        ours = {name: value for name, value in (extra_config or {}).items() if "tensord." in name.lower()}
+        for name, value in ours.items():
+            if name not in known:
+                raise BadConfiguration(
+                    f"{name!r} in the storage backend's extra config is unknown; there are {', '.join(known)}"
+                )
+            if not isinstance(value, str) or not value or not value.isprintable():
+                raise BadConfiguration(
+                    f"{name}={value!r} must be text that can be printed; leave it out for the default"
+                )
+        return cls(**{name.removeprefix(PREFIX): value for name, value in ours.items()})
+
+
 def engine_arguments() -> dict[str, Any]:
     """The resolved arguments of the engine in this process, by name, of `_GROUPS`; empty without an engine."""
     from sglang.srt.arg_groups.arg_utils import namespace_of
@@ -69,8 +113,8 @@ def engine_arguments() -> dict[str, Any]:
         given = get_server_args()
     except ValueError:
         return {}
-    fields = namespace_of(type(given)).items()
-    wanted = [name for name, path in fields if path.split(".")[0] in _GROUPS or name in _CONTENT_ELSEWHERE]
+    paths = namespace_of(type(given)).items()
+    wanted = [name for name, path in paths if path.split(".")[0] in _GROUPS or name in _CONTENT_ELSEWHERE]
     return {name: resolution_result(given, name) for name in wanted}
 
 

@@ -5,13 +5,15 @@ Owns: the translation of SGLang's calls, and whether this rank shares. Does not 
 
 Invariants: no exception leaves a method, apart from a wrong setting in the constructor. Until the weights are named,
 and without a name, every lookup finds nothing and every store fails. A page is True only if all of its bytes are right.
+A prefix is usable only if every pool has all that its hit policy asks for; a policy that is not known here makes no
+prefix usable.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
 
@@ -20,6 +22,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
+    PoolHitPolicy,
     PoolName,
     PoolTransfer,
     PoolTransferResult,
@@ -31,8 +34,6 @@ from ..identity.engine import Nameless
 from . import names, weights
 from .exchange import PageExchange
 from .pages import HostPages, Part
-from .prefixes import usable_prefixes
-from .settings import StorageSettings
 
 _REPLICATED: Final = (PoolName.KV, PoolName.INDEXER)
 """Pools that are equal in all tensor-parallel ranks of an MLA model."""
@@ -69,7 +70,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
     """One rank's pages of KV, shared with the same rank of all engines that have the same weights and settings.
 
     `--hicache-storage-backend dynamic` makes it. Its extra config names this class, and may have the keys of
-    `StorageSettings`:
+    `names.StorageSettings`:
 
         {"backend_name": "tensord", "module_path": "tensord.client.sglang", "class_name": "TensordHiCacheStorage",
          "interface_v1": 1, "hicache_storage_pass_prefix_keys": true}
@@ -81,7 +82,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         del kwargs
-        settings = StorageSettings.read(storage_config.extra_config)
+        settings = names.StorageSettings.read(storage_config.extra_config)
         self._config = storage_config
         self._settings = settings
         self._pages: dict[str, HostPages] = {}
@@ -161,14 +162,14 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """`batch_get_v1` for each pool."""
-        return {each.name: self._transfer(self._load, each) for each in transfers}
+        return {each.name: self._load(each.name, each.keys or (), each.host_indices) for each in transfers}
 
     @_answers(_none_of_transfers)
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """`batch_set_v1` for each pool."""
-        return {each.name: self._transfer(self._store, each) for each in transfers}
+        return {each.name: self._store(each.name, each.keys or (), each.host_indices) for each in transfers}
 
     # ---- pages as tensors: SGLang without "interface_v1", whose pages have no name
 
@@ -282,15 +283,41 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         parents = [first, *ours[:-1]] if pool == PoolName.KV else [None] * len(ours)
         return self._exchange.store(ours, self._parts(pool, keys, host_indices), parents=parents)
 
-    def _transfer(self, act: Callable[..., list[bool]], transfer: PoolTransfer) -> list[bool]:
-        keys = transfer.keys or []
-        try:
-            return act(transfer.name, keys, transfer.host_indices)
-        except Exception as error:
-            self._failed(f"a transfer of {transfer.name}", error)
-            return [False] * len(keys)
-
     def _failed(self, call: str, error: Exception) -> None:
         if (call, type(error)) not in self._errors:
             self._errors.add((call, type(error)))
             _log.warning("tensord: %s failed, so its pages are not shared: %s", call, error, exc_info=error)
+
+
+def usable_prefixes(
+    kv_pages: int, wanted: Sequence[PoolTransfer], there: Mapping[str, Sequence[bool]]
+) -> tuple[int, dict[str, int], list[int]]:
+    """The arguments of SGLang's `PoolTransferResult`.
+
+    Args:
+        kv_pages: the number of pages of KV that are stored without a gap.
+        wanted: the other pools, with their policies.
+        there: for each of these pools, whether its part of each of the first `kv_pages` pages is stored.
+
+    Returns:
+        (pages of the longest usable prefix, pages of the longest one for each pool alone, all usable prefixes in
+        pages, ascending).
+    """
+    hits: dict[str, int] = {PoolName.KV: kv_pages} if kv_pages else {}
+    usable = set(range(1, kv_pages + 1))
+    for transfer in wanted if kv_pages else ():
+        of_pool = _usable(kv_pages, transfer, there[transfer.name])
+        if of_pool:
+            hits[transfer.name] = max(of_pool)
+        usable &= of_pool
+    return max(usable, default=0), hits, sorted(usable)
+
+
+def _usable(pages: int, transfer: PoolTransfer, there: Sequence[bool]) -> set[int]:
+    if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+        whole = next((at for at in range(pages) if not there[at]), pages)
+        return set(range(1, whole + 1))
+    if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+        tail = max(1, len(transfer.keys or ()))
+        return {end for end in range(1, pages + 1) if all(there[max(0, end - tail) : end])}
+    return set()

@@ -18,7 +18,7 @@ from sglang.srt.server_args import ServerArgs
 from tensord.client.checkpoints.loading import loading_begins
 from tensord.client.identity.engine import Nameless
 from tensord.client.sglang import names
-from tensord.client.sglang.settings import StorageSettings
+from tensord.client.sglang.names import StorageSettings
 
 from ..daemon_process import Daemon, until
 from .conftest import write_model

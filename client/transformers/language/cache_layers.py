@@ -15,11 +15,9 @@ of its own. A cache of any other class raises NotShared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from transformers.cache_utils import DynamicCache
 
 from ...prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
@@ -28,8 +26,7 @@ from ..reasons import NotShared
 from .layer_parts import TOKEN_AXIS, LayerPart, parts_of_layer
 
 __all__ = [
-    "StateCopy",
-    "StoredCache",
+    "State",
     "empty_cache",
     "fill",
     "needs_snapshots",
@@ -40,20 +37,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class StateCopy:
-    """A cache's state after `tokens` tokens: for each part, what a match at that position needs, or None."""
-
-    tokens: int
-    states: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCache:
-    """The arguments of `PrefixCache.put` for a cache."""
-
-    layers: list[PrefixLayer]
-    snapshots: dict[int, list[Any]]
+State = list[Any]
+"""A cache's state at a position: for each part, what a match at that position needs, or None."""
 
 
 def empty_cache(model: Any) -> DynamicCache:
@@ -87,26 +72,33 @@ def needs_snapshots(cache: Any) -> bool:
 
 def tokens_in(cache: Any) -> int:
     """How many tokens the cache holds."""
-    counts = {part.layer.get_seq_length() for part in parts_of(cache) if part.kind == "attention" and part.used}
+    counts = {
+        part.layer.get_seq_length() for part in parts_of(cache) if part.kind in ("attention", "sliding") and part.used
+    }
     if len(counts) > 1:
         raise NotShared(f"the cache's layers hold different numbers of tokens: {sorted(counts)}")
     return counts.pop() if counts else 0
 
 
-def snapshot_of(cache: Any, tokens: int) -> StateCopy:
-    """The cache's state now, after `tokens` tokens. Copies recurrent states."""
-    states: list[Any] = []
-    for part in parts_of(cache):
+def snapshot_of(cache: Any) -> State:
+    """The cache's state now. Copies recurrent states."""
+
+    def state(part: LayerPart) -> Any:
         if part.kind == "recurrent":
-            states.append(part.state() if part.used else None)
-        else:
-            states.append(part.arrays() if part.window and part.used else None)
-    return StateCopy(tokens, states)
+            return part.state() if part.used else None
+        return part.arrays() if part.window and part.used else None
+
+    return [state(part) for part in parts_of(cache)]
 
 
-def stored_of(cache: Any, tokens: int, snapshots: Sequence[StateCopy], *, copied: bool) -> StoredCache:
-    """What to put for a cache of `tokens` tokens. Copies recurrent states, and tensors of other devices to the host;
-    with `copied` also keys and values in host memory.
+def stored_of(
+    cache: Any, tokens: int, snapshots: Mapping[int, State], *, copied: bool
+) -> tuple[list[PrefixLayer], dict[int, State]]:
+    """The layers and the snapshots of `PrefixCache.put`, for a cache of `tokens` tokens. Copies recurrent states, and
+    tensors of other devices to the host; with `copied` also keys and values in host memory.
+
+    Args:
+        snapshots: the cache's states on the way, by the number of tokens.
 
     Raises:
         NotShared: the cache is of another class, or has more than one sequence.
@@ -120,15 +112,16 @@ def stored_of(cache: Any, tokens: int, snapshots: Sequence[StateCopy], *, copied
             layers.append(RecurrentLayer(_on_host(part.state())))
             needed.append(number)
         else:
-            _check_one(part.layer.keys)
+            if (count := len(part.layer.keys)) != 1:
+                raise NotShared(f"the cache has {count} sequences; only one can be shared")
             arrays = _on_host(part.arrays(), copied=copied)
             layers.append(
                 RotatingLayer(arrays, part.window, TOKEN_AXIS) if part.window else NormalLayer(arrays, TOKEN_AXIS)
             )
             if part.window and tokens > part.window:
                 needed.append(number)
-    found = {each.tokens: [_on_host(each.states[number]) for number in needed] for each in snapshots} if needed else {}
-    return StoredCache(layers, {at: states for at, states in found.items() if 0 < at < tokens})
+    kept = {at: states for at, states in snapshots.items() if needed and 0 < at < tokens}
+    return layers, {at: [_on_host(states[number]) for number in needed] for at, states in kept.items()}
 
 
 def fill(cache: DynamicCache, match: PrefixMatch, device: Any) -> None:
@@ -149,11 +142,6 @@ def fill(cache: DynamicCache, match: PrefixMatch, device: Any) -> None:
             part.fill(tree, match.offset, device)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise NotShared(f"the cached prefix does not fit layer {number}: {error}") from None
-
-
-def _check_one(tensor: torch.Tensor) -> None:
-    if len(tensor) != 1:
-        raise NotShared(f"the cache has {len(tensor)} sequences; only one can be shared")
 
 
 def _on_host(tree: Any, *, copied: bool = False) -> Any:

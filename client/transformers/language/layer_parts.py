@@ -1,10 +1,9 @@
 """The parts of a layer of transformers' caches: their arrays, how a part is filled, and the trial of the classes.
 
-    DynamicLayer                 one part: attention
-    DynamicSlidingWindowLayer    the same with a window; transformers keeps one token less than `sliding_window`
-    LinearAttentionLayer         one part: the recurrent state
-    a layer with both            two parts: attention, then the recurrent state
-    DummyLayer                   one part that is never used: the layer keeps nothing
+    attention    keys and values of all tokens
+    sliding      those of a window; transformers keeps one token less than `sliding_window`
+    recurrent    a recurrent state
+    empty        never used: the layer keeps nothing
 
 Owns: the classes that are known, by name, and their trial. Does not own: caches (cache_layers).
 
@@ -17,7 +16,7 @@ Invariants: a part is of a class that passed the trial. A layer of any other cla
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -29,35 +28,35 @@ from ..reasons import NotShared
 
 __all__ = ["TOKEN_AXIS", "LayerPart", "parts_of_layer"]
 
+Kind = Literal["attention", "sliding", "recurrent", "empty"]
+
 TOKEN_AXIS: Final = -2
 """The token axis of keys and values, [batch, heads, tokens, dim]."""
 _MODULE: Final = "transformers.cache_utils"
-_ATTENTION: Final = frozenset({"DynamicLayer", "LinearAttentionAndFullAttentionLayer"})
-_SLIDING: Final = frozenset({"DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer"})
-_RECURRENT: Final = frozenset(
-    {
-        "LinearAttentionLayer",
-        "LinearAttentionAndFullAttentionLayer",
-        "LinearAttentionAndSlidingWindowAttentionLayer",
-    }
-)
-_EMPTY: Final = frozenset({"DummyLayer"})
-_KNOWN: Final = _ATTENTION | _SLIDING | _RECURRENT | _EMPTY
-"""Classes of `transformers.cache_utils`, by name: an older version lacks some."""
+_PARTS: Final[Mapping[str, tuple[Kind, ...]]] = {
+    "DynamicLayer": ("attention",),
+    "DynamicSlidingWindowLayer": ("sliding",),
+    "LinearAttentionLayer": ("recurrent",),
+    "LinearAttentionAndFullAttentionLayer": ("attention", "recurrent"),
+    "LinearAttentionAndSlidingWindowAttentionLayer": ("sliding", "recurrent"),
+    "DummyLayer": ("empty",),
+}
+"""Class of `transformers.cache_utils` → the kinds of its parts. By name: an older version lacks some."""
 _WINDOW: Final = 4
 """The window of a layer that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One layer of `PrefixCache`: a layer of transformers, or one half of it.
-
-    `window`: how many tokens it keeps; 0: all of them, or a recurrent state.
-    """
+    """One layer of `PrefixCache`: a layer of transformers, or one half of it."""
 
     layer: Any
-    kind: Literal["attention", "recurrent", "empty"]
-    window: int = 0
+    kind: Kind
+
+    @property
+    def window(self) -> int:
+        """How many tokens it keeps; 0: all of them, or a recurrent state."""
+        return int(self.layer.sliding_window) - 1 if self.kind == "sliding" else 0
 
     @property
     def used(self) -> bool:
@@ -65,7 +64,7 @@ class LayerPart:
         layer = self.layer
         if self.kind == "recurrent":
             return any(layer.is_conv_states_initialized.values()) or any(layer.is_recurrent_states_initialized.values())
-        return self.kind == "attention" and bool(layer.is_initialized)
+        return self.kind != "empty" and bool(layer.is_initialized)
 
     def arrays(self) -> dict[str, Any]:
         """Keys and values. The model replaces these tensors and never writes to them, so they need no copy."""
@@ -84,35 +83,25 @@ class LayerPart:
         Raises:
             ValueError: a tensor has another shape. Other errors of Python: the tree is of another form.
         """
+        layer = self.layer
         if self.kind == "recurrent":
-            self._fill_state(tree, device)
-        else:
-            self._fill_attention(tree, tokens, device)
-
-    def _fill_attention(self, tree: Any, tokens: int, device: Any) -> None:
+            for name in ("conv", "recurrent"):
+                for at, state in tree[name].items():
+                    layer.lazy_initialization(**{f"{name}_states": state.to(device), "state_idx": int(at)})
+                    getattr(layer, f"{name}_states")[int(at)].copy_(state)
+            for at in tree["conv"]:
+                layer.has_previous_state[int(at)] = True
+            return
         keys, values = tree["keys"].to(device), tree["values"].to(device)
         count = min(tokens, self.window) if self.window else tokens
         for tensor in (keys, values):
             if tensor.ndim != 4 or len(tensor) != 1 or tensor.shape[TOKEN_AXIS] != count:
                 raise ValueError(f"a tensor of shape {list(tensor.shape)} for {count} tokens")
-        layer = self.layer
         # With two positional arguments: layers with a recurrent state too tell their two initialisations apart by that.
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
         if self.window:
             layer.cumulative_length = tokens
-
-    def _fill_state(self, tree: Any, device: Any) -> None:
-        layer = self.layer
-        for at, state in tree["conv"].items():
-            number = int(at)
-            layer.lazy_initialization(conv_states=state.to(device), state_idx=number)
-            layer.conv_states[number].copy_(state)
-            layer.has_previous_state[number] = True
-        for at, state in tree["recurrent"].items():
-            number = int(at)
-            layer.lazy_initialization(recurrent_states=state.to(device), state_idx=number)
-            layer.recurrent_states[number].copy_(state)
 
 
 def parts_of_layer(number: int, layer: Any) -> list[LayerPart]:
@@ -122,7 +111,7 @@ def parts_of_layer(number: int, layer: Any) -> list[LayerPart]:
         NotShared: the layer is of a class that cannot be shared.
     """
     kind: type = type(layer)
-    if kind.__module__ != _MODULE or kind.__name__ not in _KNOWN:
+    if kind.__module__ != _MODULE or kind.__name__ not in _PARTS:
         raise NotShared(f"layer {number} of the cache is a {kind.__name__}, which cannot be shared")
     if getattr(layer, "record_past", False):
         raise NotShared(f"layer {number} of the cache records its past, for assisted generation")
@@ -134,15 +123,7 @@ def parts_of_layer(number: int, layer: Any) -> list[LayerPart]:
 
 
 def _parts(layer: Any) -> list[LayerPart]:
-    name = type(layer).__name__
-    parts = []
-    if name in _ATTENTION:
-        parts.append(LayerPart(layer, "attention"))
-    elif name in _SLIDING:
-        parts.append(LayerPart(layer, "attention", layer.sliding_window - 1))
-    if name in _RECURRENT:
-        parts.append(LayerPart(layer, "recurrent"))
-    return parts or [LayerPart(layer, "empty")]
+    return [LayerPart(layer, kind) for kind in _PARTS[type(layer).__name__]]
 
 
 # ---- the trial of a class
@@ -155,15 +136,15 @@ def _check_class(kind: type) -> None:
     Raises:
         NotShared: its layers do something else than this module relies on.
     """
-    given = {"sliding_window": _WINDOW} if kind.__name__ in _SLIDING else {}
+    given = {"sliding_window": _WINDOW} if "sliding" in _PARTS[kind.__name__] else {}
     try:
         # On the host whatever the caller's default device is, and without the caller's random numbers.
         with torch.device("cpu"), torch.no_grad():
             for part, filled in zip(_parts(kind(**given)), _parts(kind(**given)), strict=True):
-                if part.kind == "attention":
-                    _try_attention(part, filled)
-                elif part.kind == "recurrent":
+                if part.kind == "recurrent":
                     _try_state(part, filled)
+                elif part.kind != "empty":
+                    _try_attention(part, filled)
     except Exception as error:
         raise NotShared(
             f"{kind.__name__} of transformers {transformers.__version__} keeps tokens in a way that tensord does not "

@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -27,11 +26,11 @@ from ...arguments.checks import check_count, check_name, check_timeout
 from ...arguments.namespace import Namespace
 from ...core.client import Client, check_client
 from ...prefix.cache import BLOCK_TOKENS, PrefixCache
+from ...prefix.layers import PrefixLayer
 from ...prefix.put import PrefixPut
 from ..reasons import NotShared, Reasons
 from .cache_layers import (
-    StateCopy,
-    StoredCache,
+    State,
     empty_cache,
     fill,
     needs_snapshots,
@@ -217,7 +216,7 @@ class PrefixCached:
             Whether it is stored as far as known so far; `tally.reasons` says why not.
         """
         try:
-            return self._keep(self._prefixes(input_ids), input_ids, cache, [], 0.0, copied=True)
+            return self._keep(self._prefixes(input_ids), input_ids, cache, {}, 0.0, copied=True)
         except Exception as error:
             self._passed(error)
             return False
@@ -273,18 +272,18 @@ class PrefixCached:
             here.prefixes = PrefixCache(self._client, namespace, block_tokens=self._block_tokens)
         return here.prefixes
 
-    def _prefilled(self, ids: torch.Tensor, cache: DynamicCache, found: int) -> list[StateCopy]:
+    def _prefilled(self, ids: torch.Tensor, cache: DynamicCache, found: int) -> dict[int, State]:
         """Computes the prompt up to the last position at which other prompts may continue, and keeps the state at each
         such position. Without layers that need it, and without a daemon, `generate` computes all."""
         if not self._client.connected or not needs_snapshots(cache):
-            return []
-        snapshots = []
+            return {}
+        snapshots: dict[int, State] = {}
         more: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_logits else {}
         step, last = self._snapshot_tokens, ids.shape[1] - 1
         with torch.no_grad():
             for stop in range(found - found % step + step, last + 1, step):
                 self._model(input_ids=ids[:, found:stop], use_cache=True, **{self._cache_name: cache, **more})
-                snapshots.append(snapshot_of(cache, stop))
+                snapshots[stop] = snapshot_of(cache)
                 found = stop
         return snapshots
 
@@ -295,7 +294,7 @@ class PrefixCached:
         prefixes: PrefixCache,
         ids: torch.Tensor,
         cache: Any,
-        snapshots: Sequence[StateCopy],
+        snapshots: dict[int, State],
         cost_ms: float,
         *,
         copied: bool,
@@ -310,26 +309,23 @@ class PrefixCached:
             held = tokens_in(cache)
             if not 0 < held <= len(tokens):
                 raise NotShared(f"the cache holds {held} tokens, but there are {len(tokens)}")
-            stored = stored_of(cache, held, snapshots, copied=copied)
+            layers, states = stored_of(cache, held, snapshots, copied=copied)
             if self._prefixes(ids).namespace != prefixes.namespace:
                 raise NotShared("the model's weights or settings changed, or its namespace was invalidated meanwhile")
         except Exception as error:
             self._passed(error, stored=False)
             return False
-        if self._client.connected and self._here().submit(self._put, prefixes, tokens[:held], stored, cost_ms):
+        if self._client.connected and self._here().submit(self._put, prefixes, tokens[:held], layers, states, cost_ms):
             return True
         self.tally.dropped += 1
         return False
 
-    def _put(self, prefixes: PrefixCache, tokens: Any, stored: StoredCache, cost_ms: float) -> PrefixPut | None:
+    def _put(
+        self, prefixes: PrefixCache, tokens: Any, layers: list[PrefixLayer], snapshots: dict[int, State], cost_ms: float
+    ) -> PrefixPut | None:
         try:
             put = prefixes.put(
-                tokens,
-                stored.layers,
-                snapshots=stored.snapshots,
-                agent=self._agent,
-                cost_ms=cost_ms,
-                timeout_s=_PUT_S,
+                tokens, layers, snapshots=snapshots, agent=self._agent, cost_ms=cost_ms, timeout_s=_PUT_S
             )
         except Exception as error:
             self._passed(error, stored=False)
