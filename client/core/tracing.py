@@ -89,12 +89,9 @@ def traced(name: str, first: str = "", given: Describe = nothing, result: Descri
             if started is None:
                 return call(self, *args, **options)
             with started as current:
-                recording = current.is_recording()
-                if recording:
-                    current.set_attributes(given(args[0] if args else options.get(first)))
+                _tell(current, given, args[0] if args else options.get(first))
                 done = call(self, *args, **options)
-                if recording:
-                    current.set_attributes(result(done))
+                _tell(current, result, done)
                 return done
 
         @functools.wraps(call)
@@ -103,17 +100,19 @@ def traced(name: str, first: str = "", given: Describe = nothing, result: Descri
             if started is None:
                 return await call(self, *args, **options)
             with started as current:
-                recording = current.is_recording()
-                if recording:
-                    current.set_attributes(given(args[0] if args else options.get(first)))
+                _tell(current, given, args[0] if args else options.get(first))
                 done = await call(self, *args, **options)
-                if recording:
-                    current.set_attributes(result(done))
+                _tell(current, result, done)
                 return done
 
         return awaited if inspect.iscoroutinefunction(call) else spanned  # type: ignore[return-value]
 
     return decorated
+
+
+def _tell(current: Any, describe: Describe, value: Any) -> None:
+    if current.is_recording():
+        current.set_attributes(describe(value))
 
 
 def key_of(key: object) -> Attributes:

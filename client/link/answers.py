@@ -1,8 +1,9 @@
-"""Requests to the daemon, until each has its answer.
+"""What the daemon says, message by message: requests that wait for an answer, and what follows from each message.
 
-Owns: the table of the requests that wait for an answer, and how each is settled. Does not own: the connection, nor what
-follows from an answer to a cancelled request (link.py).
-Invariant: an answer settles its request once.
+Owns: the table of the requests that wait, how each is settled, and the choice of the part of a client that handles a
+message. Does not own: the connection (link.py), nor what the parts do.
+Invariants: an answer settles its request once. What is granted to a request that nobody waits for any more is given
+back at once.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import TensordError, TimedOut, without_frames
 from ...ipc.messages import control as messages
 from ..threads.waiting import LockFuture, let_greenlets_run
-from .absence import Silence
-from .listeners import Connected
+from .listeners import Connected, ListenerMessage
+
+if TYPE_CHECKING:
+    from .link import Link
 
 OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)
 """Requests without whose answer the value is computed, or nothing is stored."""
@@ -40,22 +42,10 @@ class PendingRequest(LockFuture):
 
 
 class Answers:
-    """The pending requests of one client. No lock: each change of the table is one step.
+    """The pending requests of one client. No lock: each change of the table is one step."""
 
-    `send` and `next_id` are the link's; `path` is the daemon's socket, for messages of errors.
-    """
-
-    def __init__(
-        self,
-        send: Callable[..., None],
-        next_id: Callable[[], int],
-        path: Path,
-        silence: Silence,
-    ) -> None:
-        self._send = send
-        self._next_id = next_id
-        self._path = path
-        self._silence = silence
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.pending: dict[int, PendingRequest] = {}
         """By their ids."""
 
@@ -66,20 +56,20 @@ class Answers:
         timeout_s: float,
         connected: Connected | None,
         then: Callable[[Future[Any]], None] | None,
-        fds: Sequence[int] = (),
+        fds: Sequence[int],
     ) -> None:
         """As `Link.ask`, which calls it where no signal handler can interrupt it, with the future that it returns."""
-        number = self._next_id()
+        number = self._link.next_id()
         if then is not None:
             answer.add_done_callback(then)
         self.pending[number] = answer
         message = make(number)
         answer.optional = isinstance(message, OPTIONAL)
         try:
-            self._send(message, fds=fds, timeout_s=timeout_s, connected=connected)
+            self._link.send(message, fds=fds, timeout_s=timeout_s, connected=connected)
         except TensordError as error:
             # The end of the connection may have settled it before.
-            if self.take(number) is not None:
+            if self.pending.pop(number, None) is not None:
                 answer.set_exception(without_frames(error))
 
     def wait(self, future: Future[Any], timeout_s: float) -> Any:
@@ -91,8 +81,8 @@ class Answers:
             TensordError: the daemon's error, or DaemonUnavailable.
         """
         deadline = time.monotonic() + timeout_s
-        if self._silence.away and not future.done():
-            raise self._silence.error()
+        if self._link.silence.away and not future.done():
+            raise self._link.silence.error()
         try:
             let_greenlets_run(future, timeout_s)
             return future.result(max(0.0, deadline - time.monotonic()))
@@ -100,8 +90,8 @@ class Answers:
             if not future.cancel():
                 # The answer arrived in this moment. It may be a grant that the caller has to give back.
                 return future.result()
-            self._silence.timed_out()
-            raise TimedOut(f"the daemon at {self._path} did not answer within {timeout_s:.3g} s") from None
+            self._link.silence.timed_out()
+            raise TimedOut(f"the daemon at {self._link.path} did not answer within {timeout_s:.3g} s") from None
         except BaseException:
             # Cancels the request if no answer has come; the daemon's own errors have settled it already.
             future.cancel()
@@ -117,29 +107,56 @@ class Answers:
             future.exception(max(0.0, timeout_s))
         return future.done()
 
-    def take(self, number: int) -> PendingRequest | None:
-        """Removes a request, whose answer has arrived or will not. None if it is not pending any more."""
-        return self.pending.pop(number, None)
+    def received(self, message: Any, fds: Sequence[int], channel: Connected) -> None:
+        """Handles a message, in the link's thread.
 
-    def hand_over(self, number: int, fds: Sequence[int]) -> None:
-        """Settles a request with the descriptors that came with its answer. Closes them if nobody waits any more."""
-        answer = self.take(number)
-        if answer is None or not settle(answer, fds):
-            for fd in fds:
-                os.close(fd)
+        Raises:
+            TensordError: the daemon ends the connection with it.
+        """
+        link = self._link
+        if isinstance(message, ListenerMessage):
+            link.listeners.tell(lambda listener: listener.received(message, channel))
+        match message:
+            case messages.ModeChanged() | messages.Order():
+                pass
+            case messages.GrantsLent() | messages.PutRefused() | messages.Settled():
+                link.puts.received(message)
+            case messages.Error(id=None):
+                raise message.to_error()
+            case messages.Claimed(answer="wait"):
+                # A second answer follows.
+                if (waiting := self.pending.get(message.id)) is not None:
+                    waiting.expected_at = time.monotonic() + message.lasts_s if message.lasts_s else 0.0
+                    waiting.waits = True
+            case messages.Error(id=int(number)) if number not in self.pending:
+                link.puts.refused(number, message.to_error())
+            case _:
+                self._settle(message, fds)
 
-    def deferred(self, message: messages.Claimed) -> None:
-        """Handles the answer "wait". A second answer follows."""
-        waiting = self.pending.get(message.id)
-        if waiting is not None:
-            waiting.expected_at = time.monotonic() + message.lasts_s if message.lasts_s else 0.0
-            waiting.waits = True
+    def _settle(self, message: Any, fds: Sequence[int]) -> None:
+        """Settles the request of an answer. Gives back what it grants if nobody waits for it any more."""
+        link, answer = self._link, self.pending.pop(message.id, None)
+        is_error, is_grant = isinstance(message, messages.Error), isinstance(message, messages.Claimed)
+        is_grant = is_grant and message.answer == "compute"
+        if is_grant and answer is not None:
+            # Before the request is settled: this thread is about to wait, and must know when to renew the claim.
+            link.claims.hold(message.token, message.lasts_s, answer)
+        result = fds if isinstance(message, messages.WritableRing) else message
+        if answer is not None and settle(answer, result, message.to_error() if is_error else None):
+            return
+        for fd in fds:
+            os.close(fd)
+        if is_grant:
+            link.claims.drop(message.token)
+            link.send(messages.Abandon(message.token), connected=link.attached)
+        elif isinstance(message, messages.Reserved):
+            link.send(messages.ReleaseReservation(link.next_id(), message.reservation))
 
     def fail_optional(self, error: TensordError) -> None:
         """Fails the requests whose callers can do without an answer. A claim that is granted all the same is given
         back."""
         for number, answer in list(self.pending.items()):
-            if answer.optional and self.take(number) is not None:
+            if answer.optional and self.pending.pop(number, None) is not None:
                 settle(answer, error=copy(error))
 
     def fail_all(self, error: TensordError) -> None:

@@ -20,7 +20,7 @@ from ...ipc.messages import control as messages
 from ...ipc.messages.schema import TOKENS_MAX
 from ...ipc.wire.blocking import BlockingChannel
 from ..threads.aside import aside
-from .answers import PendingRequest, settle
+from .answers import PendingRequest
 
 # A claim is renewed three times within its lifetime.
 _RENEWALS: Final = 3
@@ -37,16 +37,6 @@ class HeldClaims:
         """
         self.renew_at = 0.0
         """When the next claim is to be renewed, by time.monotonic. Has no meaning while none is held."""
-
-    def granted(self, message: messages.Claimed, asked: PendingRequest | None) -> None:
-        """Handles the grant of a claim to this request; None if it does not exist any more."""
-        # Before the future is settled: this thread is about to wait, and must know when to renew the claim.
-        if asked is not None:
-            self.hold(message.token, message.lasts_s, asked)
-        if asked is None or not settle(asked, message):
-            # The caller has stopped waiting. Give the claim back, so that no client waits for it.
-            self.drop(message.token)
-            self._send(messages.Abandon(message.token))
 
     def hold(self, token: int, lasts_s: float, asked: PendingRequest) -> None:
         """Renews a claim until `drop`, or until the request that it was granted to is collected. A signal handler's

@@ -1,7 +1,7 @@
 """The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
 Owns: the thread, and the current View. Does not own: whether there is a connection, and waiting for it (attachment.py),
-whether the daemon answers (absence.py), what follows from each message (received.py), requests that wait for an answer
+whether the daemon answers (absence.py), requests that wait for an answer and what follows from each message
 (answers.py), the claims that are renewed (held_claims.py), the listeners (listeners.py), puts (writing/puts.py); nor
 lookups, which read the View and go on while the daemon is away.
 """
@@ -42,7 +42,6 @@ from .attachment import Attachment, EndedHere
 from .held_claims import HeldClaims
 from .listeners import Connected as Connected
 from .listeners import Listeners
-from .received import take
 
 SAY_S: Final = 1.0
 """Time limit for sending one message, in seconds, where no call waits for its answer."""
@@ -83,7 +82,7 @@ class Link:
         self._lane_fd = -1
         self._lane_given_up = False
         self._lock = threading.Lock()
-        self.answers = Answers(self.send, self.next_id, self.path, self.silence)
+        self.answers = Answers(self)
         self.claims = HeldClaims(lambda *sent, **how: self.send(*sent, connected=self.attached, **how))
         self._thread: threading.Thread | None = None
         self._stopping = LockEvent()
@@ -368,7 +367,7 @@ class Link:
             with suppress(TimedOut):
                 message, fds = channel.receive(wait_s)
                 self.silence.heard()
-                take(self, message, fds, channel)
+                self.answers.received(message, fds, channel)
             self.silence.watch(bool(self.answers.pending) or self.puts.waiting, partial(self._probe, channel))
             if self.claims.held and time.monotonic() >= self.claims.renew_at:
                 self.claims.renew(channel, _SEND_S)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Place(IntEnum):
-    """The place of a kind of object among the handlers in the child."""
+    """The place of a kind of object among those that follow a fork."""
 
     VISUAL_CACHES = 1
     LENDERS = 2
@@ -51,7 +51,7 @@ class Follower(Protocol):
 
 
 _links: WeakSet[Link] = WeakSet()
-_followers: Final[dict[Place, WeakSet[Follower]]] = {place: WeakSet() for place in sorted(Place)}
+_followers: Final[dict[Place, WeakSet[Follower]]] = {place: WeakSet() for place in Place}
 _lanes: WeakSet[Lane] = WeakSet()
 _under_way: Final[list[None]] = []
 """One element for each fork under way. Lanes are resumed when there is none. Changed by functions of the interpreter
@@ -123,11 +123,10 @@ def _in_child() -> None:
         lane.freeze()
     for link in list(_links):
         link.after_fork_in_child()
-
-
-def _followers_in_child(place: Place) -> None:
-    for follower in list(_followers[place]):
-        follower.after_fork_in_child()
+    aside.after_fork_in_child()
+    for place in Place:
+        for follower in list(_followers[place]):
+            follower.after_fork_in_child()
 
 
 # The interpreter calls the handlers after a fork in the order in which they are registered, those before a fork in the
@@ -135,9 +134,4 @@ def _followers_in_child(place: Place) -> None:
 os.register_at_fork(after_in_parent=_under_way.pop, after_in_child=_under_way.clear)
 for _ in range(ATTEMPTS):
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
-for _ in range(ATTEMPTS):
-    os.register_at_fork(after_in_child=aside.after_fork_in_child)
-for _place in _followers:
-    for _ in range(ATTEMPTS):
-        os.register_at_fork(after_in_child=partial(_followers_in_child, _place))
 os.register_at_fork(before=partial(_under_way.append, None))
