@@ -6,14 +6,13 @@ beside its file or, if that folder is not writable, in $XDG_CACHE_HOME/tensord (
 Invariants
 - A note is valid only for a file with the same device, inode, size, mtime and ctime. Every write changes one of these,
   but not one through a mapping on tmpfs.
-- A note contains a digest of itself, so a torn note is ignored. A note is ignored too unless its owner is root, this
-  process's user or the owner of the weights: its author could otherwise choose the weights' name.
+- A note is ignored unless its owner is root, this process's user or the owner of the weights: its author could
+  otherwise choose the weights' name.
 - A note is written under another name and renamed, so that a reader sees the old note, the new one, or none.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tempfile
@@ -41,7 +40,6 @@ class _Note(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     looks: Looks
     form: str
     digest: str
-    check: bytes
 
 
 def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
@@ -86,10 +84,6 @@ def _places(path: Path, looks: Looks) -> Iterator[Path]:
         yield folder / "tensord" / f"{looks[0]}-{looks[1]}{_SUFFIX}"
 
 
-def _check(looks: Looks, form: str, digest: str) -> bytes:
-    return hashlib.sha256(repr((looks, form, digest)).encode()).digest()
-
-
 def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -105,9 +99,7 @@ def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
         return None
     finally:
         os.close(descriptor)
-    if note.looks != looks or note.form != form or note.check != _check(looks, form, note.digest):
-        return None
-    return note.digest
+    return note.digest if (note.looks, note.form) == (looks, form) else None
 
 
 def _write(place: Path, looks: Looks, form: str, digest: str) -> None:
@@ -120,7 +112,7 @@ def _write(place: Path, looks: Looks, form: str, digest: str) -> None:
     descriptor, made = tempfile.mkstemp(prefix=place.name, dir=place.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.msgpack.encode(_Note(looks, form, digest, _check(looks, form, digest))))
+            file.write(msgspec.msgpack.encode(_Note(looks, form, digest)))
             os.fchmod(file.fileno(), 0o644)
         os.replace(made, place)
     except BaseException:

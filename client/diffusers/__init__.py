@@ -4,7 +4,6 @@ It may import the core, the identity and the parts of the transformers adapter t
 around a pipeline, the key of a call and the name of a pipeline.
 """
 
-from .prompts import PromptTally
-from .wrapper import cached_prompts, tally, uncached_prompts
+from .prompts import PromptTally, cached_prompts, tally, uncached_prompts
 
 __all__ = ["PromptTally", "cached_prompts", "tally", "uncached_prompts"]

@@ -30,20 +30,9 @@ __all__ = ["PIPELINES", "check_pipeline", "name_of"]
 VERSION: Final = "0.42."
 """The version of diffusers whose pipelines are known."""
 PIPELINES: Final = frozenset(
-    {
-        "FluxImg2ImgPipeline",
-        "FluxInpaintPipeline",
-        "FluxPipeline",
-        "StableDiffusion3Img2ImgPipeline",
-        "StableDiffusion3InpaintPipeline",
-        "StableDiffusion3Pipeline",
-        "StableDiffusionImg2ImgPipeline",
-        "StableDiffusionInpaintPipeline",
-        "StableDiffusionPipeline",
-        "StableDiffusionXLImg2ImgPipeline",
-        "StableDiffusionXLInpaintPipeline",
-        "StableDiffusionXLPipeline",
-    }
+    f"{family}{task}Pipeline"
+    for family in ("Flux", "StableDiffusion", "StableDiffusion3", "StableDiffusionXL")
+    for task in ("", "Img2Img", "Inpaint")
 )
 _ENCODERS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _TOKENIZERS: Final = ("tokenizer", "tokenizer_2", "tokenizer_3")

@@ -1,30 +1,31 @@
-"""One call of a wrapped `encode_prompt`: computes its key, and reads the stored embeddings or has them encoded once.
+"""Wraps a pipeline, so that a call of its `encode_prompt` reads the stored embeddings or has them encoded once.
 
-Owns: the conditions on the arguments, the form in which embeddings are stored. Does not own: the name of the pipeline
-(names), claims (client/computing/once.py).
+Owns: wrapping and unwrapping, the conditions on the arguments, the form in which embeddings are stored. Does not own:
+the name of the pipeline (names), claims (client/computing/once.py).
 
 Invariants: only exceptions of the pipeline are raised. A result has the types, dtypes and bytes that the pipeline
-returned to the process that encoded.
+returned to the process that encoded, and memory of its own. After any failure, a missing daemon included, the pipeline
+encodes as usual. Copies and pickles of a pipeline contain no part of the wrapper.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
+from ...errors import UsageError
 from ..arguments.namespace import Namespace
 from ..core.client import Client, check_client
 from ..identity.described import described, digest_of
 from ..identity.modules import Fingerprint
 from ..transformers.reasons import NotShared, Reasons
-from .names import name_of
+from ..transformers.wrapping import plain_class, wrapped_class
+from .names import PIPELINES, check_pipeline, name_of
 
-__all__ = ["PromptTally", "Prompts"]
-
+Pipeline = TypeVar("Pipeline")
 _KIND: Final = "diffusers"
 _NOTHING: Final = object()
 
@@ -47,6 +48,52 @@ class PromptTally:
     reasons: Reasons = field(default_factory=Reasons)
 
 
+def cached_prompts(pipeline: Pipeline, client: Client, *, tenant: str = "") -> Pipeline:
+    """Routes the pipeline's `encode_prompt` through the cache. Changes the pipeline, and returns it.
+
+    A key covers the prompts and all other arguments, the text encoders' weights and settings, the tokenizers, the
+    pipeline's settings, versions and device. A call with an argument that no key can contain, such as embeddings of the
+    caller's own, bypasses the cache. Wrapping a wrapped pipeline sets the new client and tenant. One line in
+    the log says why, if no call can be shared with the installed diffusers.
+
+    Args:
+        pipeline: a pipeline of diffusers of a class in docs/diffusers.md.
+        client: the client whose daemon keeps the embeddings.
+        tenant: a salt that makes a tenant's embeddings its own.
+
+    Raises:
+        UsageError: the pipeline is of another class, or `client` is no Client.
+        BadNamespace: `tenant` is no text.
+    """
+    plain = plain_class(pipeline)
+    if plain.__name__ not in PIPELINES or not plain.__module__.startswith("diffusers."):
+        raise UsageError(f"a {plain.__name__} has no supported encode_prompt ({', '.join(sorted(PIPELINES))})")
+    prompts = Prompts(plain, client, tenant)
+    wrapped: Any = pipeline
+    wrapped.__class__ = wrapped_class(plain, "encode_prompt")
+    vars(wrapped)["_tensord"] = prompts
+    try:
+        check_pipeline(pipeline, plain)
+    except Exception as error:
+        prompts.tally.reasons.tell(error, f"prompts of {plain.__name__} are not shared")
+    return pipeline
+
+
+def uncached_prompts(pipeline: Pipeline) -> Pipeline:
+    """Removes the wrapper of `cached_prompts`. Changes the pipeline, and returns it. A pipeline without a wrapper stays
+    as it is."""
+    wrapped: Any = pipeline
+    wrapped.__class__ = plain_class(pipeline)
+    vars(wrapped).pop("_tensord", None)
+    return pipeline
+
+
+def tally(pipeline: Any) -> PromptTally:
+    """Counts of the pipeline's calls in this process so far."""
+    prompts: Prompts | None = vars(pipeline).get("_tensord")
+    return PromptTally() if prompts is None else prompts.tally
+
+
 class Prompts:
     """The wrapper of one pipeline's `encode_prompt`. Keeps no reference to the pipeline. Thread-safe.
 
@@ -60,7 +107,6 @@ class Prompts:
         # Refuses a wrong tenant now rather than at the first call.
         self._tenant = Namespace(model="none", revision="none", dtype="none", processor="none", tenant=tenant).tenant
         self._fingerprint = Fingerprint()
-        self._pid = os.getpid()
 
     def __call__(self, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the pipeline's method for these arguments."""
@@ -118,9 +164,6 @@ class Prompts:
             if isinstance(value, torch.Tensor):
                 raise NotShared(f"{name} is given: embeddings of the caller's own have no name")
         said = digest_of(described(given)).encode()
-        if self._pid != os.getpid():
-            # A thread that the child of a fork does not have may hold the lock.
-            self._pid, self._fingerprint = os.getpid(), Fingerprint()
         namespace = name_of(pipeline, self._plain, device, self._fingerprint, self._tenant)
         return self._client.current(namespace).key(_KIND, "text", said), device
 

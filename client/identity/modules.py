@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -39,10 +40,11 @@ _log = logging.getLogger("tensord")
 
 
 class Fingerprint:
-    """The fingerprint of the parameters and buffers of some modules. Thread-safe. Keeps no reference to a module."""
+    """The fingerprint of the parameters and buffers of some modules. Thread-safe, and usable in a forked child. Keeps
+    no reference to a module."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._seen: list[tuple[int, int, int]] | None = None
         self._samples: list[Any] = []
         self._sampled = b""
@@ -56,6 +58,9 @@ class Fingerprint:
             UnsupportedLeaf: a tensor has no plain memory, for example a quantised one or one on the meta device; or
                 more than 64 KiB of tensors were made under `torch.inference_mode()`.
         """
+        if self._pid != os.getpid():
+            # A thread that the child of a fork does not have may hold the lock, and have changed half.
+            self._pid, self._lock, self._seen = os.getpid(), threading.Lock(), None
         with self._lock:
             seen = [_identity(tensor) for part in parts.values() for tensor in tensors_of(part)]
             if seen != self._seen or self._sample() != self._sampled:

@@ -21,7 +21,6 @@ from itertools import takewhile
 from typing import Final
 
 from ...errors import Corrupt, TensordError, TimedOut
-from ..arguments.namespace import Namespace
 from ..computing.remote_run import RemoteRuns
 from ..core.client import Client
 from ..writing.outcomes import Put
@@ -44,34 +43,24 @@ class PageExchange:
     """
 
     def __init__(self, socket: str | None, name: str) -> None:
-        self._client = Client(socket, name=name, timeout_s=STALL_S, attach_s=ATTACH_S)
+        self.client = Client(socket, name=name, timeout_s=STALL_S, attach_s=ATTACH_S)
         self._unanswered: tuple[Put, float] | None = None
         """A put, and when it began."""
         self._runs = RemoteRuns()
-
-    def close(self) -> None:
-        self._client.close()
-
-    def current(self, namespace: Namespace) -> Namespace:
-        """The namespace at its present generation."""
-        return self._client.current(namespace)
-
-    def contains(self, key: bytes) -> bool:
-        return self._client.contains(key)
 
     def available(self, keys: list[bytes]) -> int:
         """The number of pages, from the first on, that are in the ring, after the daemon has looked for missing ones in
         its remote store."""
         count = self._leading(keys)
         if count < len(keys) and self._answers():
-            run = self._runs.new(self._client.link, keys[count:])
-            run.begin(self._client.link)
+            run = self._runs.new(self.client.link, keys[count:])
+            run.begin(self.client.link)
             run.wait(math.inf)
             count += run.count
         return count
 
     def _leading(self, keys: Sequence[bytes]) -> int:
-        return sum(1 for _ in takewhile(self.contains, keys))
+        return sum(1 for _ in takewhile(self.client.contains, keys))
 
     def load(self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]]) -> list[bool]:
         """Copies stored pages into `pages`, up to the first that is missing, damaged or of other sizes.
@@ -99,16 +88,16 @@ class PageExchange:
             For each page whether it is stored. The memory of `pages` may change from then on.
         """
         if not self._answers():
-            return [self.contains(key) for key in keys]
+            return [self.client.contains(key) for key in keys]
         deadline = time.monotonic() + STORE_S_MAX
         puts: list[Put | None] = []
         put_now: set[bytes] = set()
         for key, parts, parent in zip(keys, pages, parents, strict=True):
-            if self.contains(key):
+            if self.client.contains(key):
                 puts.append(None)
                 continue
             # A page whose parent has left the ring begins a chain of its own. SGLang would not store the parent again.
-            known = parent is not None and (parent in put_now or self.contains(parent))
+            known = parent is not None and (parent in put_now or self.client.contains(parent))
             began = time.monotonic()
             put = self._put(key, parts, parent if known else None)
             puts.append(put)
@@ -120,17 +109,8 @@ class PageExchange:
         stored = [put is None or self._waited(put, deadline) for put in puts]
         return stored + [False] * (len(keys) - len(stored))
 
-    def clear(self, namespace: Namespace) -> bool:
-        """Removes all pages of a namespace. False if the daemon does not answer."""
-        try:
-            self._client.clear(namespace)
-        except TensordError as error:
-            _log.warning("tensord: pages were not removed: %s", error)
-            return False
-        return True
-
     def _put(self, key: bytes, parts: Sequence[Part], parent: bytes | None) -> Put:
-        return self._client.put(key, list(parts), parent=parent, timeout_s=STALL_S)
+        return self.client.put(key, list(parts), parent=parent, timeout_s=STALL_S)
 
     def _waited(self, put: Put, deadline: float) -> bool:
         """Whether the put is stored. After a put without an answer in time, the others are not waited for."""
@@ -148,13 +128,13 @@ class PageExchange:
 
     def _answers(self) -> bool:
         """Whether the daemon is there and has answered for every put of earlier batches."""
-        if self._unanswered is not None and not self._client.link.puts.owed(*self._unanswered):
+        if self._unanswered is not None and not self.client.link.puts.owed(*self._unanswered):
             self._unanswered = None
-        return self._unanswered is None and self._client.connected
+        return self._unanswered is None and self.client.connected
 
     def _load(self, key: bytes, parts: Sequence[Part]) -> bool:
         try:
-            lease = self._client.get(key, verify=True)
+            lease = self.client.get(key, verify=True)
             if lease is None:
                 return False
             with lease:
@@ -165,5 +145,5 @@ class PageExchange:
             _log.warning("tensord: a page is damaged, and is removed: %s", error)
         # The page must not be found again, and the next store of it must not be taken for stored.
         with suppress(TensordError):
-            self._client.evict(key)
+            self.client.evict(key)
         return False

@@ -195,14 +195,15 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
     @_answers(lambda *_: False)
     def clear(self) -> bool:
         """Removes the pages of this rank, also for other engines. Returns whether the daemon has done it."""
-        done = [self._exchange.clear(namespace) for namespace in list(self._namespaces.values())]
-        return all(done)
+        for namespace in list(self._namespaces.values()):
+            self._exchange.client.clear(namespace)
+        return True
 
     @_answers(lambda *_: None)
     def close(self) -> None:
         """Ends the connection. Idempotent."""
         self._ended = True
-        self._exchange.close()
+        self._exchange.client.close()
 
     def weights_change(self) -> None:
         """The engine's weights change from now on: this storage shares nothing any more."""
@@ -251,14 +252,14 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
                 self._arguments,
                 replicated=self._config.is_mla_model and pool in _REPLICATED,
             )
-        namespace = self._exchange.current(known)
+        namespace = self._exchange.client.current(known)
         return [namespace.key("kv", "text", key.encode()) for key in keys]
 
     def _stored(self, pool: str, keys: Sequence[str]) -> int:
         return self._exchange.available(self._keys(pool, keys))
 
     def _each_stored(self, pool: str, keys: Sequence[str]) -> list[bool]:
-        found = [self._exchange.contains(key) for key in self._keys(pool, keys)]
+        found = [self._exchange.client.contains(key) for key in self._keys(pool, keys)]
         return found or [False] * len(keys)
 
     def _parts(self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[list[Part]]:
@@ -277,7 +278,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         if not ours:
             return [False] * len(keys)
         if pool in _REPLICATED and not self._config.is_storage_writer:
-            return [self._exchange.contains(key) for key in ours]
+            return [self._exchange.client.contains(key) for key in ours]
         # Pages of other pools are stored before the KV, and not for each of its pages: they follow nothing.
         first = self._keys(pool, before[-1:])[0] if before else None
         parents = [first, *ours[:-1]] if pool == PoolName.KV else [None] * len(ours)

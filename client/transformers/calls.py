@@ -138,7 +138,8 @@ class Encoder:
                 parts[key] = part
                 self.tally.found += 1
         try:
-            if len(parts) < len(call.keys) and (missing := _first_positions(call.keys, parts)):
+            missing = {key: call.keys.index(key) for key in call.keys if key not in parts}
+            if missing:
                 output = self._completed(call, parts, missing)
                 if output is not None:
                     return output
@@ -310,12 +311,3 @@ def _wait(claims: dict[bytes, Claim], states: Sequence[str], timeout_s: float) -
     while any(claim.state in states for claim in claims.values()) and time.monotonic() < deadline:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-
-
-def _first_positions(keys: Sequence[bytes], parts: dict[bytes, Part]) -> dict[bytes, int]:
-    """The first position of each key without a part."""
-    found: dict[bytes, int] = {}
-    for at, key in enumerate(keys):
-        if key not in parts:
-            found.setdefault(key, at)
-    return found

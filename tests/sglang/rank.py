@@ -118,7 +118,7 @@ class Rank:
         self.storage.on_host_pools_registered()
         if named:
             until(lambda: self.storage.shares, "the weights to be named")
-            assert self.storage._exchange._client.wait_connected(PATIENCE_S)
+            assert self.storage._exchange.client.wait_connected(PATIENCE_S)
 
     def filled(self, text: str, pages: int = 3) -> tuple[list[str], torch.Tensor]:
         """Computes pages of `text` in the host pool: their hashes, and their host indices."""

@@ -79,7 +79,7 @@ class Set(Call):
         daemon.pause()
         thread = threading.Thread(target=self.run)
         thread.start()
-        puts = self.rank.storage._exchange._client.link.puts
+        puts = self.rank.storage._exchange.client.link.puts
         until(lambda: puts.waiting or self.answer is not None, "a put to be in flight")
         yield
         thread.join(PATIENCE_S)

@@ -94,7 +94,7 @@ def test_without_a_daemon_nothing_is_found_or_stored_and_with_one_pages_are_shar
 def test_after_a_kill_stored_pages_are_read_and_the_next_daemon_has_them(daemon: Daemon, rank: Rank) -> None:
     hashes, expected = _stored(rank)
     daemon.kill()
-    until(lambda: not rank.storage._exchange._client.connected, "the end of the connection")
+    until(lambda: not rank.storage._exchange.client.connected, "the end of the connection")
     assert _soon(lambda: _set(rank)) == [False] * 3
     # The ring outlives its daemon, and needs none to be read.
     assert _soon(lambda: rank.storage.batch_exists(hashes)) == 3
@@ -227,7 +227,7 @@ def test_an_sglang_whose_changes_of_weights_are_not_seen_is_refused(
     with caplog.at_level(logging.WARNING, "tensord"):
         rank = Rank(daemon.socket, named=False)
     assert "changes of weights would not be noticed" in caplog.text
-    assert rank.storage._exchange._client.wait_connected(PATIENCE_S)
+    assert rank.storage._exchange.client.wait_connected(PATIENCE_S)
     assert _set(rank) == [False] * 3
     assert not rank.storage.shares
     rank.close()

@@ -1,7 +1,9 @@
-"""Weights whose memory was freed have no name: whatever lies there now would give them one."""
+"""Weights whose memory was freed have no name: whatever lies there now would give them one. A fork has names too."""
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,3 +43,14 @@ def test_an_item_whose_memory_was_freed_has_no_digest() -> None:
     resize(item["pixels"].data, 0)
     with pytest.raises(UnsupportedLeaf, match=r"pixels is .* which has 0"):
         content.content_digest(item)
+
+
+def test_a_child_that_was_forked_while_weights_were_hashed_hashes_them_too() -> None:
+    module, fingerprint = torch.nn.Linear(4, 4), modules.Fingerprint()
+    named = fingerprint.current({"encoder": module})
+    with fingerprint._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that waits for ever
+            os._exit(0 if fingerprint.current({"encoder": module}) == named else 1)
+    assert os.waitpid(child, 0)[1] == 0
