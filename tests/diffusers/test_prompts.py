@@ -19,6 +19,7 @@ from tensord.client.diffusers import cached_prompts, names, tally, uncached_prom
 from tensord.client.diffusers.names import PIPELINES
 from tensord.errors import BadNamespace, UsageError
 
+from ..transformers.vision_models import Adapter
 from .pipelines import FLUX, SD, XL, arguments, clip, clip_tokenizer, counts, pipeline, same
 
 
@@ -150,18 +151,6 @@ def test_two_tenants_share_nothing(client: tensord.Client) -> None:
 
 
 # ---- calls that bypass the cache
-
-
-class Adapter(torch.nn.Module):
-    """As PEFT puts one around a linear layer."""
-
-    def __init__(self, around: Any) -> None:
-        super().__init__()
-        self.around = around
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.around(rows) * 2
-        return found
 
 
 def adapted(of: Any) -> None:

@@ -11,10 +11,14 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ..daemon_process import Daemon
+
+if TYPE_CHECKING:
+    from .rank import Rank
 
 collect_ignore_glob = [] if find_spec("sglang") else ["test_*.py"]
 # SGLang looks for a GPU when it is imported.
@@ -43,6 +47,22 @@ def daemon(session_daemon: Daemon) -> Daemon:
     else:
         session_daemon.start()
     return session_daemon
+
+
+@pytest.fixture
+def ranks(daemon: Daemon) -> Iterator[tuple[Rank, Rank]]:
+    """The same rank of two engines."""
+    from .rank import Rank
+
+    first, second = Rank(daemon.socket), Rank(daemon.socket)
+    yield first, second
+    first.close()
+    second.close()
+
+
+@pytest.fixture
+def rank(ranks: tuple[Rank, Rank]) -> Rank:
+    return ranks[0]
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,18 @@ Owns: both. Does not own: the daemon.
 from __future__ import annotations
 
 import hashlib
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import torch
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from tensord.client.sglang import TensordHiCacheStorage
 
@@ -25,6 +28,7 @@ LAYERS: Final = 3
 HEADS: Final = 2
 WIDTH: Final = 64
 TOKENS: Final = 64
+_texts = count(1)
 LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct", "page_head")
 
 
@@ -120,8 +124,9 @@ class Rank:
             until(lambda: self.storage.shares, "the weights to be named")
             assert self.storage._exchange.client.wait_connected(PATIENCE_S)
 
-    def filled(self, text: str, pages: int = 3) -> tuple[list[str], torch.Tensor]:
-        """Computes pages of `text` in the host pool: their hashes, and their host indices."""
+    def filled(self, pages: int = 3) -> tuple[list[str], torch.Tensor]:
+        """Computes pages of a new text in the host pool: their hashes, and their host indices."""
+        text = next(_texts)
         hashes = [page_hash(text, number) for number in range(pages)]
         indices = self.pool.alloc(pages * self.pool.page_size)
         assert indices is not None
@@ -174,7 +179,17 @@ def storage_config(extra: dict[str, Any], **fields: Any) -> HiCacheStorageConfig
     return HiCacheStorageConfig(extra_config={**named, **extra}, **given)
 
 
-def page_hash(text: str, number: int) -> str:
+def page_hashes(tokens: Any) -> list[str]:
+    """SGLang's own names for the pages of a sequence."""
+    try:
+        hashes = get_storage_hash_str(tokens, None, page_size=PAGE)
+    except RuntimeError as error:
+        pytest.skip(f"SGLang builds its hash with g++, ninja and OpenSSL's headers: {error}")
+    assert isinstance(hashes, list)
+    return hashes
+
+
+def page_hash(text: object, number: int) -> str:
     """A name for a page, of the form of SGLang's."""
     return hashlib.sha256(f"{text} {number}".encode()).hexdigest()
 

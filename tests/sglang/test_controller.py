@@ -5,28 +5,12 @@ The controller is made without its constructor, which needs a GPU's streams. Its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
 from queue import Queue
 from typing import Any
 
-import pytest
-import torch
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchOperation, StorageOperation
-from sglang.srt.mem_cache.utils import get_storage_hash_str
 
-from ..daemon_process import Daemon
-from .rank import PAGE, Rank
-
-_texts = count(1)
-
-
-@pytest.fixture
-def ranks(daemon: Daemon) -> Iterator[tuple[Rank, Rank]]:
-    first, second = Rank(daemon.socket), Rank(daemon.socket)
-    yield first, second
-    first.close()
-    second.close()
+from .rank import PAGE, Rank, page_hashes
 
 
 def _controller(rank: Rank) -> Any:
@@ -40,63 +24,20 @@ def _controller(rank: Rank) -> Any:
     return controller
 
 
-def _hashed(tokens: list[int]) -> list[str]:
-    try:
-        hashes = get_storage_hash_str(tokens, None, page_size=PAGE)
-    except RuntimeError as error:
-        pytest.skip(f"SGLang builds its hash with g++, ninja and OpenSSL's headers: {error}")
-    assert isinstance(hashes, list)
-    return hashes
-
-
-def _backed_up(rank: Rank, tokens: list[int]) -> torch.Tensor:
-    """Lets the controller back up the pages of a sequence; returns their host indices."""
-    hashes = _hashed(tokens)
-    _, indices = rank.filled(f"controller {next(_texts)}", len(hashes))
-    operation = StorageOperation(indices, tokens, hash_value=hashes, prefix_keys=[])
-    _controller(rank)._page_backup(operation)
-    assert operation.completed_tokens == len(tokens)
-    return indices
-
-
-def _prefetched(rank: Rank, tokens: list[int]) -> tuple[torch.Tensor, int]:
-    """Lets the controller look a sequence up and load what is stored: its host indices, and the tokens it loaded."""
-    controller = _controller(rank)
-    operation = PrefetchOperation("request", tokens, prefix_keys=[])
-    operation.hash_value, hit_tokens = controller._storage_hit_query(operation)
-    operation.host_indices = rank.empty(len(tokens) // PAGE)
-    pages = controller._page_transfer(operation)
-    assert pages * PAGE == hit_tokens
-    return operation.host_indices, hit_tokens
-
-
 def test_a_prompt_that_one_engine_has_backed_up_is_prefetched_by_another(ranks: tuple[Rank, Rank]) -> None:
     first, second = ranks
-    prompt = [next(_texts) * 1000 + number for number in range(4 * PAGE)]
-    indices = _backed_up(first, prompt)
-    room, tokens = _prefetched(second, prompt)
-    assert tokens == len(prompt)
-    for number in range(4):
-        assert second.page(room, number) == first.page(indices, number)
+    prompt = list(range(4 * PAGE))
+    hashes = page_hashes(prompt)
+    _, indices = first.filled(len(hashes))
+    backup = StorageOperation(indices, prompt, hash_value=hashes, prefix_keys=[])
+    _controller(first)._page_backup(backup)
+    assert backup.completed_tokens == len(prompt)
 
-
-def test_a_prompt_that_diverges_is_prefetched_up_to_the_last_common_page(ranks: tuple[Rank, Rank]) -> None:
-    first, second = ranks
-    prompt = [next(_texts) * 1000 + number for number in range(4 * PAGE)]
-    indices = _backed_up(first, prompt)
-    room, tokens = _prefetched(second, [*prompt[: 2 * PAGE], 5, *prompt[2 * PAGE + 1 :]])
-    assert tokens == 2 * PAGE
-    for number in range(2):
-        assert second.page(room, number) == first.page(indices, number)
-
-
-def test_a_backup_without_a_daemon_ends_and_is_not_counted(daemon: Daemon, ranks: tuple[Rank, Rank]) -> None:
-    first, second = ranks
-    prompt = [next(_texts) * 1000 + number for number in range(2 * PAGE)]
-    daemon.kill()
-    hashes = _hashed(prompt)
-    _, indices = first.filled("controller", len(hashes))
-    operation = StorageOperation(indices, prompt, hash_value=hashes, prefix_keys=[])
-    _controller(first)._page_backup(operation)
-    assert operation.completed_tokens == 0
-    assert _prefetched(second, prompt)[1] == 0
+    # The last page differs.
+    controller, tokens = _controller(second), [*prompt[:-1], 7]
+    operation = PrefetchOperation("request", tokens, prefix_keys=[])
+    operation.hash_value, hit_tokens = controller._storage_hit_query(operation)
+    operation.host_indices = second.empty(4)
+    assert controller._page_transfer(operation) * PAGE == hit_tokens == 3 * PAGE
+    for number in range(3):
+        assert second.page(operation.host_indices, number) == first.page(indices, number)

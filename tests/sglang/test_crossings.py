@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -26,21 +25,18 @@ from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .rank import Rank
 from .test_faults import bound_s, damage
 
-_texts = count(1)
-
 
 class Call:
     """One call of a rank in a thread."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.text = f"crossing {next(_texts)}"
-        self.hashes, self.indices = rank.filled(self.text)
+        self.hashes, self.indices = rank.filled()
         self.expected = [rank.page(self.indices, number) for number in range(3)]
         self.answer: Any = None
         self.raised: BaseException | None = None
         self.took_s = 0.0
-        self.room = rank.filled("before")[1]
+        self.room = rank.filled()[1]
         self.before = [rank.page(self.room, number) for number in range(3)]
 
     def prepare(self, daemon: Daemon) -> None:

@@ -6,8 +6,7 @@ import logging
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,11 @@ from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .rank import PAGE, Rank, mha_pool, page_hash
 
 """Much more than a call takes at most, and much less than a call that waits for the daemon to come back."""
-_texts = count(1)
-
-
-@pytest.fixture
-def rank(daemon: Daemon) -> Iterator[Rank]:
-    rank = Rank(daemon.socket)
-    yield rank
-    rank.close()
 
 
 def _stored(rank: Rank, pages: int = 3) -> tuple[list[str], list[bytes]]:
     """Pages that are stored: their hashes, and their bytes."""
-    hashes, indices = rank.filled(f"fault {next(_texts)}", pages)
+    hashes, indices = rank.filled(pages)
     assert all(rank.storage.batch_set_v1(hashes, indices))
     found = [rank.page(indices, number) for number in range(pages)]
     rank.pool.free(indices)
@@ -42,7 +33,7 @@ def _stored(rank: Rank, pages: int = 3) -> tuple[list[str], list[bytes]]:
 
 def _right(rank: Rank, hashes: list[str], expected: list[bytes]) -> list[bool]:
     """Gets the pages, and asserts that those which the storage says it copied are right, and others unchanged."""
-    _, room = rank.filled("before", len(hashes))
+    _, room = rank.filled(len(hashes))
     before = [rank.page(room, number) for number in range(len(hashes))]
     got = rank.storage.batch_get_v1(hashes, room)
     for number, done in enumerate(got):
@@ -65,7 +56,7 @@ def _soon(call: Callable[[], Any]) -> Any:
 
 def _set(rank: Rank, pages: int = 3) -> list[bool]:
     """Tries to store new pages."""
-    hashes, indices = rank.filled(f"fault {next(_texts)}", pages)
+    hashes, indices = rank.filled(pages)
     got: list[bool] = rank.storage.batch_set_v1(hashes, indices)
     rank.pool.free(indices)
     return got
@@ -138,7 +129,7 @@ def test_a_stopped_daemon_that_has_lent_no_place_delays_a_set_for_a_limited_time
 
 
 def test_a_damaged_page_is_not_copied_and_can_be_stored_again(daemon: Daemon, rank: Rank) -> None:
-    hashes, indices = rank.filled(f"fault {next(_texts)}")
+    hashes, indices = rank.filled()
     expected = [rank.page(indices, number) for number in range(3)]
     assert all(rank.storage.batch_set_v1(hashes, indices))
     damage(daemon, expected[1])
@@ -161,7 +152,7 @@ def damage(daemon: Daemon, page: bytes) -> None:
 
 @pytest.mark.parametrize("foreign", [[np.zeros(8, np.uint8)], {"a": 1}, b"text", np.zeros(5, np.float32)])
 def test_an_entry_of_another_form_under_a_pages_key_is_not_copied(daemon: Daemon, rank: Rank, foreign: Any) -> None:
-    hashes, indices = rank.filled(f"fault {next(_texts)}", 1)
+    hashes, indices = rank.filled(1)
     (key,) = rank.storage._keys("kv", hashes)
     assert daemon.client().put(key, foreign, wait=True).state == "stored"
     assert _right(rank, hashes, [b""]) == [False]

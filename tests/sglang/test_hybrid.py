@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTr
 from ..daemon_process import Daemon
 from .rank import PAGE, Rank, mha_pool, mla_pool
 
-_texts = count(1)
 TRAILING = PoolHitPolicy.TRAILING_PAGES
 
 
@@ -45,7 +43,7 @@ def ranks(daemon: Daemon) -> Iterator[tuple[Hybrid, Hybrid]]:
 
 def test_pages_of_a_second_pool_are_byte_equal_in_another_engine(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, second = ranks
-    hashes, indices = first.filled(f"hybrid {next(_texts)}")
+    hashes, indices = first.filled()
     assert all(first.storage.batch_set_v1(hashes, indices))
     assert first.storage.batch_set_v2([first.swa(hashes[2:], fill=7)]) == {PoolName.SWA: [True]}
     wanted = second.swa(hashes[2:])
@@ -57,7 +55,7 @@ def test_pages_of_a_second_pool_are_byte_equal_in_another_engine(ranks: tuple[Hy
 
 def test_a_prefix_is_found_only_if_its_last_pages_are_in_both_pools(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, second = ranks
-    hashes, indices = first.filled(f"hybrid {next(_texts)}", 4)
+    hashes, indices = first.filled(4)
     assert all(first.storage.batch_set_v1(hashes, indices))
     wanted = PoolTransfer(name=PoolName.SWA, keys=hashes[-1:], hit_policy=TRAILING)
     assert second.storage.batch_exists_v2(hashes, [wanted]).kv_hit_pages == 0
@@ -70,7 +68,7 @@ def test_a_prefix_is_found_only_if_its_last_pages_are_in_both_pools(ranks: tuple
 
 def test_a_pool_that_needs_all_pages_ends_the_prefix_at_its_first_gap(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, second = ranks
-    hashes, indices = first.filled(f"hybrid {next(_texts)}", 4)
+    hashes, indices = first.filled(4)
     assert all(first.storage.batch_set_v1(hashes, indices))
     first.storage.batch_set_v2([first.swa([*hashes[:2], hashes[3]], fill=1)])
     found = second.storage.batch_exists_v2(hashes, [PoolTransfer(name=PoolName.SWA, keys=hashes)])
@@ -79,7 +77,7 @@ def test_a_pool_that_needs_all_pages_ends_the_prefix_at_its_first_gap(ranks: tup
 
 def test_a_pool_that_was_never_registered_finds_and_stores_nothing(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, _ = ranks
-    hashes, indices = first.filled(f"hybrid {next(_texts)}")
+    hashes, indices = first.filled()
     assert all(first.storage.batch_set_v1(hashes, indices))
     unknown = PoolTransfer(name=PoolName.MAMBA, host_indices=indices, keys=hashes)
     assert first.storage.batch_set_v2([unknown]) == {PoolName.MAMBA: [False] * 3}
@@ -90,7 +88,7 @@ def test_a_pool_that_was_never_registered_finds_and_stores_nothing(ranks: tuple[
 def test_each_rank_of_an_mla_model_has_its_own_states(daemon: Daemon) -> None:
     config = {"is_mla_model": True, "tp_size": 2}
     ranks = [Rank(daemon.socket, mla_pool(), config={**config, "tp_rank": number}) for number in range(2)]
-    hashes, _ = ranks[0].filled(f"hybrid {next(_texts)}")
+    hashes, _ = ranks[0].filled()
     for rank in ranks:
         rank.storage.register_mem_host_pool_v2(mha_pool(heads=1), PoolName.MAMBA)
     transfer = PoolTransfer(name=PoolName.MAMBA, host_indices=torch.arange(3 * PAGE), keys=hashes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,12 @@ from tensord.client.sglang.names import StorageSettings
 
 from ..daemon_process import Daemon, until
 from .conftest import write_model
-from .rank import PAGE, Rank, mha_pool, mla_pool, storage_config
-
-_texts = count(1)
+from .rank import PAGE, Rank, mha_pool, mla_pool, page_hashes, storage_config
 
 
 def _found(writer: Rank, reader: Rank) -> int:
     """How many of three pages that one rank stores the other one finds."""
-    hashes, indices = writer.filled(f"names {next(_texts)}")
+    hashes, indices = writer.filled()
     assert all(writer.storage.batch_set_v1(hashes, indices))
     found: int = reader.storage.batch_exists(hashes)
     for rank in (writer, reader):
@@ -130,7 +127,7 @@ def test_weights_that_are_in_no_file_are_not_named(model: str, arguments: dict[s
 def test_an_engine_without_a_name_shares_nothing_and_says_so(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
     rank = Rank(daemon.socket, extra={}, named=False)
     until(lambda: "this engine shares no KV" in caplog.text, "the message")
-    hashes, indices = rank.filled("nameless")
+    hashes, indices = rank.filled()
     assert rank.storage.batch_set_v1(hashes, indices) == [False] * 3
     assert rank.storage.batch_exists(hashes) == 0
     assert rank.storage.batch_get_v1(hashes, indices) == [False] * 3
@@ -194,15 +191,6 @@ def test_an_argument_without_effect_on_kv_does_not(
     assert _found(first, Rank(daemon.socket)) == 3
 
 
-def test_the_arguments_of_an_engine_have_a_form_that_is_equal_in_all_processes(published: Callable[..., None]) -> None:
-    published()
-    found = [names.namespace("w", storage_config({}), {}, "", names.engine_arguments(), replicated=False)]
-    published()
-    found += [names.namespace("w", storage_config({}), {}, "", names.engine_arguments(), replicated=False)]
-    assert found[0] == found[1]
-    assert len(names.engine_arguments()) > 100
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -242,26 +230,22 @@ def test_decode_context_parallelism_and_pages_as_tensors_are_refused() -> None:
 # ---- what SGLang's own hash of a page covers, which no name of tensord repeats
 
 
-def _chain(tokens: list[int], **request: Any) -> list[str]:
-    from sglang.srt.mem_cache.utils import get_storage_hash_str
+TOKENS = list(range(8))
 
-    class Tokens(list[int]):
-        extra_key = request.get("extra_key")
-        cache_salt = request.get("cache_salt")
 
-    try:
-        hashes = get_storage_hash_str(Tokens(tokens), None, page_size=PAGE)
-    except RuntimeError as error:
-        pytest.skip(f"SGLang builds its hash with g++, ninja and OpenSSL's headers: {error}")
-    assert isinstance(hashes, list)
-    return hashes
+class Request(list[int]):
+    """Tokens, with what a request says of them."""
+
+    def __init__(self, tokens: list[int], extra_key: str | None = None, cache_salt: str | None = None) -> None:
+        super().__init__(tokens)
+        self.extra_key, self.cache_salt = extra_key, cache_salt
 
 
 def test_sglangs_page_hash_covers_all_tokens_before_extra_key_and_salt() -> None:
-    plain = _chain(list(range(8)))
-    assert _chain(list(range(8))) == plain
-    assert _chain([9, *range(1, 8)])[1] != plain[1]
-    others = [_chain(list(range(8)), extra_key="a"), _chain(list(range(8)), cache_salt="a")]
+    plain = page_hashes(Request(TOKENS))
+    assert page_hashes(Request(TOKENS)) == plain
+    assert page_hashes(Request([9, *TOKENS[1:]]))[1] != plain[1]
+    others = [page_hashes(Request(TOKENS, "a")), page_hashes(Request(TOKENS, None, "a"))]
     assert len({*plain, *others[0], *others[1]}) == 6
     assert storage_namespace_seed(None, None) is None
 
@@ -276,4 +260,4 @@ def test_sglangs_page_hash_covers_a_picture_by_the_hash_of_its_features() -> Non
         pads.append(item.padding_sequence(PAGE))
     assert pads[0] == pads[1] != pads[2]
     assert min(pads[0]) >= 1_000_000
-    assert _chain(pads[0]) == _chain(pads[1]) != _chain(pads[2])
+    assert page_hashes(Request(pads[0])) == page_hashes(Request(pads[1])) != page_hashes(Request(pads[2]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +14,10 @@ from tensord.errors import BadConfiguration
 from ..daemon_process import Daemon
 from .rank import LAYOUTS, PAGE, Rank, mha_pool, mla_pool, storage_config
 
-_texts = count(1)
 
-
-@pytest.fixture
-def text() -> str:
-    """A text that no test has stored."""
-    return f"text {next(_texts)}"
-
-
-@pytest.fixture
-def ranks(daemon: Daemon) -> Iterator[tuple[Rank, Rank]]:
-    """The same rank of two engines."""
-    first, second = Rank(daemon.socket), Rank(daemon.socket)
-    yield first, second
-    first.close()
-    second.close()
-
-
-def _shared(first: Rank, second: Rank, text: str) -> None:
-    """Asserts that the second rank gets, byte by byte, what the first one stores."""
-    hashes, indices = first.filled(text)
+def _shared(first: Rank, second: Rank) -> tuple[list[str], Any]:
+    """Asserts that the second rank gets, byte by byte, what the first one stores. Returns pages and places."""
+    hashes, indices = first.filled()
     assert second.storage.batch_exists(hashes) == 0
     assert first.storage.batch_set_v1(hashes, indices) == [True] * 3
     assert second.storage.batch_exists(hashes) == 3
@@ -45,46 +26,42 @@ def _shared(first: Rank, second: Rank, text: str) -> None:
     for number in range(3):
         assert second.page(room, number) == first.page(indices, number)
         assert any(second.page(room, number))
+    return hashes, room
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_page_that_one_engine_stores_is_byte_equal_in_another(daemon: Daemon, layout: str, text: str) -> None:
-    _shared(Rank(daemon.socket, mha_pool(layout)), Rank(daemon.socket, mha_pool(layout)), text)
+def test_a_page_that_one_engine_stores_is_byte_equal_in_another(daemon: Daemon, layout: str) -> None:
+    _shared(Rank(daemon.socket, mha_pool(layout)), Rank(daemon.socket, mha_pool(layout)))
 
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
-def test_ranks_of_an_mla_model_read_the_pages_that_one_rank_writes(daemon: Daemon, layout: str, text: str) -> None:
+def test_ranks_of_an_mla_model_read_the_pages_that_one_rank_writes(daemon: Daemon, layout: str) -> None:
     config = {"is_mla_model": True, "tp_size": 2}
     writer = Rank(daemon.socket, mla_pool(layout), config={**config, "tp_rank": 0})
     reader = Rank(daemon.socket, mla_pool(layout), config={**config, "tp_rank": 1})
-    hashes, indices = reader.filled(text)
+    hashes, indices = reader.filled()
     assert reader.storage.batch_set_v1(hashes, indices) == [False] * 3
     assert reader.storage.batch_exists(hashes) == 0
-    _shared(writer, reader, text)
-    assert reader.storage.batch_set_v1(hashes, indices) == [True] * 3
+    assert reader.storage.batch_set_v1(*_shared(writer, reader)) == [True] * 3
 
 
-def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(
-    ranks: tuple[Rank, Rank], text: str
-) -> None:
+def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(ranks: tuple[Rank, Rank]) -> None:
     first, second = ranks
-    hashes, indices = first.filled(text, 3)
+    hashes, indices = first.filled(3)
     assert all(first.storage.batch_set_v1(hashes[:1], indices[:PAGE]))
     assert all(first.storage.batch_set_v1(hashes[2:], indices[2 * PAGE :]))
-    _, room = second.filled("something else")
+    _, room = second.filled()
     before = [second.page(room, number) for number in range(3)]
     assert second.storage.batch_get_v1(hashes, room) == [True, False, False]
     assert second.page(room, 0) == first.page(indices, 0)
     assert [second.page(room, number) for number in (1, 2)] == before[1:]
 
 
-def test_clear_removes_the_pages_of_the_rank_and_nothing_else(
-    ranks: tuple[Rank, Rank], text: str, daemon: Daemon
-) -> None:
+def test_clear_removes_the_pages_of_the_rank_and_nothing_else(ranks: tuple[Rank, Rank], daemon: Daemon) -> None:
     first, second = ranks
     other = daemon.client()
     assert other.put(b"k" * 32, b"other", wait=True).state in ("stored", "existed")
-    hashes, indices = first.filled(text)
+    hashes, indices = first.filled()
     assert all(first.storage.batch_set_v1(hashes, indices))
     assert first.storage.clear()
     assert second.storage.batch_exists(hashes) == 0
@@ -110,9 +87,9 @@ def test_the_client_is_listed_by_the_name_of_model_and_rank(daemon: Daemon) -> N
     rank.close()
 
 
-def test_pages_leave_the_ring_last_first(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+def test_pages_leave_the_ring_last_first(ranks: tuple[Rank, Rank], daemon: Daemon) -> None:
     first, second = ranks
-    hashes, indices = first.filled(text, 4)
+    hashes, indices = first.filled(4)
     head = HiCacheStorageExtraInfo(prefix_keys=[])
     assert all(first.storage.batch_set_v1(hashes[:2], indices[: 2 * PAGE], head))
     tail = HiCacheStorageExtraInfo(prefix_keys=hashes[:2])
@@ -130,21 +107,21 @@ def test_pages_leave_the_ring_last_first(ranks: tuple[Rank, Rank], text: str, da
     assert [client.contains(key) for key in keys] == [False] * 4
 
 
-def test_a_page_whose_predecessor_is_gone_is_stored(ranks: tuple[Rank, Rank], text: str, daemon: Daemon) -> None:
+def test_a_page_whose_predecessor_is_gone_is_stored(ranks: tuple[Rank, Rank], daemon: Daemon) -> None:
     first, second = ranks
-    hashes, indices = first.filled(text, 3)
+    hashes, indices = first.filled(3)
     gone = HiCacheStorageExtraInfo(prefix_keys=hashes[:1])
     assert all(first.storage.batch_set_v1(hashes[1:], indices[PAGE:], gone))
     assert second.storage.batch_exists(hashes) == 0
     assert second.storage.batch_exists(hashes[1:]) == 2
 
 
-def test_pages_that_another_host_has_stored_are_found_through_the_remote_store(tmp_path: Path, text: str) -> None:
+def test_pages_that_another_host_has_stored_are_found_through_the_remote_store(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     url = f"dir://{tmp_path / 'store'}"
     with Daemon(remote_url=url) as one, Daemon(remote_url=url) as other:
         first, second = Rank(one.start().socket), Rank(other.start().socket)
-        hashes, indices = first.filled(text)
+        hashes, indices = first.filled()
         assert all(first.storage.batch_set_v1(hashes, indices))
         # A second use has them written: computing them took a time that nobody knows.
         assert all(first.storage.batch_get_v1(hashes, first.empty()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -81,67 +82,59 @@ def test_an_entry_of_another_form_under_a_key_is_not_taken_for_an_output(client:
 # ---- other processes
 
 
-def test_two_callers_with_the_same_input_encode_once(
+@pytest.fixture
+def meeting(
     daemon: Daemon, client: tensord.Client, other_client: tensord.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    family = FAMILIES["clip tower"]
-    models = [cached(family.make(), each) for each in (client, other_client)]
-    begun, go = threading.Event(), threading.Event()
+) -> Callable[..., tuple[list[Any], list[Any]]]:
+    """Two models and what each returned or raised. The second one is called while the first one encodes, and waits for
+    `waiting` items of it."""
 
-    def pause(_: object) -> None:
-        begun.set()
-        assert go.wait(60)
+    def met(waiting: int, *inputs: tuple[int, ...], error: Exception | None = None) -> tuple[list[Any], list[Any]]:
+        family = FAMILIES["clip tower"]
+        models = [cached(family.make(), each) for each in (client, other_client)]
+        begun, go = threading.Event(), threading.Event()
 
-    on_entry(monkeypatch, family, models[0], pause)
-    outputs: dict[int, Any] = {}
+        def pause(_: object) -> None:
+            begun.set()
+            assert go.wait(60)
+            if error is not None:
+                raise error
 
-    @torch.no_grad()
-    def run(number: int) -> None:
-        outputs[number] = family.call(models[number], family.inputs(*[(1, 2), (3, 2, 1)][number]))
+        on_entry(monkeypatch, family, models[0], pause)
+        outputs: list[Any] = [None, None]
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    threads[0].start()
-    assert begun.wait(60)
-    threads[1].start()
-    daemon.until(lambda status: status["store"]["claims_waiting"] == 2, "the other one waits for two")
-    go.set()
-    for thread in threads:
-        thread.join(60)
+        @torch.no_grad()
+        def run(number: int) -> None:
+            try:
+                outputs[number] = family.call(models[number], family.inputs(*inputs[number]))
+            except KeyError as raised:
+                outputs[number] = raised
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+        threads[0].start()
+        assert begun.wait(60)
+        threads[1].start()
+        daemon.until(lambda status: status["store"]["claims_waiting"] == waiting, "the other one waits")
+        go.set()
+        for thread in threads:
+            thread.join(60)
+        return models, outputs
+
+    return met
+
+
+def test_two_callers_with_the_same_input_encode_once(meeting: Callable[..., tuple[list[Any], list[Any]]]) -> None:
+    models, outputs = meeting(2, (1, 2), (3, 2, 1))
     assert [tally(model) for model in models] == [EncoderTally(encoded=2), EncoderTally(encoded=1, waited=2)]
     assert same(outputs[1].last_hidden_state[[2, 1]], outputs[0].last_hidden_state)
 
 
 def test_a_waiting_caller_encodes_when_the_other_one_fails(
-    daemon: Daemon, client: tensord.Client, other_client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+    meeting: Callable[..., tuple[list[Any], list[Any]]],
 ) -> None:
-    family = FAMILIES["clip tower"]
-    models = [cached(family.make(), each) for each in (client, other_client)]
-    begun, go = threading.Event(), threading.Event()
-
-    def fail(_: object) -> None:
-        begun.set()
-        assert go.wait(60)
-        raise KeyError("the encoder")
-
-    on_entry(monkeypatch, family, models[0], fail)
-    outputs: list[Any] = []
-
-    @torch.no_grad()
-    def run(number: int) -> None:
-        try:
-            outputs.append(family.call(models[number], family.inputs(1)))
-        except KeyError as error:
-            outputs.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    threads[0].start()
-    assert begun.wait(60)
-    threads[1].start()
-    daemon.until(lambda status: status["store"]["claims_waiting"] == 1, "the other one waits")
-    go.set()
-    for thread in threads:
-        thread.join(60)
-    assert isinstance(outputs[0], KeyError) or isinstance(outputs[1], KeyError)
+    error = KeyError("the encoder")
+    models, outputs = meeting(1, (1,), (1,), error=error)
+    assert outputs[0] is error
     assert tally(models[1]) == EncoderTally(encoded=1)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -151,29 +151,28 @@ def test_other_outputs_asked_for_have_keys_of_their_own(client: tensord.Client) 
     assert tally(model).passed == 1
 
 
-def test_a_setting_changed_on_the_living_model_changes_the_key(client: tensord.Client) -> None:
+def activation(model: Any) -> None:
+    model.encoder.layers[1].mlp.activation_fn = torch.nn.ReLU().eval()
+
+
+SETTINGS: dict[str, Callable[[Any], object]] = {
+    "attention": lambda model: model.set_attn_implementation("eager"),
+    "a field of the configuration": lambda model: setattr(model.config, "output_hidden_states", True),
+    "a scale": lambda model: setattr(model.encoder.layers[0].self_attn, "scale", 3.0),
+    "an activation without weights": activation,
+}
+
+
+@pytest.mark.parametrize("change", SETTINGS.values(), ids=list(SETTINGS))
+def test_a_setting_changed_on_the_living_model_changes_the_key(
+    client: tensord.Client, change: Callable[[Any], object]
+) -> None:
     plain, model = clip(), cached(clip(), client)
     encoded(client, model, model, **pixels(1))
     for changed in (plain, model):
-        changed.set_attn_implementation("eager")
+        change(changed)
     assert same(model(**pixels(1)), plain(**pixels(1)))
     assert tally(model) == EncoderTally(encoded=2)
-    for changed in (plain, model):
-        changed.config.output_hidden_states = True
-    assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == EncoderTally(encoded=3)
-
-
-def test_a_scale_and_an_activation_without_weights_are_in_the_key(client: tensord.Client) -> None:
-    plain, model = clip(), cached(clip(), client)
-    encoded(client, model, model, **pixels(1))
-    for changed in (plain, model):
-        changed.encoder.layers[0].self_attn.scale = 3.0
-    assert same(model(**pixels(1)), plain(**pixels(1)))
-    for changed in (plain, model):
-        changed.encoder.layers[1].mlp.activation_fn = torch.nn.ReLU().eval()
-    assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == EncoderTally(encoded=3)
 
 
 def test_each_attribute_of_each_module_is_in_the_key_or_in_the_list_with_a_reason(family: Family) -> None:
@@ -215,17 +214,14 @@ def test_each_field_of_a_configuration_is_in_the_key_or_in_the_list_with_a_reaso
     assert changed > 10
 
 
-class Restored(AbstractContextManager[None]):
+@contextmanager
+def restored(change: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
     """A setting, within a block."""
-
-    def __init__(self, change: Callable[[Any], object], value: Any, before: Any) -> None:
-        self.change, self.value, self.before = change, value, before
-
-    def __enter__(self) -> None:
-        self.change(self.value)
-
-    def __exit__(self, *_: object) -> None:
-        self.change(self.before)
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
 
 
 def convolution(precision: str) -> None:
@@ -237,9 +233,9 @@ def convolution(precision: str) -> None:
     [
         lambda: sdpa_kernel(SDPBackend.MATH),
         lambda: sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True),
-        lambda: Restored(torch.set_default_dtype, torch.bfloat16, torch.float32),
-        lambda: Restored(torch.set_flush_denormal, True, False),
-        lambda: Restored(convolution, "bf16", "none"),
+        lambda: restored(torch.set_default_dtype, torch.bfloat16, torch.float32),
+        lambda: restored(torch.set_flush_denormal, True, False),
+        lambda: restored(convolution, "bf16", "none"),
     ],
     ids=["kernels of attention", "their order", "default dtype", "denormal numbers", "precision of convolutions"],
 )

@@ -20,7 +20,7 @@ import tensord
 from tensord.client.transformers import EncoderTally, cached, tally
 
 from ..daemon_process import Daemon
-from .vision_models import Family, chosen, clip, encoded, features, pixels, same, whisper
+from .vision_models import Adapter, Family, chosen, clip, encoded, features, pixels, same, whisper
 
 Patch = pytest.MonkeyPatch
 
@@ -77,18 +77,6 @@ def test_a_compiled_model_passes_through(client: tensord.Client) -> None:
 
 
 # ---- by other code
-
-
-class Adapter(torch.nn.Module):
-    """Something of another library's."""
-
-    def __init__(self, base: Any) -> None:
-        super().__init__()
-        self.base = base
-        self.eval()
-
-    def forward(self, given: Any) -> Any:
-        return 2 * self.base(given)
 
 
 def doubled_of_all_modules(module: Any, given: Any, *output: Any) -> Any:

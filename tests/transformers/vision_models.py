@@ -68,8 +68,6 @@ VISION: dict[str, Any] = {
     "image_size": 30,
     "patch_size": 6,
 }
-
-
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -78,12 +76,11 @@ TEXT: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 64,
     "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
 }
-
-
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-
-
+QWEN: dict[str, Any] = {"depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
 _made: dict[Any, Any] = {}
 
 
@@ -100,21 +97,16 @@ def clip() -> Any:
 
 
 def clip_pair() -> Any:
-    config = transformers.CLIPConfig(vision_config=VISION, text_config={**TEXT, "bos_token_id": 0, "eos_token_id": 1})
-    return seeded(transformers.CLIPModel, config)
+    return seeded(transformers.CLIPModel, transformers.CLIPConfig(vision_config=VISION, text_config=TEXT))
 
 
 def siglip_pair() -> Any:
-    text: dict[str, Any] = {**TEXT, "bos_token_id": 0, "eos_token_id": 1}
-    return seeded(transformers.SiglipModel, transformers.SiglipConfig(vision_config=VISION, text_config=text))
+    return seeded(transformers.SiglipModel, transformers.SiglipConfig(vision_config=VISION, text_config=TEXT))
 
 
 def llava() -> Any:
-    config = transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(**VISION),
-        text_config=transformers.LlamaConfig(**TEXT),
-        image_token_index=3,
-    )
+    vision, text = transformers.CLIPVisionConfig(**VISION), transformers.LlamaConfig(**TEXT)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=3)
     return seeded(transformers.LlavaForConditionalGeneration, config)
 
 
@@ -140,47 +132,35 @@ def whisper() -> Any:
 
 
 def qwen2() -> Any:
-    vision: dict[str, Any] = {
-        "depth": 2,
-        "embed_dim": 32,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "patch_size": 4,
-        "mlp_ratio": 2,
-    }
+    vision = {**QWEN, "embed_dim": 32, "mlp_ratio": 2}
     config = transformers.Qwen2VLConfig(vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE})
     return seeded(transformers.Qwen2VLForConditionalGeneration, config)
 
 
 def qwen2_5() -> Any:
-    vision: dict[str, Any] = {
-        "depth": 2,
-        "hidden_size": 32,
-        "out_hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "patch_size": 4,
-        "window_size": 16,
-        "fullatt_block_indexes": [1],
-    }
+    vision = {**QWEN, "out_hidden_size": 32, "intermediate_size": 64, "window_size": 16, "fullatt_block_indexes": [1]}
     config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE})
     return seeded(transformers.Qwen2_5_VLForConditionalGeneration, config)
 
 
 def qwen3() -> Any:
-    vision: dict[str, Any] = {
-        "depth": 2,
-        "hidden_size": 32,
-        "out_hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "patch_size": 4,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0, 1],
-    }
-    text: dict[str, Any] = {**TEXT, "head_dim": 16, "rope_parameters": ROPE}
+    vision = {**QWEN, "out_hidden_size": 32, "intermediate_size": 64, "num_position_embeddings": 16}
+    vision["deepstack_visual_indexes"] = [0, 1]
+    text = {**TEXT, "head_dim": 16, "rope_parameters": ROPE}
     config = transformers.Qwen3VLConfig(vision_config=vision, text_config=text)
     return seeded(transformers.Qwen3VLForConditionalGeneration, config)
+
+
+class Adapter(torch.nn.Module):
+    """Another library's module around a layer, as PEFT puts one."""
+
+    def __init__(self, around: Any) -> None:
+        super().__init__()
+        self.around = around
+        self.eval()
+
+    def forward(self, given: Any) -> Any:
+        return 2 * self.around(given)
 
 
 def image_features(model: Any, inputs: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import transformers
 import tensord
 from tensord.client.transformers import prefix_cached
 
+from ..vision_models import Adapter
 from .language_models import PROMPT, generated, language_model, prompt, same, sharing
 
 
@@ -52,19 +53,6 @@ def test_a_rotary_embedding_that_depends_on_the_length_does_not_share(kind: str,
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 256}
     refused(language_model("llama", rope_parameters=rope), client, f"rope_type is {kind!r}")
-
-
-class Adapter(torch.nn.Module):
-    """A low-rank adapter around a linear layer, as PEFT puts into a model."""
-
-    def __init__(self, around: Any) -> None:
-        super().__init__()
-        self.around = around
-        self.scale = 1.0
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.around(rows) * (1 + self.scale)
-        return found
 
 
 def test_a_model_with_an_adapter_does_not_share_and_one_with_a_merged_adapter_has_a_name_of_its_own(
