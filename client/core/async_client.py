@@ -27,7 +27,7 @@ from ..pressure.device_reservation import DeviceReservation
 from ..threads.event_loop import begun, in_thread, to_its_end
 from ..writing.outcomes import Put, wait_for_all
 from .client import TIMEOUT_S, Client
-from .lookups import joined_keys
+from .entries import joined_keys
 from .tracing import key_of, span, traced
 
 Value = TypeVar("Value")
@@ -37,64 +37,75 @@ Call: TypeAlias = Callable[Concatenate[Client, Arguments], Result]
 AsyncCall: TypeAlias = Callable[Concatenate["AsyncClient", Arguments], Coroutine[Any, Any, Result]]
 
 
-def _like(
-    call: Call[Arguments, Result],
-) -> Callable[[Callable[..., Coroutine[Any, Any, Result]]], AsyncCall[Arguments, Result]]:
-    """A decorator for a method that takes and returns what a call of `Client` does, and has its docstring."""
-    decorate: Any = functools.wraps(call)
-    return cast("Callable[[Callable[..., Coroutine[Any, Any, Result]]], AsyncCall[Arguments, Result]]", decorate)
+def _like(call: Call[Arguments, Result], method: Any) -> AsyncCall[Arguments, Result]:
+    """`method`, which takes and returns what a call of `Client` does, with its docstring."""
+    return cast("AsyncCall[Arguments, Result]", functools.wraps(call)(method))
 
 
 def _at_once(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
     """A call that sends no message, or waits for none."""
 
-    @_like(call)
-    async def method(self: AsyncClient, *args: Any, **options: Any) -> Result:
+    async def method(self: AsyncClient, *args: Any, **options: Any) -> Any:
         return call(self.client, *args, **options)
 
-    return method
+    return _like(call, method)
 
 
 def _lookup(call: Call[Arguments, Result], keys: Callable[[Any], Iterable[bytes]]) -> AsyncCall[Arguments, Result]:
     """A lookup of what `keys` makes of its first argument."""
 
-    @_like(call)
-    async def method(self: AsyncClient, *args: Any, **options: Any) -> Result:
+    async def method(self: AsyncClient, *args: Any, **options: Any) -> Any:
         puts = self.client.link.puts
         first = args[0] if args else options.get("key", options.get("keys"))
         if (awaited := puts.awaited) and first is not None and (own := [key for key in keys(first) if key in awaited]):
             await in_thread(puts.wait_for_any_own, own)
         return call(self.client, *args, **options)
 
-    return method
+    return _like(call, method)
 
 
 def _threaded(call: Call[Arguments, Result], run: Callable[..., Any] = in_thread) -> AsyncCall[Arguments, Result]:
     """A call that may wait, in a thread."""
 
-    @_like(call)
-    async def method(self: AsyncClient, *args: Any, **options: Any) -> Result:
-        return cast(Result, await run(call, self.client, *args, **options))
+    async def method(self: AsyncClient, *args: Any, **options: Any) -> Any:
+        return await run(call, self.client, *args, **options)
 
-    return method
+    return _like(call, method)
 
 
 def _stored(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
     """A call that copies payloads, and with `wait` waits for their outcomes. A cancelled task waits for the copies
     only."""
 
-    @_like(call)
     async def method(
         self: AsyncClient, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any
-    ) -> Result:
+    ) -> Any:
         deadline = time.monotonic() + check_timeout(timeout_s, self.client.timeout_s)
         result: Any = await to_its_end(cast(Any, call), self.client, *args, timeout_s=timeout_s, **options)
         puts = [result] if isinstance(result, Put) else result
         if wait and any(put.state == "sent" for put in puts):
             await in_thread(wait_for_all, puts, deadline)
-        return cast(Result, result)
+        return result
 
-    return method
+    return _like(call, method)
+
+
+async def _reserved(self: AsyncClient, *args: Any, **options: Any) -> DeviceReservation:
+    asked = begun(functools.partial(self.client.reserve_device, *args, **options))
+    try:
+        return await asyncio.wrap_future(asked)
+    except asyncio.CancelledError:
+        # Its thread may have the reservation by now, or get it, and nobody to give it to.
+        asked.add_done_callback(_released)
+        raise
+    finally:
+        # An error has this frame in its traceback.
+        del asked
+
+
+def _released(reserved: Future[DeviceReservation]) -> None:
+    if not reserved.cancelled() and reserved.exception() is None:
+        reserved.result().release()
 
 
 def _one(key: bytes) -> list[bytes]:
@@ -182,6 +193,7 @@ class AsyncClient:
     modes = _threaded(Client.modes)
     on_mode = _threaded(Client.on_mode)
     workflow = _threaded(Client.workflow)
+    reserve_device = _like(Client.reserve_device, _reserved)
 
     # ---- with a difference
 
@@ -227,34 +239,6 @@ class AsyncClient:
         finally:
             # The error has this frame in its traceback.
             error = None
-
-    @_like(Client.reserve_device)
-    async def reserve_device(
-        self,
-        device: str,
-        size_bytes: int,
-        for_s: float = 30.0,
-        *,
-        wait_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> DeviceReservation:
-        asked = begun(
-            lambda: self._client.reserve_device(device, size_bytes, for_s, wait_s=wait_s, timeout_s=timeout_s)
-        )
-        try:
-            return await asyncio.wrap_future(asked)
-        except asyncio.CancelledError:
-            # Its thread may have the reservation by now, or get it, and nobody to give it to.
-            asked.add_done_callback(_released)
-            raise
-        finally:
-            # An error has this frame in its traceback.
-            del asked
-
-
-def _released(reserved: Future[DeviceReservation]) -> None:
-    if not reserved.cancelled() and reserved.exception() is None:
-        reserved.result().release()
 
 
 async def _computed(compute: Callable[[], Any]) -> Any:

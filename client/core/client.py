@@ -2,7 +2,7 @@
 
 Owns: how a client is made. Lookups read shared memory through the View; calls that change something send messages over
 the Link.
-Does not own: the public calls (lookups, puts, entries, pressure, base), the connection (link/), puts in flight
+Does not own: the public calls (entries, puts, pressure, base), the connection (link/), puts in flight
 (writing/), reads (reading/).
 Invariants: while the daemon is away, lookups go on, and puts end as "lost". Only calls that need an answer of the
 daemon raise DaemonUnavailable.
@@ -21,14 +21,13 @@ from ...ipc.places import STATUS_NAME, control_socket, status_socket
 from ..arguments.checks import check_name, check_socket, check_timeout, printable
 from ..link.link import Link
 from .entries import EntryCalls
-from .lookups import LookupCalls
 from .pressure import PressureCalls
 from .puts import PutCalls
 
 TIMEOUT_S: Final = 5.0
 
 
-class Client(LookupCalls, PutCalls, EntryCalls, PressureCalls):
+class Client(EntryCalls, PutCalls, PressureCalls):
     """A process's connection to the host's cache. Thread-safe, and usable in a forked child.
 
     Args:

@@ -62,6 +62,13 @@ def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 
 
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    from .language.language_models import language_model
+
+    return language_model("llama")
+
+
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """A list of how many items enter a model's tower, call by call."""

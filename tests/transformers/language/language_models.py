@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from types import SimpleNamespace
 from typing import Any, Final
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 import tensord
 from tensord.client.transformers import prefix_cached
 from tensord.client.transformers.language.generation import cache_argument
+
+from ...daemon_process import PATIENCE_S
 
 VOCABULARY: Final = 96
 PROMPT: Final = 40
@@ -187,27 +188,11 @@ def computed(model: Any, ids: torch.Tensor, stops: Iterable[int], cache: Any = N
 def generated(model: Any, ids: torch.Tensor, cache: Any = None, **more: Any) -> Any:
     """What `model` (a model, or a `PrefixCached`) generates, with the logits of each step and its cache."""
     given: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, **more}
-    if cache is not None and not any(hasattr(layer, "get_seq_length") for layer in cache.layers):
-        return _stepped(model, ids, cache)
     if cache is not None:
         given[cache_argument(model)] = cache
     return model.generate(
         ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_logits=True, **given
     )
-
-
-def _stepped(model: Any, ids: torch.Tensor, cache: Any) -> Any:
-    """`generated` for a state space model, whose `generate` takes no cache: `cache` holds all but the last 6 tokens."""
-    step, logits = ids[:, -6:], []
-    with torch.no_grad():
-        for _ in range(12):
-            output = model(input_ids=step, use_cache=True, logits_to_keep=1, **{cache_argument(model): cache})
-            logits.append(output.logits[:, -1])
-            step = logits[-1].argmax(-1, keepdim=True)
-            ids = torch.cat([ids, step], 1)
-            if step.item() == model.generation_config.eos_token_id:
-                break
-    return SimpleNamespace(sequences=ids, logits=logits)
 
 
 def cache_of(output: Any) -> Any:
@@ -226,6 +211,6 @@ def sharing(model: Any, client: tensord.Client, **more: Any) -> Any:
     """With the model's answer to `prompt(PROMPT)` stored."""
     shared = prefix_cached(model, client, **{"block_tokens": 16, "snapshot_tokens": 16, **more})
     generated(shared, prompt(PROMPT).to(model.device))
-    assert shared.flush()
+    assert shared.flush(PATIENCE_S)
     assert (shared.tally.calls, shared.tally.passed) == (1, 0), shared.tally.reasons
     return shared

@@ -17,12 +17,6 @@ from tensord.errors import BadNamespace, BadPrefix, UsageError
 from ...daemon_process import Daemon
 from .language_models import PROMPT, cache_of, generated, language_model, prompt, same, sharing
 
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return language_model("llama")
-
-
 # ---- calls that share
 
 

@@ -23,10 +23,11 @@ from tensord.client.transformers.language.cache_layers import fill
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child, Stage
 from ..conftest import patient
-from .language_models import generated, language_model, prompt
+from .language_models import PROMPT, generated, language_model, prompt, sharing
 
-PROMPT = 60
 FAMILIES = ["llama", "gemma2", "qwen3_next"]
+FOUND = 32
+"""Tokens of the prompt that end a block."""
 
 
 @pytest.fixture
@@ -34,16 +35,9 @@ def model(request: pytest.FixtureRequest) -> Any:
     return language_model(request.param)
 
 
-def sharing(model: Any, client: tensord.Client) -> Any:
+def empty(model: Any, client: tensord.Client) -> Any:
+    """As `sharing`, with nothing stored."""
     return prefix_cached(model, client, block_tokens=16, snapshot_tokens=16)
-
-
-def stored(model: Any, client: tensord.Client) -> Any:
-    """With the answer to `prompt(PROMPT)` stored."""
-    shared = sharing(model, client)
-    generated(shared, prompt(PROMPT))
-    assert shared.flush(PATIENCE_S)
-    return shared
 
 
 def is_right(shared: Any, model: Any, **more: Any) -> bool:
@@ -72,7 +66,7 @@ def on_step(step: int, act: Callable[[], object]) -> dict[str, Any]:
 @pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_without_a_daemon_every_call_computes(model: Any, tmp_path: Path) -> None:
     with tensord.Client(tmp_path / "none.sock", timeout_s=0.2) as client:
-        shared = sharing(model, client)
+        shared = empty(model, client)
         assert is_right(shared, model)
         assert is_right(shared, model)
         assert shared.flush()
@@ -84,7 +78,7 @@ def test_a_daemon_that_is_killed_between_match_and_use_costs_nothing(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Daemon() as daemon:
-        shared = stored(model, daemon.start().client())
+        shared = sharing(model, daemon.start().client())
 
         def late(*args: Any) -> None:
             daemon.kill()
@@ -92,7 +86,7 @@ def test_a_daemon_that_is_killed_between_match_and_use_costs_nothing(
 
         monkeypatch.setattr(prefix, "fill", late)
         assert is_right(shared, model)
-        assert shared.tally.found_tokens >= 48, "the pinned blocks were there although the daemon was not"
+        assert shared.tally.found_tokens >= FOUND, "the pinned blocks were there although the daemon was not"
 
 
 @pytest.mark.parametrize("step", [0, 3])
@@ -101,7 +95,7 @@ def test_a_daemon_that_is_killed_while_a_model_generates_costs_what_would_have_b
     model: Any, step: int
 ) -> None:
     with Daemon() as daemon:
-        shared = stored(model, daemon.start().client(timeout_s=PATIENCE_S))
+        shared = sharing(model, daemon.start().client(timeout_s=PATIENCE_S))
         assert is_right(shared, model, **on_step(step, daemon.kill))
         assert is_right(shared, model)
         shared.flush(PATIENCE_S)
@@ -111,13 +105,13 @@ def test_a_daemon_that_is_killed_while_a_model_generates_costs_what_would_have_b
         until(lambda: shared._client.connected, "the client to attach again")
         before = shared.tally.found_tokens
         assert is_right(shared, model)
-        assert shared.tally.found_tokens >= before + 48, "the blocks outlived the daemon"
+        assert shared.tally.found_tokens >= before + FOUND, "the blocks outlived the daemon"
 
 
 @pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_a_stopped_daemon_delays_a_call_and_no_more(model: Any) -> None:
     with Daemon() as daemon:
-        shared = stored(model, daemon.start().client(timeout_s=0.3))
+        shared = sharing(model, daemon.start().client(timeout_s=0.3))
         daemon.pause()
         try:
             assert is_right(shared, model)
@@ -140,7 +134,7 @@ def test_a_full_ring_costs_what_would_have_been_stored(model: Any) -> None:
                     break
                 held.append(client.get(key))
         assert all(lease is not None for lease in held)
-        shared = sharing(model, client)
+        shared = empty(model, client)
         assert is_right(shared, model)
         assert shared.flush(PATIENCE_S)
         assert is_right(shared, model)
@@ -152,11 +146,11 @@ def test_a_full_ring_costs_what_would_have_been_stored(model: Any) -> None:
 def test_a_call_during_which_its_namespace_is_invalidated_is_right_and_stores_nothing(
     model: Any, client: tensord.Client
 ) -> None:
-    shared = stored(model, client)
+    shared = sharing(model, client)
     namespace = shared.namespace
     assert is_right(shared, model, **on_step(2, lambda: client.invalidate(namespace)))
     found = shared.tally.found_tokens
-    assert found >= 48 and shared.flush(PATIENCE_S)
+    assert found >= FOUND and shared.flush(PATIENCE_S)
     assert is_right(shared, model)
     assert shared.tally.found_tokens == found, "blocks of the former generation are found by nobody"
     assert shared.namespace.generation == namespace.generation + 1
@@ -164,7 +158,7 @@ def test_a_call_during_which_its_namespace_is_invalidated_is_right_and_stores_no
 
 def test_blocks_that_another_program_stored_under_the_name_are_not_used(client: tensord.Client) -> None:
     model = language_model("llama")
-    shared = sharing(model, client)
+    shared = empty(model, client)
     shared.past_key_values(prompt(4))
     tokens = prompt(PROMPT)[0].numpy().astype(np.uint32)
     for layers in (
@@ -181,7 +175,7 @@ def test_blocks_that_another_program_stored_under_the_name_are_not_used(client: 
 
 @pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_threads_generate_what_one_after_the_other_would(model: Any, client: tensord.Client) -> None:
-    shared = sharing(model, client)
+    shared = empty(model, client)
     prompts = [prompt(8, seed, prompt(PROMPT)) for seed in range(2, 6)]
     wanted = [generated(model, ids).sequences for ids in prompts]
     found: dict[int, Any] = {}
@@ -210,7 +204,7 @@ def generates(stage: Stage, socket: Path, family: str) -> None:
     torch.set_num_threads(1)
     model = language_model(family)
     client = tensord.Client(socket, timeout_s=PATIENCE_S)
-    shared = sharing(model, client)
+    shared = empty(model, client)
     stage.tell("ready")
     stage.hear()
     right = is_right(shared, model)
@@ -231,7 +225,7 @@ def test_two_processes_that_compute_one_prompt_at_once_are_both_right_and_store_
             for child in (one, another):
                 child.tell()
             heard = [child.hear() for child in (one, another)]
-        assert all(right and found >= 48 for right, found in heard)
+        assert all(right and found >= FOUND for right, found in heard)
     assert client.status()["store"]["entries"] <= 12
 
 
@@ -240,7 +234,7 @@ def forks(stage: Stage, socket: Path) -> None:
     torch.set_num_threads(1)
     model = language_model("qwen3_next")
     client = tensord.Client(socket, timeout_s=PATIENCE_S)
-    shared = sharing(model, client)
+    shared = empty(model, client)
     generated(shared, prompt(PROMPT))
     reader, writer = os.pipe()
     pid = os.fork()  # at once: the thread of the parent may be putting

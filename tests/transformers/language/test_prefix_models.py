@@ -17,11 +17,6 @@ from ..vision_models import Adapter
 from .language_models import PROMPT, generated, language_model, prompt, same, sharing
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return language_model("llama")
-
-
 def refused(model: Any, client: tensord.Client, why: str) -> None:
     shared = prefix_cached(model, client, block_tokens=16)
     ids = prompt(PROMPT)
@@ -29,15 +24,30 @@ def refused(model: Any, client: tensord.Client, why: str) -> None:
     assert shared.tally.passed == 1 and why in next(iter(shared.tally.reasons)), shared.tally.reasons
 
 
-def test_a_model_in_training_mode_does_not_share(client: tensord.Client) -> None:
-    refused(language_model("llama").train(), client, "training mode")
-
-
-def test_an_encoder_and_decoder_does_not_share(client: tensord.Client) -> None:
-    config = transformers.T5Config(vocab_size=96, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2,
-                                   decoder_start_token_id=0)  # fmt: skip
+def t5() -> Any:
+    sizes = {"vocab_size": 96, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     torch.manual_seed(0)
-    refused(transformers.T5ForConditionalGeneration(config).eval(), client, "(t5) is not among the families")
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+
+
+def with_rope(kind: str, **more: Any) -> Any:
+    return language_model("llama", rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **more})
+
+
+LONG: dict[str, Any] = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 256}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "training": (lambda: language_model("llama").train(), "training mode"),
+    "an encoder and decoder": (t5, "(t5) is not among the families"),
+    "frequencies of the length": (lambda: with_rope("dynamic"), "rope_type is 'dynamic'"),
+    "other frequencies of the length": (lambda: with_rope("longrope", **LONG), "rope_type is 'longrope'"),
+}
+
+
+@pytest.mark.parametrize(("make", "why"), REFUSED.values(), ids=list(REFUSED))
+def test_a_model_whose_keys_no_name_covers_does_not_share(
+    make: Callable[[], Any], why: str, client: tensord.Client
+) -> None:
+    refused(make(), client, why)
 
 
 @pytest.mark.parametrize("setting", [{"use_bidirectional_attention": True}, {"is_causal": False}])
@@ -45,14 +55,6 @@ def test_a_model_that_attends_to_later_tokens_does_not_share(setting: dict[str, 
     shared = prefix_cached(language_model("gemma3_text", **setting), client)
     shared.past_key_values(prompt(PROMPT))
     assert "attends to later tokens" in next(iter(shared.tally.reasons))
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_rotary_embedding_that_depends_on_the_length_does_not_share(kind: str, client: tensord.Client) -> None:
-    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
-    if kind == "longrope":
-        rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 256}
-    refused(language_model("llama", rope_parameters=rope), client, f"rope_type is {kind!r}")
 
 
 def test_a_model_with_an_adapter_does_not_share_and_one_with_a_merged_adapter_has_a_name_of_its_own(
