@@ -25,8 +25,6 @@ from ..identity.origin import LIBRARIES, is_from
 from ..transformers.conditions import state_of
 from ..transformers.reasons import NotShared
 
-__all__ = ["PIPELINES", "check_pipeline", "name_of"]
-
 VERSION: Final = "0.42."
 """The version of diffusers whose pipelines are known."""
 PIPELINES: Final = frozenset(

@@ -27,8 +27,6 @@ import torch
 from ...errors import UnsupportedLeaf
 from ...shm.payloads.tensors import bytes_of, check_memory
 
-__all__ = ["Fingerprint", "tensor_bytes", "tensors_of"]
-
 _SAMPLE_BYTES: Final = 16
 _UNCOUNTED_BYTES_MAX: Final = 64 * 1024
 """Limit on bytes of tensors without a version counter. Each call compares all of them: 35 µs (measured) at this limit,

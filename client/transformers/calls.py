@@ -34,8 +34,6 @@ from .outputs import CallItems, NotSplittable
 from .patch_points import PatchPoint
 from .reasons import NotShared
 
-__all__ = ["Encoder", "EncoderTally"]
-
 Arguments = dict[str, Any]
 Part = Any
 """An item's part of an output, as returned by `CallItems.split`."""

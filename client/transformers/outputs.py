@@ -23,8 +23,6 @@ from transformers.utils.generic import ModelOutput
 from ...errors import BadTree, UnsupportedLeaf
 from ...shm.payloads.tensors import bytes_of
 
-__all__ = ["CallItems", "NotSplittable"]
-
 _SCALARS: Final = (bool, int, float, str)
 
 

@@ -20,8 +20,6 @@ from ..identity.modules import tensor_bytes
 from .conditions import plain_tensor
 from .reasons import NotShared
 
-__all__ = ["PATCH_POINTS", "PatchPoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class PatchPoint:

@@ -11,8 +11,6 @@ from collections import Counter
 
 from ...errors import TensordError
 
-__all__ = ["NotShared", "Reasons"]
-
 _log = logging.getLogger("tensord")
 
 

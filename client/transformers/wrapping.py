@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["plain_class", "wrapped_class"]
-
 
 def plain_class(module: Any) -> type:
     """The instance's class without the wrapper."""

@@ -25,18 +25,6 @@ from ...prefix.match import PrefixMatch
 from ..reasons import NotShared
 from .layer_parts import TOKEN_AXIS, LayerPart, parts_of_layer
 
-__all__ = [
-    "State",
-    "empty_cache",
-    "fill",
-    "needs_snapshots",
-    "parts_of",
-    "snapshot_of",
-    "stored_of",
-    "tokens_in",
-]
-
-
 State = list[Any]
 """A cache's state at a position: for each part, what a match at that position needs, or None."""
 

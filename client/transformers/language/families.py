@@ -19,8 +19,6 @@ from ..reasons import NotShared
 from .cache_layers import empty_cache
 from .generation import cache_argument, check_methods
 
-__all__ = ["FAMILIES", "check_family", "check_model"]
-
 _ATTENTION: Final = """
 arcee bloom cohere2 deepseek_v3 ernie4_5 exaone4 gemma gemma2 gemma3_text glm4 glm4_moe gpt2 gpt_neox
 gpt_oss gptj granite hunyuan_v1_dense llama llama4_text ministral mistral mixtral nemotron olmo2 olmo3 opt

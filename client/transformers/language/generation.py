@@ -20,8 +20,6 @@ from transformers.generation import GenerationMixin, GenerationMode
 from ...identity.origin import is_from
 from ..reasons import NotShared
 
-__all__ = ["Prompt", "cache_argument", "check_methods", "prompt_of", "tokens_of"]
-
 _SIGNATURE: Final = inspect.signature(GenerationMixin.generate)
 _REFUSED: Final[Mapping[str, str]] = {
     "assistant_model": "the assistant rolls the cache back",

@@ -26,8 +26,6 @@ import transformers
 
 from ..reasons import NotShared
 
-__all__ = ["TOKEN_AXIS", "LayerPart", "parts_of_layer"]
-
 Kind = Literal["attention", "sliding", "recurrent", "empty"]
 
 TOKEN_AXIS: Final = -2

@@ -19,8 +19,6 @@ from ...identity.modules import Fingerprint
 from ..conditions import state_of
 from .families import check_family
 
-__all__ = ["name_of"]
-
 
 def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenant: str) -> Namespace:
     """The namespace of the model's keys and values.

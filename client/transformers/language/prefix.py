@@ -2,7 +2,7 @@
 the host has computed.
 
 Owns: one call's sequence of match, prefill with snapshots, generation and put. Does not own: which calls share
-(generation), the model's name (model_name), a cache's layers (cache_layers), the thread that puts (prefix_process),
+(generation), the model's name (model_name), a cache's layers (cache_layers), the thread that puts (process),
 blocks (client/prefix).
 
 Invariants: only exceptions of the model are raised by `generate`. A call that cannot share runs as without this module.
@@ -12,7 +12,6 @@ The cache that the model continues from holds the bytes that a model of the same
 from __future__ import annotations
 
 import inspect
-import os
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -25,6 +24,7 @@ from ....ipc.messages.schema import AGENT_NAME_CHARS_MAX
 from ...arguments.checks import check_count, check_name, check_timeout
 from ...arguments.namespace import Namespace
 from ...core.client import Client, check_client
+from ...identity.modules import Fingerprint
 from ...prefix.cache import BLOCK_TOKENS, PrefixCache
 from ...prefix.layers import PrefixLayer
 from ...prefix.put import PrefixPut
@@ -41,9 +41,7 @@ from .cache_layers import (
 from .families import check_model
 from .generation import cache_argument, prompt_of, tokens_of
 from .model_name import name_of
-from .process import ProcessState
-
-__all__ = ["Past", "PrefixCached", "PrefixTally", "prefix_cached"]
+from .process import PutThread
 
 SNAPSHOT_TOKENS: Final = 512
 _SNAPSHOT_TOKENS_MAX: Final = 1 << 20
@@ -136,7 +134,9 @@ class PrefixCached:
         self._agent = agent
         self._cache_name = ""  # until the model is known to be one that shares
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._process = ProcessState()
+        self._fingerprint = Fingerprint()
+        self._cache: PrefixCache | None = None  # as the last call that shared made it
+        self._thread = PutThread()
         self.tally = PrefixTally()
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         # Checks block_tokens and tenant now rather than at the first call.
@@ -155,8 +155,7 @@ class PrefixCached:
     @property
     def namespace(self) -> Namespace | None:
         """The namespace of the blocks, as the last call that shared made it. None before the first one."""
-        prefixes = self._here().prefixes
-        return None if prefixes is None else prefixes.namespace
+        return None if self._cache is None else self._cache.namespace
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Does what `model.generate` does, with the same arguments and the same result. Computes only the part of the
@@ -230,7 +229,7 @@ class PrefixCached:
         Returns:
             Whether that was so in time.
         """
-        return self._here().flush(check_timeout(timeout_s, self._client.timeout_s))
+        return self._thread.flush(check_timeout(timeout_s, self._client.timeout_s))
 
     # ---- before
 
@@ -266,11 +265,11 @@ class PrefixCached:
     def _prefixes(self, input_ids: torch.Tensor) -> PrefixCache:
         """The prefix cache of the model as it is now, at the present generation of its namespace."""
         self._check()
-        here = self._here()
-        namespace = self._client.current(name_of(self._model, input_ids, here.fingerprint, self._tenant))
-        if here.prefixes is None or here.prefixes.namespace != namespace:
-            here.prefixes = PrefixCache(self._client, namespace, block_tokens=self._block_tokens)
-        return here.prefixes
+        namespace = self._client.current(name_of(self._model, input_ids, self._fingerprint, self._tenant))
+        prefixes = self._cache
+        if prefixes is None or prefixes.namespace != namespace:
+            prefixes = self._cache = PrefixCache(self._client, namespace, block_tokens=self._block_tokens)
+        return prefixes
 
     def _prefilled(self, ids: torch.Tensor, cache: DynamicCache, found: int) -> dict[int, State]:
         """Computes the prompt up to the last position at which other prompts may continue, and keeps the state at each
@@ -315,7 +314,7 @@ class PrefixCached:
         except Exception as error:
             self._passed(error, stored=False)
             return False
-        if self._client.connected and self._here().submit(self._put, prefixes, tokens[:held], layers, states, cost_ms):
+        if self._client.connected and self._thread.submit(self._put, prefixes, tokens[:held], layers, states, cost_ms):
             return True
         self.tally.dropped += 1
         return False
@@ -344,12 +343,6 @@ class PrefixCached:
         self.tally.passed += stored
         what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
         self.tally.reasons.add(error, what)
-
-    def _here(self) -> ProcessState:
-        """What belongs to this process. The child of a fork begins with its own."""
-        if self._process.pid != os.getpid():
-            self._process = ProcessState()
-        return self._process
 
 
 def _sequences(output: Any) -> torch.Tensor:

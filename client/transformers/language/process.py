@@ -1,7 +1,7 @@
-"""What a `PrefixCached` has in one process: the thread that puts, the fingerprint of the weights, the prefix cache.
+"""The thread of a `PrefixCached` that puts.
 
 Owns: the thread and its queue. Does not own: what is put. Invariants: `submit` never waits. At most WAITING_MAX jobs
-wait. The thread ends its jobs before the interpreter ends.
+wait. The thread ends its jobs before the interpreter ends. The child of a fork begins with a thread of its own.
 """
 
 from __future__ import annotations
@@ -15,53 +15,46 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ....errors import TensordError
-from ...identity.modules import Fingerprint
-from ...prefix.cache import PrefixCache
 from ...prefix.put import PrefixPut
-
-__all__ = ["ProcessState"]
 
 WAITING_MAX: Final = 16
 """Calls whose blocks wait for the thread. They hold their caches in memory."""
 
 
-class ProcessState:
-    """The thread that puts, and what else must not be inherited by a fork: locks may be held by threads that the child
-    does not have. Thread-safe."""
+class PutThread:
+    """Carries jobs out that put. Thread-safe."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.fingerprint = Fingerprint()
-        self.prefixes: PrefixCache | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._thread = ThreadPoolExecutor(1, "tensord-prefixes")
         self._lock = threading.Lock()
         self._jobs: list[Future[PrefixPut | None]] = []
 
     def submit(self, job: Any, *args: Any) -> bool:
-        """Queues a job. False if too many wait."""
-        with self._lock:
+        """Queues a job. False if too many wait, or the interpreter is ending."""
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock, suppress(RuntimeError):
             self._jobs = [each for each in self._jobs if not _is_settled(each)]
-            if sum(not each.done() for each in self._jobs) >= WAITING_MAX:
-                return False
-            with suppress(RuntimeError):  # the interpreter is ending
+            if sum(not each.done() for each in self._jobs) < WAITING_MAX:
                 self._jobs.append(self._thread.submit(job, *args))
                 return True
-            return False
+        return False
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all jobs have run, and their puts are settled. False if that took longer."""
         deadline = time.monotonic() + timeout_s
-        with self._lock:
-            jobs = list(self._jobs)
+        jobs = list(self._jobs) if self._pid == os.getpid() else []
         if wait_for(jobs, timeout_s).not_done:
             return False
-        for job in jobs:
-            put = job.result()
-            if put is not None:
-                try:
-                    put.wait(max(0.0, deadline - time.monotonic()))
-                except TensordError:
-                    return False
+        try:
+            for put in filter(None, [job.result() for job in jobs]):
+                put.wait(max(0.0, deadline - time.monotonic()))
+        except TensordError:
+            return False
         return True
 
 
