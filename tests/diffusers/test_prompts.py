@@ -99,14 +99,6 @@ def weights(of: Any) -> None:
     of.text_encoder.final_layer_norm.weight.mul_(2)
 
 
-def another_encoder(of: Any) -> None:
-    of.text_encoder = clip(5)
-
-
-def half(of: Any) -> None:
-    of.text_encoder.to(torch.bfloat16)
-
-
 def activation(of: Any) -> None:
     of.text_encoder.config.hidden_act = "gelu"
     for module in of.text_encoder.modules():
@@ -119,17 +111,20 @@ def vocabulary(of: Any) -> None:
     of.text_encoder.resize_token_embeddings(len(of.tokenizer))
 
 
-def shorter(of: Any) -> None:
-    of.tokenizer.model_max_length = 8
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "weights": weights,
+    "another encoder": lambda of: setattr(of, "text_encoder", clip(5)),
+    "dtype": lambda of: of.text_encoder.to(torch.bfloat16),
+    "activation": activation,
+    "vocabulary": vocabulary,
+    "length": lambda of: setattr(of.tokenizer, "model_max_length", 8),
+    "side of padding": lambda of: setattr(of.tokenizer, "padding_side", "left"),
+}
 
 
-def side(of: Any) -> None:
-    of.tokenizer.padding_side = "left"
-
-
-@pytest.mark.parametrize("change", [weights, another_encoder, half, activation, vocabulary, shorter, side])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 def test_a_changed_pipeline_finds_nothing_of_the_former_one(
-    change: Callable[[Any], None], client: tensord.Client
+    change: Callable[[Any], object], client: tensord.Client
 ) -> None:
     shared = cached_prompts(pipeline(SD), client)
     shared.encode_prompt(**arguments(SD))
@@ -158,24 +153,8 @@ def adapted(of: Any) -> None:
     layer.k_proj = Adapter(layer.k_proj)
 
 
-def hooked(of: Any) -> None:
-    of.text_encoder.register_forward_pre_hook(lambda module, args: None)
-
-
-def patched(of: Any) -> None:
-    of.maybe_convert_prompt = lambda prompt, tokenizer: "a dog"
-
-
-def patched_tokenizer(of: Any) -> None:
-    of.tokenizer.prepare = lambda text: text
-
-
 class MyTokenizer(type(clip_tokenizer())):  # type: ignore[misc]
     """One of the user's own."""
-
-
-def own_tokenizer(of: Any) -> None:
-    of.tokenizer.__class__ = MyTokenizer
 
 
 PASSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
@@ -186,10 +165,22 @@ PASSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     ),
     "training": (lambda of: of.text_encoder.train(), {}, "training mode"),
     "an adapter": (adapted, {}, "adapters"),
-    "a hook": (hooked, {}, "hooks"),
-    "a patched method": (patched, {}, "maybe_convert_prompt was replaced"),
-    "a patched tokenizer": (patched_tokenizer, {}, "a tokenizer has an attribute of function"),
-    "a tokenizer of another class": (own_tokenizer, {}, "MyTokenizer is not one of transformers' tokenizers"),
+    "a hook": (lambda of: of.text_encoder.register_forward_pre_hook(lambda *_: None), {}, "hooks"),
+    "a patched method": (
+        lambda of: setattr(of, "maybe_convert_prompt", lambda prompt, tokenizer: "a dog"),
+        {},
+        "maybe_convert_prompt was replaced",
+    ),
+    "a patched tokenizer": (
+        lambda of: setattr(of.tokenizer, "prepare", lambda text: text),
+        {},
+        "a tokenizer has an attribute of function",
+    ),
+    "a tokenizer of another class": (
+        lambda of: setattr(of.tokenizer, "__class__", MyTokenizer),
+        {},
+        "MyTokenizer is not one of transformers' tokenizers",
+    ),
 }
 
 

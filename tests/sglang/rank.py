@@ -28,6 +28,13 @@ LAYERS: Final = 3
 HEADS: Final = 2
 WIDTH: Final = 64
 TOKENS: Final = 64
+HOST: Final[dict[str, Any]] = {
+    "pin_memory": False,
+    "device_capacity_tokens": TOKENS,
+    "start_layer": 0,
+    "end_layer": LAYERS,
+    "host_token_capacity": TOKENS,
+}
 _texts = count(1)
 LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct", "page_head")
 
@@ -49,18 +56,7 @@ def mha_pool(
         dtype=dtype,
         device=torch.device("cpu"),
     )
-    return MHATokenToKVPoolHost(
-        info,
-        1.0,
-        0,
-        page,
-        layout,
-        pin_memory=False,
-        device_capacity_tokens=TOKENS,
-        start_layer=0,
-        end_layer=LAYERS,
-        host_token_capacity=TOKENS,
-    )
+    return MHATokenToKVPoolHost(info, 1.0, 0, page, layout, **HOST)
 
 
 def mla_pool(layout: str = "page_first") -> MLATokenToKVPoolHost:
@@ -78,19 +74,7 @@ def mla_pool(layout: str = "page_first") -> MLATokenToKVPoolHost:
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )
-    return MLATokenToKVPoolHost(
-        info,
-        1.0,
-        0,
-        PAGE,
-        layout,
-        pin_memory=False,
-        device_capacity_tokens=TOKENS,
-        start_layer=0,
-        end_layer=LAYERS,
-        target_layer_num=LAYERS,
-        host_token_capacity=TOKENS,
-    )
+    return MLATokenToKVPoolHost(info, 1.0, 0, PAGE, layout, **HOST, target_layer_num=LAYERS)
 
 
 class Rank:

@@ -63,10 +63,15 @@ LINEAR: Final[Mapping[str, Any]] = {
 }
 CONVOLUTION: Final[Mapping[str, Any]] = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
 SLIDING: Final[Mapping[str, Any]] = {"sliding_window": WINDOW}
+PLAIN: Final = """
+arcee ernie4_5 gemma glm4 gpt_neox granite hunyuan_v1_dense llama nemotron olmo2 phi phi3 qwen2 qwen3 seed_oss smollm3
+stablelm starcoder2
+"""
+WINDOWS: Final = "cohere2 exaone4 gemma2 ministral mistral olmo3"
 FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "arcee": {},
+    **{name: {} for name in PLAIN.split()},
+    **dict.fromkeys(WINDOWS.split(), SLIDING),
     "bloom": {"n_layer": 3, "n_head": 4},
-    "cohere2": SLIDING,
     "deepseek_v3": {
         **ROUTED,
         "kv_lora_rank": 16,
@@ -77,43 +82,21 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "first_k_dense_replace": 1,
         "num_key_value_heads": 4,
     },
-    "ernie4_5": {},
-    "exaone4": SLIDING,
-    "gemma": {},
-    "gemma2": SLIDING,
     "gemma3_text": {**SLIDING, "num_hidden_layers": 6},
-    "glm4": {},
     "glm4_moe": ROUTED,
     "gpt2": GPT2,
-    "gpt_neox": {},
     "gpt_oss": {**SLIDING, "num_local_experts": 4},
     "gptj": {**GPT2, "rotary_dim": 8},
-    "granite": {},
-    "hunyuan_v1_dense": {},
-    "llama": {},
     "llama4_text": {
         "attention_chunk_size": WINDOW,
         "num_local_experts": 2,
         "intermediate_size_mlp": 32,
         "interleave_moe_layer_step": 2,
     },
-    "ministral": SLIDING,
-    "mistral": SLIDING,
     "mixtral": {"num_local_experts": 4},
-    "nemotron": {},
-    "olmo2": {},
-    "olmo3": SLIDING,
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "phi": {},
-    "phi3": {},
-    "qwen2": {},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 16},
-    "qwen3": {},
     "qwen3_moe": EXPERTS,
-    "seed_oss": {},
-    "smollm3": {},
-    "stablelm": {},
-    "starcoder2": {},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
     "granitemoehybrid": {
         **MAMBA,
