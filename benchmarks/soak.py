@@ -21,10 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from soaking.host import Host
 from soaking.ledger import FAULTS, OPERATIONS
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.ended_cleanly import end_cleanly
 

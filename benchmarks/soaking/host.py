@@ -1,6 +1,6 @@
 """A daemon with workers, for the soak: starts, kills and restarts them, and checks for leaks.
 
-Owns: the processes, their folder, the instance's memory, and the count of kills. Does not own: the work of the workers.
+Owns: the workers, the disturbances and their count. Does not own: what the workers do, the daemon's files and memory.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
 
-import tensord
 from soaking.ledger import Ledger
-from tensord.errors import TensordError
 from tensord.testing.fake_vram import FakeCard
+from tests.daemon_process import Daemon
 
-SHM_FOLDER: Final = Path("/dev/shm")
 CARD: Final = "soak-card"
 CARD_BYTES: Final = 4 << 20
 PATIENCE_S: Final = 60.0
@@ -43,7 +41,6 @@ class Host:
         self.kills: Counter[str] = Counter()
         self.rss: list[tuple[float, int]] = []
         """(monotonic seconds, bytes of the daemon's own memory), of the current daemon."""
-        self._instance = f"soak-{name}-{os.getpid()}"
         self._ring_bytes = ring_bytes
         self._lossy = lossy
         self._chance = random.Random(seed)
@@ -54,17 +51,29 @@ class Host:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-soak-")))
+            self.daemon = stack.enter_context(Daemon())
+            self.folder = self.daemon.folder
             (self.folder / "card").mkdir()
             self._card = stack.enter_context(FakeCard(self.folder / "card", CARD, CARD_BYTES))
+            self.daemon.flags = {
+                "config": os.devnull,
+                "ring_bytes": self._ring_bytes,
+                "memory_prefault": False,
+                "limits_claim_s": 5,
+                "gauges_device": "file",
+                "gauges_host": "none",
+                "gauges_file": self._card.gauge_file,
+                "gauges_sample_s": "100ms",
+                "gauges_sample_pressed_s": "100ms",
+                "log_level": "warning",
+            }
+            # A program of its own, whose memory is its own: not forked.
+            self.daemon.prefix = ["env"]
             self.ledgers = [Ledger(self.folder / f"ledger.{worker}", worker) for worker in range(self._count)]
-            self._log = stack.enter_context((self.folder / "daemon.log").open("ab"))
             self._workers_log = stack.enter_context((self.folder / "workers.log").open("ab"))
-            stack.callback(self._remove_memory)
-            self._start_daemon()
-            stack.callback(self._end_all)
-            self.client = stack.enter_context(tensord.Client(self.folder / "control.sock", name="soak"))
-            self._await_daemon()
+            self.daemon.start(PATIENCE_S)
+            self.client = self.daemon.client(name="soak")
+            stack.callback(self.end_load)
             for worker in range(self._count):
                 self._start_worker(worker)
             self._stack = stack.pop_all()
@@ -83,31 +92,31 @@ class Host:
                 self._stopped.remove((at, pid))
                 os.kill(pid, signal.SIGCONT)
         acts: dict[Callable[[], None], float] = {
-            self._kill_worker: 4,
-            self._terminate_worker: 1,
+            partial(self._end_worker, signal.SIGKILL): 4,
+            partial(self._end_worker, signal.SIGTERM): 1,
             self._stop_worker: 2,
             self._fill_card: 3,
         }
         if daemon_too:
-            acts |= {self._kill_daemon: 1.5, self._terminate_daemon: 1, self._stop_daemon: 1}
+            acts[partial(self._end_daemon, signal.SIGKILL)] = 1.5
+            acts[partial(self._end_daemon, signal.SIGTERM)] = 1
+            acts[self._stop_daemon] = 1
         [act] = self._chance.choices([*acts], [*acts.values()])
         act()
 
     def sample(self) -> None:
         """Samples the daemon's own memory."""
-        status = Path(f"/proc/{self._daemon.pid}/status").read_text()
-        [kib] = [int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")]
-        self.rss.append((time.monotonic(), kib * 1024))
+        self.rss.append((time.monotonic(), self.daemon.memory_bytes()))
 
     def ended_by_itself(self) -> list[str]:
         """The processes that ended without a kill; starts such workers again."""
         found = []
-        if self._daemon.poll() is not None:
-            found.append(f"the daemon of {self.name} ended with {self._daemon.returncode}: {self._end_of_log()}")
+        if not self.daemon.running:
+            found.append(f"the daemon of {self.name} ended: {self._end_of_log('log')}")
             self._start_daemon()
         for worker, process in list(self._workers.items()):
             if process.poll() is not None:
-                why = self._end_of_log("workers")
+                why = self._end_of_log("workers.log")
                 found.append(f"worker {worker} of {self.name} ended with {process.returncode}: {why}")
                 self._start_worker(worker)
         return found
@@ -134,9 +143,9 @@ class Host:
             time.sleep(0.1)
         left["ring_bytes"] = self._used_bytes()
         before = self._descriptors()
-        self._terminate_daemon()
+        self._end_daemon(signal.SIGTERM)
         left["descriptors"] = max(0, before - self._descriptors())
-        parts = {path.name.removeprefix(f"tensord.{self._instance}.") for path in self._segments()}
+        parts = {path.name.removeprefix(f"tensord.{self.daemon.instance}.") for path in self.daemon.segments()}
         own = f"lane.{self._own_lane():x}"
         left["segments"] = sum(part not in _KEPT and not part.startswith(own) for part in parts)
         return left
@@ -181,28 +190,8 @@ class Host:
         return view.lane.lane_id if view is not None else 0
 
     def _start_daemon(self) -> None:
-        flags = {
-            "config": os.devnull,
-            "instance": self._instance,
-            "socket": self.folder / "control.sock",
-            "ring-bytes": self._ring_bytes,
-            "limits-claim-s": 5,
-            "gauges-device": "file",
-            "gauges-host": "none",
-            "gauges-file": self._card.gauge_file,
-            "gauges-sample-s": "100ms",
-            "gauges-sample-pressed-s": "100ms",
-            "log-level": "warning",
-        }
-        words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
-        self._daemon = subprocess.Popen(
-            [sys.executable, "-m", "tensord.daemon", *words, "--no-memory-prefault"],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-        )
+        self.daemon.start(PATIENCE_S)
+        self.daemon.attached(self.client)
         self.rss.clear()
 
     def _start_worker(self, worker: int) -> None:
@@ -216,12 +205,6 @@ class Host:
 
     def _some_worker(self) -> int:
         return self._chance.choice([*self._workers])
-
-    def _kill_worker(self) -> None:
-        self._end_worker(signal.SIGKILL)
-
-    def _terminate_worker(self) -> None:
-        self._end_worker(signal.SIGTERM)
 
     def _end_worker(self, number: signal.Signals) -> None:
         worker = self._some_worker()
@@ -237,7 +220,7 @@ class Host:
         self._stop(self._workers[self._some_worker()].pid, "worker SIGSTOP")
 
     def _stop_daemon(self) -> None:
-        self._stop(self._daemon.pid, "daemon SIGSTOP")
+        self._stop(self.daemon.pid, "daemon SIGSTOP")
 
     def _stop(self, pid: int, what: str) -> None:
         if not any(pid == stopped for _, stopped in self._stopped):
@@ -245,36 +228,13 @@ class Host:
             self._stopped.append((time.monotonic() + self._chance.uniform(0.05, 1.0), pid))
             self.kills[what] += 1
 
-    def _kill_daemon(self) -> None:
-        self._end_daemon(signal.SIGKILL)
-
-    def _terminate_daemon(self) -> None:
-        self._end_daemon(signal.SIGTERM)
-
     def _end_daemon(self, number: signal.Signals) -> None:
         """Ends the daemon, and starts another over the same memory. Returns when it serves."""
-        daemon = self._daemon
-        daemon.send_signal(number)
-        daemon.send_signal(signal.SIGCONT)
-        daemon.wait()
-        self._stopped = [(at, pid) for at, pid in self._stopped if pid != daemon.pid]
+        pid = self.daemon.pid
+        self.daemon.kill() if number == signal.SIGKILL else self.daemon.terminate()
+        self._stopped = [(at, stopped) for at, stopped in self._stopped if stopped != pid]
         self.kills[f"daemon {number.name}"] += 1
         self._start_daemon()
-        self._await_daemon()
-
-    def _await_daemon(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._serves():
-            if self._daemon.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the daemon of {self.name} does not serve: {self._end_of_log()}")
-            time.sleep(0.01)
-
-    def _serves(self) -> bool:
-        try:
-            self.client.touch(bytes(32))
-            return int(self.client.status()["pid"]) == self._daemon.pid
-        except TensordError:
-            return False
 
     def _fill_card(self) -> None:
         """Fills the card so far that the governor offloads, or so little that it does not."""
@@ -291,23 +251,10 @@ class Host:
         """The least of several counts: a connection for status may be open for a moment."""
         found = []
         for _ in range(20):
-            found.append(len(os.listdir(f"/proc/{self._daemon.pid}/fd")))
+            found.append(self.daemon.descriptors())
             time.sleep(0.05)
         return min(found)
 
-    def _segments(self) -> list[Path]:
-        return sorted(SHM_FOLDER.glob(f"tensord.{self._instance}.*"))
-
-    def _end_of_log(self, whose: str = "daemon") -> str:
-        lines = (self.folder / f"{whose}.log").read_text(errors="replace").splitlines()
+    def _end_of_log(self, name: str) -> str:
+        lines = (self.folder / name).read_text(errors="replace").splitlines()
         return " | ".join(lines[-12:])
-
-    def _end_all(self) -> None:
-        self.end_load()
-        self._daemon.send_signal(signal.SIGCONT)
-        self._daemon.send_signal(signal.SIGINT)
-        self._daemon.wait()
-
-    def _remove_memory(self) -> None:
-        for segment in self._segments():
-            segment.unlink(missing_ok=True)
