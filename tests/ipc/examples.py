@@ -1,4 +1,4 @@
-"""The smallest valid message of each kind, from its declaration."""
+"""The smallest valid message of each kind, from its declaration, and connections past the handshake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,34 @@ from typing import Any
 import msgspec
 import msgspec.inspect as mi
 
+from tensord.ipc.messages import control as m
+from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.messages.schema import Message
+from tensord.ipc.wire.connection import Connection
+
+LIMITS = ClientLimits(requests_in_flight_max=100_000)
+HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
+ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
+
+
+def welcome(limits: ClientLimits = LIMITS) -> m.Welcome:
+    return m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, limits)
+
+
+def attaching() -> tuple[Connection, Connection]:
+    """A server's and a client's connection; the client has asked to attach."""
+    server, client = Connection.control_server(LIMITS), Connection.control_client()
+    server.receive_data(client.send(HELLO))
+    client.receive_data(server.send(welcome()))
+    server.receive_data(client.send(m.Attach(2)))
+    return server, client
+
+
+def attached() -> tuple[Connection, Connection]:
+    """A server's and a client's connection, past the handshake."""
+    server, client = attaching()
+    client.receive_data(server.send(ATTACHED, fds=3), (0, 1, 2))
+    return server, client
 
 
 def fields_of(kind: type[Any]) -> tuple[mi.Field, ...]:

@@ -12,32 +12,19 @@ import pytest
 
 from tensord.errors import BadMessage, DaemonUnavailable, LimitReached, TimedOut
 from tensord.ipc.messages import control as m
-from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.messages.schema import Message
 from tensord.ipc.wire.blocking import BlockingChannel
 from tensord.ipc.wire.connection import CONTROL_REQUESTS, Connection
 from tensord.ipc.wire.frames import FrameReader, decode, pack
 
+from .examples import ATTACHED, HELLO, LIMITS, attached, attaching
+
 Sockets = tuple[socket.socket, socket.socket]
-
-LIMITS = ClientLimits(requests_in_flight_max=100_000)
-HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
-WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
-ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
-
-
-def attached() -> Connection:
-    client = Connection.control_client()
-    client.send(HELLO)
-    client.receive_data(pack(WELCOME))
-    client.send(m.Attach(2))
-    client.receive_data(pack(ATTACHED), (0, 1, 2))
-    return client
 
 
 @pytest.fixture
 def channel(sockets: Sockets) -> Iterator[BlockingChannel]:
-    channel = BlockingChannel(sockets[0], attached())
+    channel = BlockingChannel(sockets[0], attached()[1])
     yield channel
     channel.close()
 
@@ -186,11 +173,7 @@ def test_close_wakes_those_who_wait(channel: BlockingChannel, sockets: Sockets) 
 
 def test_close_closes_descriptors_that_nobody_took(no_descriptor_leaks: None) -> None:
     ours, theirs = socket.socketpair()
-    client = Connection.control_client()
-    client.send(HELLO)
-    client.receive_data(pack(WELCOME))
-    client.send(m.Attach(2))
-    channel = BlockingChannel(ours, client)
+    channel = BlockingChannel(ours, attaching()[1])
     socket.send_fds(theirs, [pack(m.PutRefused(1)) + pack(ATTACHED)], [0, 1, 2])
     channel.receive(60)
     channel.close()
@@ -222,7 +205,7 @@ def test_messages_that_a_dead_daemon_did_not_read_are_not_in_flight(channel: Blo
 def test_the_descriptor_of_a_channel_that_is_closed_while_a_thread_sends_is_closed_by_that_thread(
     sockets: Sockets,
 ) -> None:
-    channel, held, go_on = BlockingChannel(sockets[0], attached()), threading.Event(), threading.Event()
+    channel, held, go_on = BlockingChannel(sockets[0], attached()[1]), threading.Event(), threading.Event()
     write = channel._write
 
     def waits(*args: object) -> int:

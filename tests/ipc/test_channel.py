@@ -21,30 +21,16 @@ from tensord.errors import (
     TimedOut,
 )
 from tensord.ipc.messages import control as m
-from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.wire.blocking import BlockingChannel
 from tensord.ipc.wire.channel import AsyncChannel
 from tensord.ipc.wire.connection import FDS_MAX, Connection
 from tensord.ipc.wire.descriptors import close_all
 from tensord.ipc.wire.frames import pack, unpack
 
+from .examples import ATTACHED, LIMITS, attached, attaching
+
 Sockets = tuple[socket.socket, socket.socket]
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
-LIMITS = ClientLimits(requests_in_flight_max=100_000)
-HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
-WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
-ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
-
-
-def attached() -> tuple[Connection, Connection]:
-    """A server's and a client's connection, past the handshake."""
-    server, client = Connection.control_server(LIMITS), Connection.control_client()
-    server.receive_data(client.send(HELLO))
-    client.receive_data(server.send(WELCOME))
-    server.receive_data(client.send(m.Attach(2)))
-    client.receive_data(server.send(ATTACHED, fds=3), (0, 1, 2))
-    return server, client
 
 
 def numbered(number: int) -> int:
@@ -128,10 +114,7 @@ def test_no_descriptor_is_lost_in_a_burst(run: Run, sockets: Sockets) -> None:
 def test_a_cut_call_sends_its_descriptors_once(run: Run, sockets: Sockets, full: bool) -> None:
     ours, theirs = sockets
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
-    server, client = Connection.control_server(LIMITS), Connection.control_client()
-    server.receive_data(client.send(HELLO))
-    client.receive_data(server.send(WELCOME))
-    server.receive_data(client.send(m.Attach(2)))
+    server, client = attaching()
     filler = [m.Error(None, "TensordError", f"{n} " + "x" * 1500) for n in range(40)]
 
     async def serve() -> None:

@@ -23,13 +23,10 @@ from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits, Message
 from tensord.ipc.wire.connection import CONTROL_REQUESTS, Arrival, Connection, ConnectionState
 from tensord.ipc.wire.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
 
-from .examples import smallest
+from .examples import ATTACHED, HELLO, attaching, smallest, welcome
 
 KEY = b"k" * 32
 LIMITS = ClientLimits(requests_in_flight_max=8, keys_per_request_max=4)
-HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
-WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
-ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
 REQUESTS: list[Message] = [
     HELLO if kind is m.Hello else smallest(kind, **({"id": number} if hasattr(kind, "id") else {}))
     for number, kind in enumerate(CONTROL_REQUESTS.values(), 10)
@@ -58,7 +55,7 @@ class Pair:
     def to(self, step: str) -> Pair:
         steps: tuple[Callable[[], Arrival], ...] = (
             lambda: self.ask(HELLO),
-            lambda: self.answer(WELCOME),
+            lambda: self.answer(welcome(LIMITS)),
             lambda: self.ask(m.Attach(2)),
             lambda: self.answer(ATTACHED, fds=(7, 8, 9)),
         )
@@ -209,7 +206,7 @@ def test_a_refused_message_without_an_answer_gets_none(attached: Pair) -> None:
 def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
     pair = Pair().to("greeting")
     limits = ClientLimits(message_bytes_max=1024)
-    pair.client.receive_data(pack(m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, limits)))
+    pair.client.receive_data(pack(welcome(limits)))
     with pytest.raises(MessageTooLarge, match=r"Evict of \d+ bytes; message_bytes_max is 1024"):
         pair.client.send(m.Evict(2, [KEY] * 40))
     assert len(pair.client._open) == 0
@@ -286,11 +283,7 @@ def test_an_answer_whose_descriptor_the_client_cannot_open_is_an_error_in_its_pl
 
 
 def test_descriptors_that_came_with_lost_ones_are_handed_back() -> None:
-    client = Connection.control_client()
-    client.send(HELLO)
-    client.receive_data(pack(WELCOME))
-    client.send(m.Attach(2))
-    arrival = client.receive_data(pack(ATTACHED), (101, 102), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
+    arrival = attaching()[1].receive_data(pack(ATTACHED), (101, 102), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
     assert arrival.discarded == [101, 102] and arrival.failure is None
     assert [(message.id, message.code) for message, _ in arrival.messages] == [(2, "ProcessLimit")]
 
