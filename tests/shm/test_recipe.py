@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tensord.errors import BadTree
 from tensord.shm.payloads.dtypes import dtype_named
-from tensord.shm.payloads.packing import pack
+from tensord.shm.payloads.packing import pack, write
 from tensord.shm.payloads.recipe import recipe
 
 Array = np.ndarray[Any, Any]
@@ -91,13 +91,13 @@ def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-def payload_of(tree: Any) -> tuple[bytes, Array]:
-    """A tree's header, and its payload, written over memory that held something else."""
+def packed(tree: Any) -> tuple[bytes, Array]:
+    """A tree's header, and its payload, written over memory that held something else, between bytes of others."""
     payload = pack(tree)
-    root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write(root.data, 0)
-    assert root[: len(payload.header)].tobytes() == payload.header
-    return payload.header, root
+    memory = np.full(payload.payload_bytes + 128, 0xA5, np.uint8)
+    write(payload, memory.data, 64)
+    assert (memory[:64] == 0xA5).all() and (memory[64 + payload.payload_bytes :] == 0xA5).all(), "beside the payload"
+    return payload.header, memory[64 : 64 + payload.payload_bytes].copy()
 
 
 def assert_same(found: Any, put: Any) -> None:
@@ -144,7 +144,7 @@ ROOTS = [over_own_memory, over_a_mapping, over_another_array]
 @pytest.mark.parametrize("read", ["view", "value"])
 def test_any_view_keeps_the_very_root_alive(make_root: Any, read: str) -> None:
     for tree in (np.arange(100.0), {"a": [np.arange(100.0)]}):
-        header, content = payload_of(tree)
+        header, content = packed(tree)
         root = make_root(content)
         alive = weakref.ref(root)
         view = getattr(recipe(header), read)(root)
@@ -163,7 +163,7 @@ def test_any_view_keeps_the_very_root_alive(make_root: Any, read: str) -> None:
 @pytest.mark.parametrize("writable", [True, False])
 def test_views_are_writable_exactly_where_the_root_is(make_root: Any, writable: bool) -> None:
     for tree in (np.arange(4), [np.arange(4), np.array(2)]):
-        header, content = payload_of(tree)
+        header, content = packed(tree)
         root = make_root(content)
         root.flags.writeable = writable
         found = recipe(header).view(root)
@@ -173,7 +173,7 @@ def test_views_are_writable_exactly_where_the_root_is(make_root: Any, writable: 
 
 def test_a_change_of_a_reader_s_container_is_not_seen_by_the_next_reader() -> None:
     tree = {"run": [1, 2], "list": [[1], np.ones(2)], "dict": {"a": 1}}
-    header, root = payload_of(tree)
+    header, root = packed(tree)
     made = recipe(header)
     first = made.view(root)
     first["run"].append(3)
@@ -186,13 +186,13 @@ def test_a_change_of_a_reader_s_container_is_not_seen_by_the_next_reader() -> No
 @pytest.mark.parametrize("tree", [np.ones(100), [np.ones(100)], "x" * 999])
 @pytest.mark.parametrize("read", ["view", "value"])
 def test_a_payload_shorter_than_its_tree_is_refused(tree: Any, read: str) -> None:
-    header, root = payload_of(tree)
+    header, root = packed(tree)
     with pytest.raises(BadTree, match=f"{len(root) - 1} bytes .* ends at {len(root)}"):
         getattr(recipe(header), read)(root[:-1])
 
 
 def test_a_long_str_that_is_not_utf8_is_refused_when_it_is_read() -> None:
-    header, root = payload_of("x" * 999)
+    header, root = packed("x" * 999)
     root[-1] = 0xFF
     with pytest.raises(BadTree, match="999 bytes at 64 is not UTF-8"):
         recipe(header).view(root)

@@ -19,6 +19,8 @@ from tensord.shm.payloads.packing import pack, pack_spec
 from tensord.shm.payloads.recipe import recipe
 from tensord.shm.payloads.specs import Spec
 
+from .test_recipe import packed
+
 
 class Colour(enum.IntEnum):
     RED = 1
@@ -134,11 +136,9 @@ AS_THEY_ARE = {
 @pytest.mark.parametrize("case", [*LONG_LISTS, *AS_THEY_ARE])
 def test_a_long_list_of_numbers_is_one_leaf_and_comes_back_as_it_was(case: str) -> None:
     tree: dict[str, Any] = {"a": {**LONG_LISTS, **AS_THEY_ARE}[case]}
-    payload = pack(tree)
-    root = np.full(payload.payload_bytes, 0xA5, np.uint8)
-    payload.write(root.data, 0)
+    header, root = packed(tree)
     root.flags.writeable = False
-    made = recipe(payload.header)
+    made = recipe(header)
     assert len(made.leaves) == (case in LONG_LISTS)
     for found in (made.view(root)["a"], made.value(root)["a"]):
         assert type(found) is type(tree["a"])
