@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 
 from tensord.ipc.messages import control as messages
-from tensord.shm.lanes.records import NO_KEY, RECORD
 from tensord.shm.ring.layout import span_bytes
 
-from .stand import Stand
+from .stand import Stand, key
 
 PAYLOAD = 64 << 10
+CONTENT = bytes(PAYLOAD)
 BATCH = 64
 RING = 1 << 29
 CALLS_MAX = 60
@@ -64,31 +63,11 @@ class BackToBack:
                 stand.send(1, messages.AskForGrants(stand.next_request(), [size] * (BATCH - before)))
                 stand.settle()
                 assert len(stand.places[1]) > before
-            places, stand.places[1] = stand.places[1], []
-            stand.views.clear()
             records = []
-            for place in places[:BATCH]:
-                stand.records[1] += 1
+            for place in stand.places[1][:BATCH]:
                 self.puts += 1
-                key = b"namespac" + hashlib.sha256(b"%d" % self.puts).digest()[:20] + bytes(4)
-                fields = (
-                    stand.records[1],
-                    key,
-                    place.offset,
-                    PAYLOAD,
-                    1,
-                    0,
-                    NO_KEY,
-                    5.0,
-                    0.0,
-                    place.grant,
-                    64,
-                    10,
-                    0,
-                    0,
-                    0,
-                )
-                records.append(RECORD.pack(*fields))
+                place.view.content = CONTENT
+                records.append(stand.record(1, place, key(self.puts), tree=64, tokens=10, cost_ms=5.0))
             stand.now += 0.001
             stand.submit(1, *records)
             stand.answers[1].clear()
