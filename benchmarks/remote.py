@@ -2,7 +2,7 @@
 
     python benchmarks/remote.py [--quick] [--json PATH]
 
-Owns: the daemons, the server and the rounds. A round measures every figure once with the store and once without, so a
+Owns: the daemons and the rounds. A round measures every figure once with the store and once without, so a
 slow minute of the machine affects both. A figure is the ratio of the medians over all rounds.
 """
 
@@ -11,15 +11,10 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -33,6 +28,9 @@ from peers.tensord_peer import WAIT_S, serving
 
 import tensord
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.daemon.remote_stores.redis_server import RedisServer
+
 MIB: Final = 1 << 20
 RING_BYTES: Final = 512 * MIB
 HIT_BYTES: Final = 64 << 10
@@ -40,42 +38,8 @@ PUT_BYTES: Final = MIB
 LARGE_BYTES: Final = 16 * MIB
 COST_MS: Final = 10_000.0
 READ_MAX, HIT_MAX, PUT_MAX, FAULT_HIT_MAX, MISS_MAX = 1.3, 1.1, 1.2, 1.2, 1.05
+SERVER: Final = ("--maxmemory", "2gb", "--maxmemory-policy", "volatile-lru")
 NAMESPACE: Final = tensord.Namespace(model="bench", revision="1", dtype="uint8", processor="none")
-
-
-class Server:
-    """A redis-server on a free port of the loopback."""
-
-    def __init__(self, folder: Path) -> None:
-        program = shutil.which("redis-server")
-        if program is None:
-            raise SystemExit("redis-server is missing: apt-get install redis-server")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        words = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        words += ["--maxmemory", "2gb", "--maxmemory-policy", "volatile-lru", "--dir", str(folder)]
-        self.process = subprocess.Popen([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        self.url = f"redis://127.0.0.1:{self.port}"
-        while not self._listens():
-            if self.process.poll() is not None:
-                raise SystemExit("redis-server has ended")
-            time.sleep(0.01)
-
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-@contextmanager
-def _served() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="tensord-bench-") as folder:
-        server = Server(Path(folder))
-        try:
-            yield server
-        finally:
-            server.process.kill()
-            server.process.wait()
 
 
 def _flood(socket_path: Path, ready: Event, on: Event, ends: Event) -> None:
@@ -133,7 +97,7 @@ def settled(client: tensord.Client) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def _reads(client: tensord.Client, server: Server, calls: int) -> dict[str, list[float]]:
+def _reads(client: tensord.Client, server: RedisServer, calls: int) -> dict[str, list[float]]:
     """The times of reads of 16 MB into the ring, and of redis-py's with a copy, one after the other."""
     value = np.random.default_rng(1).integers(0, 256, LARGE_BYTES, np.uint8)
     keys = [key_named(b"large %d" % number) for number in range(8)]
@@ -170,7 +134,7 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
     """All figures. `quick` takes few samples."""
     rounds, hits, puts, reads, misses = (1, 200, 10, 4, 20) if quick else (8, 5000, 1000, 24, 1000)
     us: dict[str, list[float]] = defaultdict(list)
-    with _served() as server:
+    with RedisServer(*SERVER) as server:
         told("reads of 16 MB")
         # By a daemon of their own: what they leave in a ring would be in one of the two that are compared below.
         with (
@@ -196,7 +160,7 @@ def measured(quick: bool, told: Callable[[str], None]) -> list[Figure]:
 
 
 def _compare(
-    server: Server, us: dict[str, list[float]], counts: tuple[int, int, int, int], told: Callable[[str], None]
+    server: RedisServer, us: dict[str, list[float]], counts: tuple[int, int, int, int], told: Callable[[str], None]
 ) -> None:
     """Hits, puts and misses of a daemon with the store beside those of one without. Kills the server. `counts`:
     rounds, and in each of them hits, puts and misses."""
@@ -240,11 +204,10 @@ def _compare(
             told("hits with the server running, stopped and killed; misses with it killed")
             for _ in range(rounds):
                 us["hit, served"] += _hits_us(clients["with"], keys, hits)
-                os.kill(server.process.pid, signal.SIGSTOP)
+                server.pause()
                 us["hit, stopped"] += _hits_us(clients["with"], keys, hits)
-                os.kill(server.process.pid, signal.SIGCONT)
-            server.process.kill()
-            server.process.wait()
+                server.resume()
+            server.kill()
             while clients["with"].status()["remote"]["serves"]:
                 _misses_us(clients["with"], 1)
             for _ in range(rounds):

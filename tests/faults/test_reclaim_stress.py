@@ -6,10 +6,8 @@ slot and its pin.
 
 from __future__ import annotations
 
-import json
-import os
+import multiprocessing
 import random
-import select
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -32,6 +30,7 @@ LAPS: Final = 60
 SECONDS_MAX: Final = 4 * PATIENCE_S
 """How long a slow machine may take for LAPS."""
 LAPS_AT, STOP_AT = 0, 1
+FORK: Final = multiprocessing.get_context("fork")
 
 
 class Shared:
@@ -116,46 +115,32 @@ def read_at_random(view: View, shared: Shared, seed: int) -> Counter[str]:
     return counted
 
 
-class Reader:
-    """A process that reads through a lane of its own, and tells what it counted."""
+def begin(bench: MemoryBench, shared: Shared, answers: Any, seed: int) -> Any:
+    """A process that reads through a lane of its own. It inherits the memory, and puts what it counted into `answers`.
 
-    def __init__(self, bench: MemoryBench, shared: Shared, seed: int) -> None:
-        lane = bench.lane()
-        told, tell = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            code = 1
-            try:
-                os.write(tell, json.dumps(read_at_random(bench.view(lane), shared, seed)).encode())
-                code = 0
-            finally:
-                os._exit(code)
-        # Our mapping of the child's lane: closed, as the daemon closes its own.
-        del lane
-        os.close(tell)
-        self._told = told
-
-    @property
-    def done(self) -> bool:
-        return bool(select.select([self._told], [], [], 0)[0])
-
-    def counted(self) -> Counter[str]:
-        with open(self._told) as told:
-            text = told.read()
-        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0, "a reader failed"
-        return Counter(json.loads(text))
+    Our mapping of its lane is closed, as the daemon closes its own."""
+    lane = bench.lane()
+    reader = FORK.Process(target=lambda: answers.put(read_at_random(bench.view(lane), shared, seed)))
+    reader.start()
+    return reader
 
 
 def test_readers_of_a_ring_overwritten_all_the_time_see_nothing_wrong() -> None:
     shared = Shared()
     deadline = time.monotonic() + SECONDS_MAX
     with MemoryBench(RING_BYTES, buckets=128) as bench:
-        readers = [Reader(bench, shared, seed) for seed in range(READERS)]
+        answers = [FORK.SimpleQueue() for _ in range(READERS)]
+        readers = [begin(bench, shared, answer, seed) for seed, answer in enumerate(answers)]
         try:
-            overwrite(bench, shared, lambda: time.monotonic() < deadline and not all(r.done for r in readers))
+            overwrite(
+                bench, shared, lambda: time.monotonic() < deadline and any(reader.is_alive() for reader in readers)
+            )
         finally:
             shared.stop()
-            counted: Counter[str] = sum((reader.counted() for reader in readers), Counter())
+            for reader in readers:
+                reader.join()
+    assert [reader.exitcode for reader in readers] == [0] * READERS, "a reader failed"
+    counted: Counter[str] = sum((answer.get() for answer in answers), Counter())
     assert counted["bad"] == 0, counted
     assert counted["hits"] > 500, counted
     assert shared.words[LAPS_AT] > 5, counted
