@@ -1,4 +1,4 @@
-"""Limits and generations where they meet grants and records. How entries end is in tests/daemon/lifetimes."""
+"""Limits and generations where they meet grants and records, and pins by message."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def test_a_pin_lasts_no_longer_than_the_limit_and_ends_with_its_client(make: Mak
     assert stand.put(2) == "StoreFull"
     stand.leave(2)
     assert stand.put(3) == "stored"
+
+
+def test_pins_are_limited_for_a_client_and_in_bytes(make: Make) -> None:
+    stand = make(pins_per_client_max=4, pinned_bytes_max=5 * SPAN)
+    for number in range(6):
+        assert stand.put(number) == "stored"
+    for number in (*range(4), 0, 4):
+        stand.send(1, messages.Pin(number, key(number), 10.0))
+    assert "may have 4" in stand.last(1).text
+    for number in (0, 4, 5):
+        stand.send(2, messages.Pin(number, key(number), 10.0))
+    assert "all that may be pinned" in stand.last(2).text
+    status = stand.store.status()
+    assert (status["pins"], status["pinned_bytes"]) == (6, 5 * SPAN)
 
 
 def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing(make: Make) -> None:

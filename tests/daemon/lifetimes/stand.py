@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tensord.daemon.core.effects import Announce, Send
+from tensord.daemon.core.effects import Announce
 from tensord.daemon.core.events import Accessed
 from tensord.daemon.core.outbox import StoreClient
 from tensord.ipc.messages import control as messages
@@ -26,9 +26,7 @@ class LifetimesStand:
         )
         parts = self.rows.parts
         self.now = 1.0
-        self.outbox, self.details, self.history, self.hits = (
-            parts.outbox, parts.details, parts.removal_history, parts.hits,
-        )  # fmt: skip
+        self.outbox, self.hits = parts.outbox, parts.hits
         self.outbox.clients.update({number: StoreClient(0, f"client {number}") for number in (1, 2, 3)})
         self.lifetimes = parts.lifetimes
         self.uses, self.sweeps = self.lifetimes.uses, self.lifetimes.sweeps
@@ -36,7 +34,6 @@ class LifetimesStand:
         self.reports.unix_at_zero_s = UNIX_AT_ZERO_S
         self.told: list[dict[str, Any]] = []
         """What watchers are told."""
-        self.answers: dict[int, list[messages.Answer]] = {1: [], 2: [], 3: []}
 
     # ---- what clients do
 
@@ -86,8 +83,6 @@ class LifetimesStand:
         for effect in self.outbox.take():
             if isinstance(effect, Announce):
                 self.told.append(effect.body)
-            elif isinstance(effect, Send):
-                self.answers[effect.client].append(effect.message)
 
     def tick(self) -> None:
         self.outbox.now = self.now
@@ -133,7 +128,3 @@ class LifetimesStand:
     def entry(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = self.reports.why(key_of(number), self.now)["entry"]
         return found
-
-    def check(self) -> None:
-        self.rows.check_invariants()
-        self.lifetimes.check_invariants()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -130,16 +129,6 @@ class RowStore:
         before = len(self.commits.fresh)
         self.commits.take(submitter, memoryview(record), now)
         return self.commits.fresh[-1] if len(self.commits.fresh) > before else 0
-
-    def fill(self, first: int = 0, payload: int = 100, **put: object) -> list[int]:
-        """Puts entries until there is no room. Returns their rows."""
-        rows: list[int] = []
-        for number in count(first):
-            row = self.put(key_of(number), payload, **put)  # type: ignore[arg-type]
-            if not row:
-                return rows
-            rows.append(row)
-        return rows
 
     def scan(self, pinned: Iterable[int] | None = None) -> list[int]:
         """One fence and scan, which finds these span ids (default: `self.pinned`); freed rows become holes. Returns the
