@@ -25,7 +25,6 @@ from random import Random
 from typing import Any, Final
 
 import tensord
-from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages
 from tensord.testing.fake_card import FakeCard
 
@@ -33,7 +32,7 @@ from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child
 from . import party
 from .disturbances import BY_NAME as DISTURBANCES
-from .payloads import ENTRY_BYTES, key_of, namespace, words, wrong
+from .payloads import ENTRY_BYTES, expect, key_of, namespace, words
 from .remote import FOLDER
 from .states import BY_NAME as STATES
 
@@ -242,15 +241,7 @@ class Cell:
 
     def attached(self) -> None:
         """Waits until the daemon answers the other client."""
-
-        def answers() -> bool:
-            try:
-                self.other.touch(self.key("kept"))
-            except TensordError:
-                return False
-            return True
-
-        until(answers, "the daemon to answer the other client")
+        party.answered(self.other, self.key("kept"))
 
     def put(self, name: str, size_bytes: int = ENTRY_BYTES) -> None:
         """Another client stores an entry, with the current weights."""
@@ -317,14 +308,13 @@ class Cell:
                         key = key_of(of, name)
                         lease = reader.get(key, verify=True)
                         if lease is not None:
-                            fault = wrong(lease.tree, key, past)
-                            assert not fault, f"another client's get of {name!r}: {fault}"
+                            expect(lease.tree, key, f"another client's get of {name!r}", past)
                             assert of == now, f"{name!r} of invalidated weights is found"
         # A late write of the party would damage entries that others stored meanwhile.
         for key in self._beside:
             lease = self.other.get(key)
-            fault = "" if lease is None else wrong(lease.tree, key)
-            assert not fault, f"another client's get of its own entry: {fault}"
+            if lease is not None:
+                expect(lease.tree, key, "another client's get of its own entry")
 
     def segments(self) -> set[Path]:
         """The shared memory without lanes and without the policy's history of a stopped daemon."""

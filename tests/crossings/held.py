@@ -10,7 +10,7 @@ import numpy as np
 import tensord
 from tensord.shm.ring.layout import LANE_WORDS
 
-from .payloads import wrong
+from .payloads import expect
 from .state import State
 
 BLOCK_TOKENS = 16
@@ -25,8 +25,7 @@ class Viewed(State):
 
     def check(self) -> None:
         for name, tree in self.views.items():
-            fault = wrong(tree, self.party.key(name))
-            assert not fault, f"the view of {name!r}: {fault}"
+            expect(tree, self.party.key(name), f"the view of {name!r}")
 
     def drop(self) -> None:
         self.views.clear()
@@ -73,8 +72,7 @@ class Batch(Viewed):
         if self.batch is not None:
             second = self.batch[1]
             assert second is not None
-            fault = wrong(second.tree, self.party.key("beside"))
-            assert not fault, f"the batch's second view: {fault}"
+            expect(second.tree, self.party.key("beside"), "the batch's second view")
 
     def drop(self) -> None:
         super().drop()
@@ -130,6 +128,11 @@ def layer_of(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64
     return (places + np.repeat(tokens, 64).astype(np.uint64)).reshape(1, len(tokens), 64)
 
 
+def right_layer(match: tensord.PrefixMatch) -> None:
+    """Asserts that the layer of a cached sequence of `tokens_of` is right, as far as it is cached."""
+    assert np.array_equal(match.joined(0), layer_of(tokens_of(match.offset))), "the sequence's layer is wrong"
+
+
 class PrefixMatch(State):
     name = "prefix match held"
     count = 5 * BLOCK_TOKENS
@@ -147,8 +150,7 @@ class PrefixMatch(State):
 
     def check(self) -> None:
         if self.match is not None:
-            expected = layer_of(tokens_of(self.count))[:, : self.match.offset]
-            assert np.array_equal(self.match.joined(0), expected), "the match's layer is wrong"
+            right_layer(self.match)
 
     def drop(self) -> None:
         self.match = None

@@ -29,7 +29,7 @@ from .. import at_fork
 from ..daemon_process import PATIENCE_S, until
 from ..processes import Stage
 from . import states
-from .payloads import ENTRY_BYTES, KIB, key_of, namespace, words, wrong
+from .payloads import ENTRY_BYTES, KIB, expect, key_of, namespace, words
 
 NEXT_BYTES = 240 * KIB
 # While the daemon is stopped, a call ends after this time.
@@ -46,6 +46,19 @@ class Place:
     timeout_s: float
     seed: str = ""
     jitter_s: float = 0.0
+
+
+def answered(client: tensord.Client, key: bytes) -> None:
+    """Waits until the daemon answers a client that asks for a key."""
+
+    def answers() -> bool:
+        try:
+            client.touch(key)
+        except TensordError:
+            return False
+        return True
+
+    until(answers, "the daemon to answer the client")
 
 
 def run(stage: Stage, place: Place, state: str) -> None:
@@ -116,15 +129,7 @@ class Party:
 
     def answered(self, client: tensord.Client) -> None:
         """Waits until the daemon answers this client."""
-
-        def answers() -> bool:
-            try:
-                client.touch(self.key("kept"))
-            except TensordError:
-                return False
-            return True
-
-        until(answers, "the daemon to answer the client")
+        answered(client, self.key("kept"))
 
     def jitter(self) -> None:
         if self.place.jitter_s:
@@ -168,8 +173,7 @@ class Party:
         """Checks every byte that the party holds, and every byte of new gets."""
         self.state.check()
         for name, tree in self.taken:
-            fault = wrong(tree, self.key(name))
-            assert not fault, f"the view of {name!r} that another thread took: {fault}"
+            expect(tree, self.key(name), f"the view of {name!r} that another thread took")
         self.read(self.client, "kept", "beside", *self.outcomes)
 
     def leave(self) -> None:
@@ -182,8 +186,7 @@ class Party:
         for name in names:
             lease = client.get(self.key(name))
             if lease is not None:
-                fault = wrong(lease.tree, self.key(name))
-                assert not fault, f"a get of {name!r}: {fault}"
+                expect(lease.tree, self.key(name), f"a get of {name!r}")
 
     # ---- disturbances from within the process
 

@@ -53,6 +53,12 @@ def wrong(tree: Any, key: bytes, weights: int = 0) -> str:
     return ""
 
 
+def expect(tree: Any, key: bytes, what: str, weights: int = 0) -> None:
+    """Asserts that every word of a payload is right."""
+    fault = wrong(tree, key, weights)
+    assert not fault, f"{what}: {fault}"
+
+
 def leaves(tree: Any) -> Iterator[Words]:
     """The arrays of a payload; a device's tensors as arrays."""
     if isinstance(tree, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tensord.shm.payloads.copy import checksum_of
 from tensord.shm.payloads.packing import pack
 
 from ..daemon_process import until
-from .payloads import words, wrong
+from .payloads import expect, words
 from .state import State
 from .under_way import ROOM_BYTES, Putting
 
@@ -62,8 +62,7 @@ class Fetching(State):
 
     def look(self) -> None:
         if self.lease is not None:
-            fault = wrong(self.lease.tree, self.party.key("mine"))
-            assert not fault, f"the fetched entry: {fault}"
+            expect(self.lease.tree, self.party.key("mine"), "the fetched entry")
 
     def drop(self) -> None:
         self.lease = None
@@ -74,14 +73,11 @@ class Writing(Putting):
 
     name = "put that is written to the remote store"
     size_bytes = ROOM_BYTES
+    options: ClassVar[dict[str, Any]] = {"cost_ms": COST_MS}
 
     def prepare(self) -> None:
         super().prepare()
         self.party.has_room(self.size_bytes)
-
-    def begin(self) -> Any:
-        key = self.party.key("mine")
-        return self.party.client.put(key, words(key, self.size_bytes), cost_ms=COST_MS, timeout_s=self.party.patience_s)
 
 
 REMOTE: list[type[State]] = [Fetching, Writing]

@@ -6,14 +6,12 @@ import os
 import threading
 from typing import Any, ClassVar
 
-import numpy as np
-
 import tensord
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, until
-from .held import BLOCK_TOKENS, layer_of, tokens_of
-from .payloads import KIB, ROW, words, wrong
+from .held import BLOCK_TOKENS, layer_of, right_layer, tokens_of
+from .payloads import KIB, ROW, expect, words
 from .state import State
 
 # Larger than the grants that earlier puts have asked for.
@@ -30,6 +28,8 @@ class Putting(State):
 
     under_way = True
     returns: ClassVar[bool] = True
+    options: ClassVar[dict[str, Any]] = {}
+    """Of the put."""
     thread: threading.Thread | None
 
     def prepare(self) -> None:
@@ -57,8 +57,7 @@ class Putting(State):
 
     def check(self) -> None:
         if self.view is not None:
-            fault = wrong(self.view, self.party.key("kept"))
-            assert not fault, f"the view of 'kept': {fault}"
+            expect(self.view, self.party.key("kept"), "the view of 'kept'")
 
     def in_child(self) -> None:
         if self.put is not None:
@@ -77,7 +76,7 @@ class Putting(State):
     def begin(self) -> tensord.Put:
         key = self.party.key("mine")
         client: tensord.Client = self.party.client
-        return client.put(key, words(key, self.size_bytes), timeout_s=self.party.patience_s)
+        return client.put(key, words(key, self.size_bytes), timeout_s=self.party.patience_s, **self.options)
 
 
 class WholePut(Putting):
@@ -94,11 +93,7 @@ class LongPut(Putting):
 class WaitingPut(Putting):
     name = "put with wait"
     returns = False
-
-    def begin(self) -> tensord.Put:
-        key = self.party.key("mine")
-        client: tensord.Client = self.party.client
-        return client.put(key, words(key, self.size_bytes), wait=True, timeout_s=self.party.patience_s)
+    options: ClassVar[dict[str, Any]] = {"wait": True}
 
 
 class ManyPuts(Putting):
@@ -149,8 +144,7 @@ class Reserved(State):
     def check(self) -> None:
         # The content in the child of a fork is undefined.
         if self.array is not None and os.getpid() == self.pid:
-            fault = wrong(self.array, self.party.key("mine"))
-            assert not fault, f"the reserved array: {fault}"
+            expect(self.array, self.party.key("mine"), "the reserved array")
 
     def in_child(self) -> None:
         array = self.array
@@ -261,8 +255,7 @@ class SequencePut(State):
         """Checks every cached block of the sequence."""
         match = self.cache.match(tokens_of(self.count), timeout_s=self.party.patience_s)
         if match is not None:
-            expected = layer_of(tokens_of(self.count))[:, : match.offset]
-            assert np.array_equal(match.joined(0), expected), "the sequence's layer is wrong"
+            right_layer(match)
 
     def drop(self) -> None:
         pass
@@ -300,8 +293,7 @@ class OnDevice(State):
         lease = self.cache.get(self.party.key("mine"))
         assert lease is not None or self.cache.tally.offloaded, "the entry is on no tier and was never offloaded"
         if lease is not None:
-            fault = wrong(lease.tree, self.party.key("mine"))
-            assert not fault, f"the entry on {lease.tier}: {fault}"
+            expect(lease.tree, self.party.key("mine"), f"the entry on {lease.tier}")
 
     def drop(self) -> None:
         self.lease = None
