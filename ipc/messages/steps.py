@@ -65,24 +65,16 @@ class AgentStep(Struct, frozen=True, omit_defaults=True, rename=_FIELDS_ON_THE_W
     is_optional: bool = False
 
     def __post_init__(self) -> None:
-        fields = (self.agent_id, self.depends_on, self.step_index, self.estimated_tokens, self.is_optional)
+        for field, kind in zip(self.__struct_fields__, get_args(_Step), strict=True):
+            given = getattr(self, field)
+            try:
+                force_setattr(self, field, convert(given, kind))
+            except ValidationError as error:
+                raise BadGraph(f"{field} = {shown(given)}: {error}") from None
         try:
-            _, depends_on, *_ = convert(fields, _Step)
-            "".join((self.agent_id, *depends_on)).encode()
-        except ValidationError:
-            raise self._error() from None
+            "".join((self.agent_id, *self.depends_on)).encode()
         except UnicodeEncodeError:
             raise BadGraph(f"{shown(self)} has lone surrogates, which cannot be sent: leave them out") from None
-        force_setattr(self, "depends_on", depends_on)
-
-    def _error(self) -> BadGraph:
-        """The error of a field out of its range."""
-        for field, kind in zip(self.__struct_fields__, get_args(_Step), strict=True):
-            try:
-                convert(getattr(self, field), kind)
-            except ValidationError as error:
-                return BadGraph(f"{field} = {shown(getattr(self, field))}: {error}")
-        raise AssertionError("every field is in its range")
 
 
 class AgentStepGraph:
