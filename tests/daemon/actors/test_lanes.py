@@ -113,18 +113,6 @@ class Stand:
                 pass
 
 
-def test_a_drain_is_answered_after_all_earlier_records_are_reported(readers: list[LaneReader]) -> None:
-    readers += [lane_with(3, log=(3, 9)), lane_with(4, log=(4,))]
-    stand = Stand(readers, ids(3, 4, 9))
-    stand.lanes.drain()
-    assert stand.heard == [], "the drain is a job of its own"
-    stand.work()
-    told = [span for event in stand.heard[:-1] if isinstance(event, events.Accessed) for span in event.span_ids]
-    assert told == [3, 9, 4]
-    assert stand.heard[-1] == events.Drained()
-    assert stand.lanes.timer <= DRAIN_EVERY_S
-
-
 def test_a_drain_that_is_asked_for_while_another_goes_on_comes_after_it(readers: list[LaneReader]) -> None:
     readers += [lane_with(3, log=tuple(range(1, 1001)))]
     stand = Stand(readers, ids(3))

@@ -1,8 +1,7 @@
-"""An actor's work loop: bounded turns, jobs and messages in alternation, and a stack that does not grow."""
+"""An actor's work loop: bounded turns, jobs and messages in alternation."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 from tensord.daemon.actors.mailbox import Mailbox
@@ -49,13 +48,6 @@ def test_a_turn_ends_when_its_time_is_used() -> None:
     assert len(received) == 8
 
 
-def test_a_turn_ends_after_so_many_items_though_they_take_no_time() -> None:
-    pump, received = pump_of(3 * ITEMS_MAX, Clock())
-    pump.turn()
-    assert len(received) == ITEMS_MAX
-    assert pump.busy
-
-
 def test_jobs_take_turns_with_each_other_and_with_messages() -> None:
     done: list[str] = []
     pump, _ = pump_of(2, Clock(), lambda number: done.append(str(number)))
@@ -73,20 +65,3 @@ def test_a_job_that_is_longer_than_a_turn_keeps_no_message_waiting_for_its_end()
     pump.turn()
     assert received == [0]
     assert 0 < len(done) <= ITEMS_MAX
-
-
-def test_jobs_that_begin_jobs_need_no_deeper_stack() -> None:
-    pump, _ = pump_of(0, Clock())
-    left = 2 * sys.getrecursionlimit()
-
-    def chain() -> Iterator[None]:
-        nonlocal left
-        left -= 1
-        if left:
-            pump.begin(chain())
-        yield
-
-    pump.begin(chain())
-    while pump.busy:
-        pump.turn()
-    assert left == 0
