@@ -156,13 +156,22 @@ class RawClient:
         self.memory[start : start + size] = whole[:size].tobytes()
         return packed.payload_bytes, len(packed.header)
 
-    def submit(self, key: bytes, place: Place, sizes: tuple[int, int], *, claim: int = 0, prefix_bytes: int = 0) -> int:
+    def submit(
+        self,
+        key: bytes,
+        place: Place,
+        sizes: tuple[int, int],
+        *,
+        claim: int = 0,
+        prefix_bytes: int = 0,
+        rings: bool = True,
+    ) -> int:
         """Adds a record of a payload in a place, and rings if the daemon sleeps. Returns the record's number."""
         payload_bytes, tree_bytes = sizes
         fields = (key, place.offset, payload_bytes, 0, claim, NO_KEY, 0.0, 0.0, place.number, tree_bytes, 0)
         number = self.submissions.add(*fields, prefix_bytes, 0, 0)
         assert number, "the queue is full"
-        if self.submissions.rings:
+        if rings and self.submissions.rings:
             self.channel.send(messages.Doorbell(), timeout_s=PATIENCE_S)
         return number
 

@@ -1,151 +1,177 @@
-"""The store actor over real shared memory: during a large eviction everybody else is answered."""
+"""The store's actor in a real daemon: during a large eviction all others are answered, and nothing is out of turn."""
 
 from __future__ import annotations
 
-import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensord.client.writing.inbox import Inbox
-from tensord.daemon.actors.messages import Requested
-from tensord.daemon.room import ways
-from tensord.daemon.store import spans
+import tensord
+from tensord.daemon.actors.store import StoreActor
 from tensord.ipc.messages import control as messages
-from tensord.shm.payloads.packing import pack
+from tensord.shm.ring.layout import span_bytes
 
+from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...faults.raw import Place, RawClient
 from ...memory_bench import key
-from .stand import PATIENCE_S, serving
 
 ENTRIES = 1_500
+RECORDS = 1_000
+SMALL_SLICES = {
+    "tensord.daemon.room.ways.ROUND_ROWS_MAX": 1,
+    "tensord.daemon.store.spans.SCAN_ROWS_MAX": 1,
+    "tensord.daemon.core.requests.SLICE": 16,
+}
 
 
-@pytest.fixture(autouse=True)
-def _one_victim_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "ROUND_ROWS_MAX", 1)
-    monkeypatch.setattr(spans, "SCAN_ROWS_MAX", 1)
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(SMALL_SLICES, ring_bytes=4 * MIB, max_entries=8192, policy="lru") as running:
+        config = running.folder / "tensord.toml"
+        config.touch()
+        running.flags["config"] = config
+        yield running.start()
 
 
-def test_an_eviction_of_more_rounds_than_the_stack_is_deep_comes_to_its_end() -> None:
-    async def evicts() -> None:
-        async with serving() as stand:
-            await stand.fill(ENTRIES)
-            stand.reconfigure(max_tokens=10)
-            # A victim is hidden first, and counted when it has gone.
-            status = await stand.until(lambda status: status["store"]["evictions"].get("tokens", 0) >= ENTRIES - 10)
-            assert status["store"]["entries"] == 10
-
-    asyncio.run(evicts())
+def fill(client: tensord.Client, entries: int) -> None:
+    """Puts so many small entries of one token each."""
+    puts = [client.put(key(number), 1, tokens=1) for number in range(entries)]
+    assert {put.wait(PATIENCE_S).state for put in puts} == {"stored"}
 
 
-def test_status_and_requests_are_answered_while_a_large_eviction_is_under_way() -> None:
-    async def evicts() -> None:
-        async with serving() as stand:
-            client = await stand.fill(ENTRIES)
-            stand.reconfigure(max_tokens=10)
-            told = stand.ask(messages.StatusQuery(0))
-            client.tell(Requested(client.number, messages.Touch(client.request(), [key(ENTRIES - 1)])))
-            status = await told
-            assert status["store"]["entries"] > ENTRIES // 2, "the question waited for the eviction"
-            assert (await client.heard(messages.Counted)).count == 1
-            assert (await stand.status())["store"]["entries"] > ENTRIES // 2, "the request waited for the eviction"
-            await stand.until(lambda status: status["store"]["entries"] <= 10)
-
-    asyncio.run(evicts())
+def evict_all_but_ten(daemon: Daemon) -> None:
+    """As an operator does it."""
+    (daemon.folder / "tensord.toml").write_text("max_tokens = 10\n")
+    os.kill(daemon.pid, signal.SIGHUP)
 
 
-def test_a_stop_carries_out_what_had_arrived() -> None:
-    async def stops() -> None:
-        async with serving() as stand:
-            client = await stand.fill(1)
-            places = await client.places([stand.payload.payload_bytes] * 40)
-            for number, place in enumerate(places, 100):
-                client.put(number, place, stand.payload, 1)
-            store = stand.store
-        assert store.status()["puts"]["stored"] == 1 + len(places) > 30
-
-    asyncio.run(stops())
+def test_an_eviction_of_more_rounds_than_the_stack_is_deep_comes_to_its_end(daemon: Daemon) -> None:
+    fill(daemon.client(), ENTRIES)
+    evict_all_but_ten(daemon)
+    daemon.until(lambda status: status["store"]["evictions"] == {"tokens": ENTRIES - 10}, "the eviction to end")
+    assert daemon.store("entries") == 10
 
 
-@pytest.mark.parametrize("through", ["ring", "inbox"])
-def test_what_a_client_has_put_before_a_request_is_stored_before_its_answer(through: str) -> None:
-    async def puts() -> None:
-        async with serving() as stand:
-            client = stand.client()
-            await client.attach(Inbox(stand.memory.superblock.ring_bytes) if through == "inbox" else None)
-            large = pack(np.zeros(100_000, np.uint8))
-            for number in range(20):
-                (place,) = await client.places([large.payload_bytes])
-                client.put(number, place, large)
-                client.ask(messages.Touch(client.request(), [key(number)]))
-                assert (await client.heard(messages.Counted)).count == 1
+def test_status_and_requests_are_answered_while_a_large_eviction_is_under_way(daemon: Daemon) -> None:
+    client, seen = daemon.client(), set()
+    fill(client, ENTRIES)
+    evict_all_but_ten(daemon)
 
-    asyncio.run(puts())
+    def is_over() -> bool:
+        assert client.touch(key(ENTRIES - 1)) == 1
+        seen.add(daemon.store("entries"))
+        return bool(min(seen) <= 10)
+
+    until(is_over, "the eviction to end")
+    assert len(seen) > 5, "what was asked waited for the eviction"
 
 
-def test_a_refusal_comes_before_its_record_counts_as_settled() -> None:
-    async def puts() -> None:
-        async with serving() as stand:
-            client = await stand.fill(1)
-            for _ in range(50):
-                (place,) = await client.places([stand.payload.payload_bytes])
-                record = client.put(0, place, stand.payload)
-                await client.settled(record)
-                assert (await client.heard(messages.PutRefused)) == messages.PutRefused(record)
-
-    asyncio.run(puts())
+def submit(client: RawClient, place: Place, first: int) -> None:
+    """Writes RECORDS small payloads into a place, and their records: keys `first` and after."""
+    for number in range(RECORDS):
+        at = place._replace(offset=place.offset + number * span_bytes(64))
+        client.submit(key(first + number), at, client.write(at, bytes(32)), rings=number == RECORDS - 1)
 
 
-def test_a_stop_leaves_a_large_eviction_to_the_next_daemon() -> None:
-    async def stops() -> None:
-        async with serving() as stand:
-            await stand.fill(ENTRIES)
-            stand.reconfigure(max_tokens=10)
-            await stand.until(lambda status: status["store"]["entries"] < ENTRIES)
-            store = stand.store
-        assert store.status()["entries"] > ENTRIES // 2
-
-    asyncio.run(stops())
+def test_a_stop_carries_out_what_had_arrived(daemon: Daemon) -> None:
+    with RawClient(daemon.socket, writes="in place") as client:
+        (place,) = client.borrow(RECORDS * span_bytes(64))
+        daemon.pause()
+        submit(client, place, 0)
+        assert daemon.terminate() == 0
+    daemon.start()
+    assert daemon.store("entries") == RECORDS
 
 
-def test_a_request_of_many_keys_leaves_others_their_turns_and_keeps_its_senders_order() -> None:
-    async def asks() -> None:
-        async with serving() as stand:
-            client, other = await stand.fill(600), stand.client()
-            client.tell(Requested(client.number, messages.Evict(client.request(), [*map(key, range(600))])))
-            client.tell(Requested(client.number, messages.Touch(client.request(), [key(0), key(599)])))
-            other.tell(Requested(other.number, messages.Touch(other.request(), [key(599)])))
-            assert (await other.heard(messages.Counted)).count == 1, "it waited for the eviction's end"
-            assert (await client.heard(messages.Counted)).count == 600
-            assert (await client.heard(messages.Counted)).count == 0, "answered before what was asked first"
+@pytest.mark.parametrize("writes", ["in place", "inbox"])
+def test_what_a_client_has_put_before_a_request_is_stored_before_its_answer(daemon: Daemon, writes: str) -> None:
+    with RawClient(daemon.socket, writes=writes) as client:
+        (place,) = client.borrow(RECORDS * span_bytes(64))
+        for number in range(10):
+            # Too large to be copied at once.
+            client.put(key(number), np.zeros(200_000, np.uint8))
+            assert client.ask(partial(messages.Touch, keys=[key(number)])).count == 1
+        daemon.pause()
+        submit(client, place, 100)
+        client.channel.send(messages.Touch(1000, [key(99 + RECORDS)]), timeout_s=PATIENCE_S)
+        daemon.resume()
+        assert client.hear() == messages.Counted(1000, 1)
 
-    asyncio.run(asks())
+
+def test_a_refusal_comes_before_its_record_counts_as_settled(daemon: Daemon) -> None:
+    with RawClient(daemon.socket, writes="in place") as client:
+        assert client.until_settled(client.put(key(0), 1)) is None
+        for _ in range(50):
+            record = client.put(key(0), 1)
+            assert client.until_settled(record) == messages.PutRefused(record)
+
+
+def test_a_stop_leaves_a_large_eviction_to_the_next_daemon(daemon: Daemon) -> None:
+    fill(daemon.client(), ENTRIES)
+    evict_all_but_ten(daemon)
+    daemon.until(lambda status: status["store"]["entries"] < ENTRIES, "the eviction to begin")
+    (daemon.folder / "tensord.toml").write_text("")
+    daemon.restart()
+    assert daemon.store("entries") > ENTRIES // 2
+
+
+def test_a_request_of_many_keys_leaves_others_their_turns_and_keeps_its_senders_order(daemon: Daemon) -> None:
+    fill(daemon.client(), 100)
+    # So few that the message comes in one piece.
+    keys = [key(number) for number in range(100)]
+    with ExitStack() as stack:
+        client, *others = [stack.enter_context(RawClient(daemon.socket)) for _ in range(8)]
+        daemon.pause()
+        client.channel.send(messages.Evict(1000, keys), messages.Touch(1001, [keys[0], keys[-1]]), timeout_s=PATIENCE_S)
+        for other in others:
+            other.channel.send(messages.Touch(1000, keys[-1:]), timeout_s=PATIENCE_S)
+        daemon.resume()
+        counted = [other.hear().count for other in others]
+        assert counted == [1] * len(others), "they waited for the eviction's end"
+        assert client.hear() == messages.Counted(1000, 100)
+        assert client.hear() == messages.Counted(1001, 0), "answered before what was asked first"
 
 
 def test_a_time_to_live_ends_although_messages_never_stop_coming() -> None:
-    async def floods() -> None:
-        async with serving(default_ttl_s="200ms") as stand:
-            await stand.fill(1)
-            async with asyncio.timeout(PATIENCE_S):
-                while stand.store.status()["entries"]:
-                    while len(stand.actor.inbox) < 100:
-                        stand.ask(messages.EntriesQuery(1, None, 1))
-                    await asyncio.sleep(0)
+    many = 900
+    with Daemon(default_ttl_s="200ms") as daemon, ExitStack() as stack:
+        daemon.start().client().put(key(0), 1, wait=True)
+        stored_at = time.monotonic()
+        clients = [stack.enter_context(RawClient(daemon.socket)) for _ in range(8)]
+        with daemon.stopped():
+            for client in clients:
+                flood = (messages.Evict(1000 + number, [key(1)]) for number in range(many))
+                client.channel.send(*flood, messages.RequestClaim(5000, key(0)), timeout_s=PATIENCE_S)
+            until(lambda: time.monotonic() > stored_at + 0.3, "the time to be over")
+        answers = [[client.hear() for _ in range(many + 1)][-1].answer for client in clients]
+    assert sorted(answers) == ["compute", *["wait"] * 7]
 
-    asyncio.run(floods())
+
+def has_a_clock(step: str) -> None:
+    """Runs in the daemon: the wall clock is later by the seconds that stand in the file `step`."""
+    defaults: Any = StoreActor.__init__.__kwdefaults__
+    real = defaults["unix_at_zero"]
+    defaults["unix_at_zero"] = lambda: real() + float(Path(step).read_text())
 
 
 def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:
-    async def asks() -> None:
-        async with serving() as stand:
-            await stand.fill(1)
-            shown = []
-            for zero_s in (1e6, 2e6):
-                stand.actor._report._unix_at_zero = lambda at=zero_s: at  # type: ignore[misc]
-                page = await stand.ask(messages.EntriesQuery(0))
-                entry = (await stand.ask(messages.WhyQuery(0, key(0))))["entry"]
-                assert page["entries"] == [entry]
-                shown.append(entry["created_unix_s"])
-            assert shown[1] - shown[0] == pytest.approx(1e6)
-
-    asyncio.run(asks())
+    with Daemon() as daemon:
+        step, shown = daemon.folder / "step", []
+        step.write_text("0")
+        daemon.before = f"{__name__}:has_a_clock", {"step": str(step)}
+        daemon.start().client().put(key(1), 1, wait=True)
+        for seconds in ("0", "1e6"):
+            step.write_text(seconds)
+            (entry,) = daemon.ask(messages.EntriesQuery)["entries"]
+            why = daemon.ask(partial(messages.WhyQuery, key=key(1)))["entry"]
+            assert why["created_unix_s"] == pytest.approx(entry["created_unix_s"])
+            shown.append(entry["created_unix_s"])
+        assert shown[1] - shown[0] == pytest.approx(1e6, abs=60)
