@@ -18,17 +18,21 @@ from ..faults.payloads import is_payload, key, payload
 from ..faults.raw import RawClient
 
 PAGE_BYTES = 4096
-# A /dev/shm of its own, of 8 MiB and 32 files.
-SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8m,nr_inodes=32 tmpfs /dev/shm && exec "$@"', "sh"]
+
+
+def with_shm(options: str) -> list[str]:
+    """What a program is run under, so that its /dev/shm is its own. Skips the test where that cannot be."""
+    prefix = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces for this user here")
+    return prefix
 
 
 @pytest.fixture
 def confined() -> Iterator[Daemon]:
-    """A daemon whose /dev/shm is its own, and small."""
-    if subprocess.run([*SMALL, "true"], capture_output=True).returncode:
-        pytest.skip("no namespaces for this user here")
+    """A daemon whose /dev/shm has 8 MiB and 32 files."""
     with Daemon(ring_bytes=2 * MIB, max_entries=256) as daemon:
-        daemon.prefix = SMALL
+        daemon.prefix = with_shm("size=8m,nr_inodes=32")
         yield daemon.start()
 
 
@@ -97,3 +101,18 @@ def test_a_full_shm_is_reported_while_it_lasts_and_disturbs_no_attached_client(
         with RawClient(confined.socket):
             pass
         confined.until(lambda s: s["lanes"] == 1, "its lane to be removed")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("size=8m", ("a ring of 16777216 bytes with its index needs ", "free in /dev/shm", "ring_bytes")),
+        ("ro", ("Read-only file system", "mount -o remount,rw /dev/shm")),
+    ],
+)
+def test_a_daemon_without_room_in_shm_says_so_and_what_to_do(options: str, says: tuple[str, ...]) -> None:
+    with Daemon(ring_bytes=16 * MIB) as daemon:
+        daemon.prefix = with_shm(options)
+        told = daemon.refused()
+        assert all(each in told for each in says) and "Traceback" not in told, told

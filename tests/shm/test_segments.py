@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from mmap import mmap
 
@@ -146,64 +143,6 @@ def test_pages_that_were_given_back_are_found_again_by_whoever_comes_next(instan
     assert segments.missing(fd) == [(0, 16 * PAGE)]
     assert os.fstat(fd).st_blocks * 512 == PAGE, "the part of a page at the end is allocated"
     os.close(fd)
-
-
-SMALL_TMPFS = """
-import os
-from tensord.errors import NotEnoughMemory
-from tensord.shm.ring import segments
-
-fd = segments.create("/tensord.tiny.ring", 8 << 20)
-segments.allocate(fd, 0, 1 << 20)
-try:
-    segments.allocate(fd, 1 << 20, 7 << 20)
-except NotEnoughMemory as error:
-    print(error)
-try:
-    segments.check_memory(8 << 20, "a ring of 8388608 bytes")
-except NotEnoughMemory as error:
-    print(error)
-"""
-
-READ_ONLY_TMPFS = """
-from tensord.errors import SegmentError
-from tensord.shm.ring import segments
-
-try:
-    segments.create("/tensord.tiny.ring", 8 << 20)
-except SegmentError as error:
-    print(error)
-"""
-
-
-def run_with_shm(program: str, options: str) -> list[str]:
-    """Runs a program of Python with a /dev/shm of its own. The lines that it prints."""
-    unshare = shutil.which("unshare")
-    if os.geteuid() or unshare is None:
-        pytest.skip("needs root and unshare for a mount namespace of its own")
-    mount = f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$0" -c "$1"'
-    command = [unshare, "--mount", "--propagation", "private", "sh", "-c", mount, sys.executable, program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "permission denied" in done.stderr.lower():
-        pytest.skip(f"no mount namespace to be had here: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-@pytest.mark.root
-def test_a_full_shm_is_an_error_with_a_remedy_and_no_sigbus() -> None:
-    full, refused = run_with_shm(SMALL_TMPFS, "size=4m")
-    assert "/dev/shm has no room for 7340032 bytes at 1048576" in full
-    assert "smaller ring" in full
-    assert refused.startswith("a ring of 8388608 bytes needs 8388608 bytes, and ")
-    assert "free in /dev/shm" in refused
-    assert not segments.existing("tiny"), "it was mounted for everybody"
-
-
-@pytest.mark.root
-def test_a_shm_that_is_read_only_is_an_error_with_a_remedy() -> None:
-    (refused,) = run_with_shm(READ_ONLY_TMPFS, "ro")
-    assert "Read-only file system" in refused and "mount -o remount,rw /dev/shm" in refused
 
 
 def test_more_than_the_machine_has_is_refused_before_it_is_tried() -> None:
