@@ -38,11 +38,9 @@ _KINDS: Final = {
 class Ideal:
     """The cached blocks, as one policy keeps them."""
 
-    def __init__(self, trace: Trace, policy: str, capacity_bytes: int, *, steps: bool = False) -> None:
-        """`steps`: the policy receives the ends of agents' calls."""
+    def __init__(self, trace: Trace, policy: str, capacity_bytes: int) -> None:
         self._trace = trace
         self._name = policy
-        self._steps = steps
         smallest = max(min(trace.sizes, default=1), 1)
         many = min(capacity_bytes // smallest, len(trace.sizes)) + 2
         self._columns: dict[str, np.ndarray[Any, Any]] = {name: np.zeros(many, kind) for name, kind in _KINDS.items()}
@@ -58,17 +56,6 @@ class Ideal:
         self._agents: dict[str, int] = {"": 0}
         self._digests = [xxh3_64_intdigest(key_of(block)) for block in range(len(trace.sizes))]
         self.counts = Counts()
-
-    def run(self) -> Counts:
-        """Replays the whole trace."""
-        for event in self._trace.events:
-            if isinstance(event, Request):
-                self.ask(event)
-            elif isinstance(event, Restart):
-                self.restart(event)
-            elif self._steps:
-                self.step(event)
-        return self.counts
 
     def step(self, step: Step) -> None:
         self._policy.turn(self._agent(step.agent), step.state, step.at)

@@ -6,14 +6,13 @@ in a cache without fragmentation (`tensord-ideal`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from replaying.counts import Counts
 from replaying.ideal import Ideal
 from replaying.peers import PEERS
 from replaying.real import Real
-from replaying.traces import Step, Trace
+from replaying.traces import Request, Restart, Step, Trace
 
 OURS: Final = ("tensord", "tensord+steps", "tensord-ideal")
 NAMES: Final = (*OURS, *PEERS)
@@ -34,9 +33,12 @@ def replay(name: str, trace: Trace, capacity_bytes: int, policy: str) -> Counts:
     peer = PEERS.get(name)
     if peer is not None:
         return peer(trace, capacity_bytes)
-    stores: dict[str, Callable[[], Ideal | Real]] = {
-        "tensord": lambda: Real(trace, policy, capacity_bytes),
-        "tensord+steps": lambda: Real(trace, policy, capacity_bytes, steps=True),
-        "tensord-ideal": lambda: Ideal(trace, policy, capacity_bytes),
-    }
-    return stores[name]().run()
+    store = (Ideal if name == "tensord-ideal" else Real)(trace, policy, capacity_bytes)
+    for event in trace.events:
+        if isinstance(event, Request):
+            store.ask(event)
+        elif isinstance(event, Restart):
+            store.restart(event)
+        elif name == "tensord+steps":
+            store.step(event)
+    return store.counts

@@ -67,11 +67,9 @@ _NO_RESERVE: Final = 0x4000
 class Real:
     """A store under replay."""
 
-    def __init__(self, trace: Trace, policy: str, capacity_bytes: int, *, steps: bool = False) -> None:
-        """`steps`: the store receives the ends of agents' calls."""
+    def __init__(self, trace: Trace, policy: str, capacity_bytes: int) -> None:
         self._trace = trace
         self._policy = policy
-        self._steps = steps
         self._is_prefix = trace.kind == "prefix"
         ring_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
         entries = min(ring_bytes // min(map(self._span_bytes, trace.sizes), default=ALIGN_BYTES) + 1, len(trace.sizes))
@@ -94,17 +92,6 @@ class Real:
         self.counts = Counts()
         self._begin(IndexWriter.create(self._geometry, self._index_bytes))
         self._join()
-
-    def run(self) -> Counts:
-        """Replays the whole trace."""
-        for event in self._trace.events:
-            if isinstance(event, Request):
-                self.ask(event)
-            elif isinstance(event, Restart):
-                self.restart(event)
-            elif self._steps:
-                self.step(event)
-        return self.counts
 
     def restart(self, event: Restart) -> None:
         """The next daemon takes the memory over, and what the policy has learned."""
