@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.events import Tick
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
@@ -144,6 +145,7 @@ def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_s
     ordered_at = stand.now
     stand.carry_out(2, stand.orders(2)[0])
     stand.pass_time(9.5)
+    stand.do(Tick())
     assert stand.status()["counters"]["timed_out"] == 0
     assert stand.governor.next_timer() == ordered_at + 10
     stand.pass_time(1)
@@ -155,7 +157,10 @@ def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_s
     use(stand, 1, 99)
     assert unresponsive() == []
     assert stand.reading(95) == [1]
-    assert [body["unresponsive"] for body in stand.told if body["event"] == "owner"] == [True, False]
+    stand.pass_time(10)
+    use(stand, 1, 99)
+    assert stand.reading(95) == [], "it is not asked for the same at once"
+    assert [body["unresponsive"] for body in stand.told if body["event"] == "owner"] == [True, False] * 2
 
 
 def test_an_owner_that_is_at_work_on_its_orders_is_not_late(make: Make) -> None:

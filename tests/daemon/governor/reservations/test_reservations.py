@@ -25,8 +25,10 @@ def test_a_reservation_that_expired_counts_until_a_reading_that_began_later(make
     stand = make(reserve_s_max=2.0)
     stand.sample(0)
     assert reserve(stand, 1, 1000, 50.0).lasts_s == 2.0
+    waits = wait(stand, 3, 1, wait_s=50.0)
     began_at = stand.now + 1
     stand.pass_time(2.0)
+    refused(stand.answer(3, waits), "DeviceFull")
     assert stand.status()["reservations"] == 0
     stand.sample(0, after_s=0.0, began_at=began_at)
     refused(reserve(stand, 2, 1), "DeviceFull")
