@@ -14,11 +14,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from tensord.daemon.core.effects import Send
 from tensord.daemon.core.events import Tick
 from tensord.daemon.governor.devices.choices import WAITING_RETRY_S
 from tensord.daemon.governor.devices.record import SLOW_S
-from tensord.daemon.governor.forms.events import Effect, Event, FormerDaemonFound, Sampled
+from tensord.daemon.governor.forms.events import FormerDaemonFound, Sampled
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.daemon.governor.reservations import REATTACH_S
 from tensord.ipc.messages import control as messages
@@ -93,21 +92,6 @@ class Card:
         return sum(entry.size for entry in self.entries.values() if not entry.open)
 
 
-class Seen(Stand):
-    """A stand that settles after each event, and keeps what the event brought."""
-
-    def __init__(self, **limits: Any) -> None:
-        super().__init__(**limits)
-        self.orders_now: list[tuple[int, messages.Order]] = []
-
-    def do(self, event: Event) -> list[Effect]:
-        effects = super().do(event)
-        for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.message, messages.Order):
-                self.orders_now.append((effect.client, effect.message))
-        return effects
-
-
 class Judged(RuleBasedStateMachine):
     """Two cards, up to four clients, 12 keys: what the governor says is judged by the model."""
 
@@ -128,7 +112,7 @@ class Judged(RuleBasedStateMachine):
         disturbed: str,
         neighbours: tuple[NeighbourPlace, ...],
     ) -> None:
-        self.stand = Seen(
+        self.stand = Stand(
             max_bytes=budget,
             max_entries=entries,
             relaxed_idle_s=IDLE_S["relaxed"],
@@ -149,7 +133,7 @@ class Judged(RuleBasedStateMachine):
         self.counted: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.clients = 0
-        self.told = 0
+        self.told = self.seen = 0
         self.disturbed = disturbed
         self.tokens: dict[int, int] = {}
         self.waiting: dict[int, tuple[int, str, float]] = {}
@@ -205,17 +189,17 @@ class Judged(RuleBasedStateMachine):
         self.hear_of_reservations()
         for told in stand.told[self.told :]:
             self.hear_of_vain(told)
-        for client, order in stand.orders_now:
+        given, self.seen = stand.given[self.seen :], len(stand.given)
+        for client, order in given:
             if order.kind == "promote":
                 assert not any(key(n) in order.keys for n in self.cards[order.device].entries)
                 continue
             self.judge(client, order)
             if order.reason != "budget":
                 passed.setdefault(order.device, set()).add(order.order)
-        for device in {order.device for _, order in stand.orders_now if order.kind != "promote"}:
+        for device in {order.device for _, order in given if order.kind != "promote"}:
             row = stand.device(device)
             assert row["bytes"] - row["ordered_bytes"] >= row["floor_blocks"] * BLOCK, "below the floor"
-        stand.orders_now.clear()
         for device, orders in passed.items():
             card = self.cards[device]
             assert began_at is not None or asked, "a pass without a reading"

@@ -270,33 +270,21 @@ class AnyOrder(Judged):
     @rule(
         data=st.data(),
         device=ONE_DEVICE,
-        size=st.sampled_from([1, 50, 100, 200, 400, 600]),
+        size=st.sampled_from([1, 50, 100, 300, 400, 600, 1001]),
         wait_s=st.sampled_from([0.0, 1.0, 6.0, 60.0]),
+        room=st.booleans(),
     )
-    def reserve(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
+    def reserve(self, data: st.DataObject, device: str, size: int, wait_s: float, room: bool) -> None:
+        """A client asks for memory of its own, or an operator for room."""
         client = self.client_of(data)
         self.stand.do(Tick())
         self.after()
         number = self.stand._requests = self.stand._requests + 1
-        self.waiting[number] = client, device, self.stand.now + min(wait_s, RESERVE_S_MAX)
-        self.stand.say(client, messages.ReserveDevice(number, device, size * MIB, 5.0, wait_s))
+        make, wait_s_max = (messages.MakeRoom, ROOM_S_MAX) if room else (messages.ReserveDevice, RESERVE_S_MAX)
+        self.waiting[number] = client, device, self.stand.now + min(wait_s, wait_s_max)
+        self.stand.say(client, make(number, device, size * MIB, 5.0, wait_s))
         self.after(asked=True)
         assert wait_s or number not in self.waiting
-
-    @rule(
-        data=st.data(),
-        device=ONE_DEVICE,
-        size=st.sampled_from([1, 100, 300, 600, 1001]),
-        wait_s=st.sampled_from([1.0, 6.0, 60.0]),
-    )
-    def make_room(self, data: st.DataObject, device: str, size: int, wait_s: float) -> None:
-        client = self.client_of(data)
-        self.stand.do(Tick())
-        self.after()
-        number = self.stand._requests = self.stand._requests + 1
-        self.waiting[number] = client, device, self.stand.now + min(wait_s, ROOM_S_MAX)
-        self.stand.say(client, messages.MakeRoom(number, device, size * MIB, 5.0, wait_s))
-        self.after(asked=True)
 
     def neighbours_asked(self) -> list[AskNeighbour]:
         """Those that have not answered."""
