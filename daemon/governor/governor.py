@@ -12,9 +12,8 @@ Owns the connections between these parts: each part gets from here what it needs
 sockets.
 
 Invariants: `handle` is the only mutator. Queries (`status`, `modes`, `next_timer`, `sample_every_s`) change nothing. A
-refused request changes nothing but the count of refusals. No event takes long, whatever is registered: the next Tick
-continues a pass over many entries. `next_timer` then asks for a Tick at once, and the caller may handle other events
-before it.
+refused request changes nothing but the count of refusals. No event takes long, whatever is registered: a pass orders a
+limited number of entries away, and the next reading begins another one.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class Governor:
         return self.outbox.take()
 
     def next_timer(self) -> float | None:
-        """When the next Tick is due. Not after the time of the last event if a pass was postponed."""
+        """When the next Tick is due."""
         timers = (self.devices.next_timer(), self.reservations.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 

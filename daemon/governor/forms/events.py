@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import Tier
 from ...core.effects import Announce, Send
@@ -25,8 +27,7 @@ OWNERS_SOURCE: Final = "owners"
 """The source of a gauge that is known only from the reports of tensor owners."""
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorClientJoined:
+class GovernorClientJoined(Struct, frozen=True):
     """A client has connected and may send messages."""
 
     client: int
@@ -34,8 +35,7 @@ class GovernorClientJoined:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Governed:
+class Governed(Struct, frozen=True):
     """A validated request of a client. A GaugeRequest is for the gauges, and does not come to the core."""
 
     client: int
@@ -76,8 +76,7 @@ class SourceState:
     problem: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(Struct, frozen=True):
     """The last readings of all gauges, and the states of their sources. A gauge without a reading has vanished.
 
     Readings that are not newer than those of the last Sampled change nothing but whether a gauge is stale.
@@ -87,20 +86,17 @@ class Sampled:
     sources: tuple[SourceState, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorLimitsChanged:
+class GovernorLimitsChanged(Struct, frozen=True):
     """The configuration was reloaded."""
 
     limits: GovernorLimits
 
 
-@dataclass(frozen=True, slots=True)
-class FormerDaemonFound:
+class FormerDaemonFound(Struct, frozen=True):
     """Comes first, if a daemon ran before this one. Its clients attach anew, and say what it has granted them."""
 
 
-@dataclass(frozen=True, slots=True)
-class NeighbourAnswered:
+class NeighbourAnswered(Struct, frozen=True):
     """The end of an AskNeighbour. "done": it accepted to free its memory; "busy": it was left alone.
     `why`: the reason if it is not "done", else what it keeps; "" if nothing."""
 
@@ -122,8 +118,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorLog:
+class GovernorLog(Struct, frozen=True):
     """One log line for the operator: a transition, a stuck device, or an owner that does not respond."""
 
     level: str
@@ -131,8 +126,7 @@ class GovernorLog:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class AskNeighbour:
+class AskNeighbour(Struct, frozen=True):
     """Asks a neighbour to give its memory back, if it is idle. Answered once by a NeighbourAnswered with `number`,
     after `answer_s` seconds at the latest."""
 
