@@ -34,7 +34,7 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
         },
         "remembered": governor.devices.remembered,
         "reservations": governor.reservations.granted,
-        "counters": governor.outbox.counters.as_dict(),
+        "counters": to_builtins(governor.outbox.counters),
     }
 
 
@@ -71,9 +71,9 @@ def _gauge(gauge: Gauge, now: float) -> dict[str, Any]:
 
 
 def _source(source: SourceState, now: float) -> dict[str, Any]:
-    row = asdict(source)
-    since_s = max(0.0, now - row.pop("since"))
-    return row | {"tier": source.tier.value, "since_s": since_s}
+    row: dict[str, Any] = to_builtins(source)
+    row["since_s"] = max(0.0, now - row.pop("since"))
+    return row
 
 
 def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:

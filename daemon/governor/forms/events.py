@@ -9,10 +9,9 @@ order; effects are carried out in the order given.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import Tier
@@ -42,8 +41,7 @@ class Governed(Struct, frozen=True):
     message: messages.GovernorRequest | messages.GaugeRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One gauge's reading. `began_at`: when reading began; memory freed later cannot show in it.
 
     `source`: the name of its source. `stale`: no source reads the gauge now, and this is the last value.
@@ -60,8 +58,7 @@ class Sample:
     shown: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceState:
+class SourceState(Struct, frozen=True):
     """What one source of gauges does. `since`: when the state began; for "hanging", when the reading began.
 
     `state`: "hanging" if a reading has not returned within its deadline; "waiting" before the first answer.

@@ -9,15 +9,15 @@ Invariants: counts only rise. registered == resident + offloaded + dropped + rel
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
 from typing import Any
+
+from msgspec import Struct, field
 
 from ...core.outbox import Outbox
 from .events import Effect, GovernorClientJoined, GovernorLog
 
 
-@dataclass(slots=True)
-class GovernorCounters:
+class GovernorCounters(Struct):
     """Monotonic counters, so that status walks nothing. `refused` by the error's code, `transitions` by the mode
     entered.
 
@@ -41,11 +41,6 @@ class GovernorCounters:
     freed_bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     transitions: Counter[str] = field(default_factory=Counter)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for status."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}
 
 
 class GovernorOutbox(Outbox[GovernorClientJoined, Effect]):

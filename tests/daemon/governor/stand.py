@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from tensord.daemon.core.effects import Announce, Send
 from tensord.daemon.core.events import AgentsTurned, ClientLeft, Tick
 from tensord.daemon.core.host_memory import HostHolds, Pressed
@@ -158,7 +160,7 @@ class Stand:
         began_at = self.now if began_at is None else began_at
         used_bytes = used if isinstance(used, int) else round(used * total)
         tier = Tier.HOST if gauge == HOST_GAUGE else Tier.DEVICE
-        self.gauges = {name: replace(sample, began_at=began_at) for name, sample in self.gauges.items()}
+        self.gauges = {name: structs.replace(sample, began_at=began_at) for name, sample in self.gauges.items()}
         self.gauges[gauge] = Sample(gauge, tier, used_bytes, total, source, began_at, stale, shown)
         self.do(Sampled(tuple(self.gauges.values())))
         self.settle()
@@ -167,7 +169,7 @@ class Stand:
         """The gauge is not among those that are read any more."""
         self.now += 1
         del self.gauges[gauge]
-        self.gauges = {name: replace(sample, began_at=self.now) for name, sample in self.gauges.items()}
+        self.gauges = {name: structs.replace(sample, began_at=self.now) for name, sample in self.gauges.items()}
         self.do(Sampled(tuple(self.gauges.values())))
         self.settle()
 
