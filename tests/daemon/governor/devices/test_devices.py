@@ -104,16 +104,6 @@ def test_a_floor_at_the_capacity_refuses_with_a_reason_and_does_not_loop(make: M
     assert stand.device()["entries"] == 5 and stand.orders() == []
 
 
-def test_a_large_entry_under_the_floor_is_passed_over_for_a_smaller_one(make: Make) -> None:
-    stand = card(make, max_entries=2, block_bytes=4)
-    stand.register(1, 1, 40)
-    stand.register(1, 2, 5)
-    stand.serve_requests()
-    stand.sample(55, total=100)
-    stand.register(1, 3, 10)
-    assert stand.came() == [2]
-
-
 # ---- orders and what owners say to them
 
 

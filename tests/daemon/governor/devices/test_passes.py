@@ -54,17 +54,6 @@ def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_ar
     assert {order.reason for order in stand.orders()[-1:]} <= {mode.value}
 
 
-@pytest.mark.parametrize("workflow", [False, True])
-def test_at_the_threshold_itself_one_byte_too_much_is_used(make: Make, workflow: bool) -> None:
-    stand = card(make, 50, size=1)
-    if workflow:
-        stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
-    assert len(stand.reading(85)) == 1
-    assert stand.mode() is (Mode.WORKFLOW_AWARE if workflow else Mode.PRESSURE)
-    stand.carry_out_all(1)
-    assert stand.reading(84) == []
-
-
 @pytest.mark.parametrize(
     ("used", "mode", "first"),
     [(90, Mode.PRESSURE, 2), (95, Mode.CRITICAL, 2), (97, Mode.EMERGENCY, 13)],
@@ -79,15 +68,25 @@ def test_pressure_and_critical_take_their_share_of_the_entries_in_one_pass_and_e
         assert stand.reading(88) == [3, 4], "a tenth of 18 entries, rounded up"
 
 
-@pytest.mark.parametrize("mode", [Mode.PRESSURE, Mode.WORKFLOW_AWARE, Mode.CRITICAL, Mode.EMERGENCY])
+@pytest.mark.parametrize(
+    ("used", "mode"),
+    [
+        (85, Mode.PRESSURE),
+        (91, Mode.PRESSURE),
+        (85, Mode.WORKFLOW_AWARE),
+        (90, Mode.WORKFLOW_AWARE),
+        (95, Mode.CRITICAL),
+        (99, Mode.EMERGENCY),
+    ],
+)
 def test_entries_in_use_leave_in_each_mode_from_pressure_up_until_the_device_is_under_its_threshold(
-    make: Make, mode: Mode
+    make: Make, used: int, mode: Mode
 ) -> None:
+    """At the threshold itself one byte too much is used."""
     stand = card(make, 20, size=1)
     if mode is Mode.WORKFLOW_AWARE:
         stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
     use(stand, *range(1, 21))
-    used = USED.get(mode, 90)
     assert len(stand.reading(used)) == used - 84 and stand.mode() is mode
     stand.carry_out_all(1)
     assert stand.reading(84) == []

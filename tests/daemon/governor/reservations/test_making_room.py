@@ -48,31 +48,23 @@ class Card:
         self.stand.carry_out_all(100 * MIB)
 
 
-def test_idle_entries_leave_for_a_reservation_that_does_not_fit(make: Make) -> None:
-    card = Card(make)
-    request = card.reserve(2, 250)
-    assert card.answer(2, request) is None and len(named(card.stand.orders(None, "offload", "drop"))) == 1, (
-        "200 MiB are free: 50 more are needed"
-    )
+@pytest.mark.parametrize(("others", "size", "mode"), [(500, 250, Mode.NORMAL), (100, 700, Mode.RELAXED)])
+def test_as_many_entries_leave_as_a_reservation_needs_whether_they_are_idle_or_not(
+    make: Make, others: int, size: int, mode: Mode
+) -> None:
+    card = Card(make, others=others)
+    request = card.reserve(2, size)
+    assert card.answer(2, request) is None
     (order,) = card.stand.orders(1)
-    assert order.reason == "reservation" and card.stand.mode() is Mode.NORMAL
+    assert len(order.keys) == 1 and order.reason == "reservation" and card.stand.mode() is mode
     assert card.stand.governor.sample_every_s == card.stand.limits.sample_pressed_s
     card.carry_out()
     assert card.answer(2, request) is None, "no reading shows the memory as free yet"
     card.sample()
     assert isinstance(card.answer(2, request), messages.Reserved)
-    assert card.stand.device()["reserved_bytes"] == 250 * MIB
-
-
-def test_in_relaxed_too_entries_just_used_leave_if_a_reservation_needs_them(make: Make) -> None:
-    card = Card(make, others=100)
-    request = card.reserve(2, 700)
-    assert card.stand.mode() is Mode.RELAXED and len(named(card.stand.orders(None, "offload", "drop"))) == 1
-    card.carry_out()
-    card.sample()
-    assert isinstance(card.answer(2, request), messages.Reserved)
+    assert card.stand.device()["reserved_bytes"] == size * MIB
     card.stand.pass_time(5)
-    assert len(named(card.stand.orders(None, "offload", "drop"))) == 1, "no more than the reservation needs"
+    assert len(card.stand.orders(1)) == 1
 
 
 def test_a_reservation_that_does_not_wait_orders_nothing(make: Make) -> None:
