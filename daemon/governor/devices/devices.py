@@ -205,6 +205,7 @@ class Devices:
         self._settle(device, circumstances, now)
         self._begin(device, circumstances, now)
         promoted = choices.to_promote(device, circumstances, self._limits, self._workflows, now)
+        device.asked = device.coming(now) + promoted
         self._orders.promote(promoted, circumstances.mode.value, now)
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:

@@ -125,13 +125,15 @@ class Pass:
 
 class DeviceRecord:
     """State of one device. `stuck`: why another pass would be useless, by a gauge of `stuck_used_bytes`. `freed`: bytes
-    that drivers got back. `offloaded`: the remembered entries, the oldest first."""
+    that drivers got back. `offloaded`: the remembered entries, the oldest first; `asked`: those of them that were
+    asked back lately."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: dict[bytes, HeldEntry] = {}
         self.owners: dict[int, Owner] = {}
         self.offloaded: dict[bytes, HeldEntry] = {}
+        self.asked: list[HeldEntry] = []
         self.current_pass: Pass | None = None
         self.stuck = ""
         self.stuck_used_bytes = 0
@@ -189,7 +191,7 @@ class DeviceRecord:
     def coming(self, now: float) -> list[HeldEntry]:
         """The entries that were asked back, and are not registered yet. They count as used until `retry_s` have
         passed."""
-        return [entry for entry in self.offloaded.values() if entry.not_before > now]
+        return [each for each in self.asked if each.not_before > now and self.offloaded.get(each.key) is each]
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
