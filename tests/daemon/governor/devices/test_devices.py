@@ -64,7 +64,7 @@ def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(make: Mak
 def test_an_entry_over_a_budget_by_itself_is_refused(make: Make) -> None:
     stand = card(make, max_bytes=50)
     stand.register(1, 1, 1)
-    assert "max_bytes = 50" in refused(stand.register(1, 2, 51), "DeviceFull")
+    assert "size_bytes = 51 alone is over max_bytes = 50" in refused(stand.register(1, 2, 51), "DeviceFull")
     assert stand.device()["entries"] == 1 and stand.orders() == []
 
 
