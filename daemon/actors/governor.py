@@ -88,7 +88,7 @@ class GovernorActor:
             if self.sample_every_s < self._every_s:
                 self._hasten()
             self._every_s = self.sample_every_s
-            # A pass over many entries is cut into slices. The other tasks of the loop run between two slices.
+            # The other tasks of the loop run between two turns.
             await asyncio.sleep(0)
 
     def _idle_s(self) -> float | None:
