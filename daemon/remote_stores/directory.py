@@ -178,7 +178,19 @@ class DirectoryStore(RemoteStore):
         """The first bytes of an object, as many as `into` has, and the object's length. None if there is no object."""
         with self._told():
             try:
-                return self._read(self._path(key), into)
+                with os.fdopen(os.open(self._path(key), _READ), "rb", buffering=0) as file:
+                    about = os.fstat(file.fileno())
+                    if not stat.S_ISREG(about.st_mode):
+                        return None
+                    at, wanted = 0, min(about.st_size, len(into))
+                    # A file that is cut meanwhile has a wrong length.
+                    while at < wanted and (read := file.readinto(into[at : min(at + PIECE_BYTES, wanted)])):
+                        at += read
+                        self._check_open()
+                    if abs(time.time() - about.st_mtime) > TOUCH_EVERY_S:
+                        with suppress(OSError):  # a read-only mount, or another user's file
+                            os.utime(file.fileno())
+                    return into[:at], about.st_size
             except PermissionError as error:
                 os.stat(f"{self._base}/.")
                 self._count_corrupt(f"the object of {key.hex()} cannot be read: {error}")
@@ -196,11 +208,12 @@ class DirectoryStore(RemoteStore):
             OSError: the root is not there.
             TierUnavailable: the base folder was there, and is not there any more.
         """
+        seen = self._seen  # another thread may make the folder next
         if self._base.is_dir():
             self._seen = True
             return
         os.stat(f"{self._root}/")  # with a slash at the end, a root that is no folder is an error too
-        if self._seen:
+        if seen:
             raise TierUnavailable(
                 f"{self.address}: {self._root} has no folder {NAME} any more: mount it again, or, if it is to be used "
                 f"as it is, make {self._base}"
@@ -209,40 +222,17 @@ class DirectoryStore(RemoteStore):
             self._base.mkdir(0o770, exist_ok=True)
             self._seen = True
 
-    def _read(self, path: Path, into: memoryview) -> tuple[memoryview, int] | None:
-        fd = os.open(path, _READ)
-        try:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode):
-                return None
-            at, wanted = 0, min(about.st_size, len(into))
-            while at < wanted:
-                self._check_open()
-                read = os.preadv(fd, [into[at : min(at + PIECE_BYTES, wanted)]], at)
-                if not read:
-                    break  # the file was cut meanwhile: its length is wrong
-                at += read
-            if abs(time.time() - about.st_mtime) > TOUCH_EVERY_S:
-                with suppress(OSError):  # a read-only mount, or another user's file
-                    os.utime(fd)
-            return into[:at], about.st_size
-        finally:
-            os.close(fd)
-
     def _write(self, path: Path, pieces: list[memoryview]) -> None:
         self._look(makes=True)
         temporary = self._base / TMP / f"{self._writer}{next(self._numbers)}"
         for folder in (temporary.parent, path.parent):
             folder.mkdir(0o770, exist_ok=True)
         try:
-            fd = os.open(temporary, _WRITE, 0o660)
-            try:
+            with os.fdopen(os.open(temporary, _WRITE, 0o660), "wb", buffering=0) as file:
                 for piece in pieces:
                     while piece:
                         self._check_open()
-                        piece = piece[os.write(fd, piece[:PIECE_BYTES]) :]
-            finally:
-                os.close(fd)
+                        piece = piece[file.write(piece[:PIECE_BYTES]) :]
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):

@@ -74,7 +74,13 @@ class DirectoryRoom:
 
     def _scan(self, most_bytes: int) -> None:
         """Counts the bytes anew, and removes old objects if there are more than `most_bytes`."""
-        self._used_bytes = self._sweep()
+        self._used_bytes, dead_s = 0, time.time() - LEFTOVER_S
+        for entry, about in self._files(TMP):
+            if about.st_mtime < dead_s:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+            else:
+                self._used_bytes += about.st_size
         times, sizes = array("q"), array("q")
         for _, about in self._objects():
             times.append(about.st_mtime_ns)
@@ -95,17 +101,6 @@ class DirectoryRoom:
                 with suppress(FileNotFoundError):
                     os.unlink(entry.path)
                     self._used_bytes -= about.st_size
-
-    def _sweep(self) -> int:
-        """Removes files of killed writers. The bytes of the files that remain in tmp/."""
-        oldest, begun_bytes = time.time() - LEFTOVER_S, 0
-        for entry, about in self._files(TMP):
-            if about.st_mtime < oldest:
-                with suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-            else:
-                begun_bytes += about.st_size
-        return begun_bytes
 
     def _objects(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
         """In a random order of folders, so that processes which evict at once begin at different ones."""
