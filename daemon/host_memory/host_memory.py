@@ -162,7 +162,8 @@ class HostMemory:
         staying = self._writes.staying(victims, now) if self.residency.over_target else set()
         going = [row for row in victims if row not in staying]
         if staying:
-            self._let(staying)
+            self._tried += staying
+            self._give_back()
         if going:
             # The policy did not give all of them: it must not give them later.
             self._policy.may_go(going, False)
@@ -208,16 +209,14 @@ class HostMemory:
     def _warmth(self, row: int) -> tuple[bool, float]:
         return self._policy.in_window(row), float(self._policy.worth([row])[0])
 
-    def _let(self, rows: Collection[int]) -> None:
-        """The policy may give these rows again."""
-        live = [row for row in rows if self._table.states[row] == LIVE]
+    def _give_back(self) -> None:
+        """The policy may give the rows again that it gave in vain."""
+        if not self._tried:
+            return
+        live = [row for row in self._tried if self._table.states[row] == LIVE]
+        self._tried = []
         for held in (False, True):
             self._policy.may_go([row for row in live if self._spans.is_held(row) == held], not held)
-
-    def _give_back(self) -> None:
-        if self._tried:
-            tried, self._tried = self._tried, []
-            self._let(tried)
 
     def _restart(self) -> None:
         self.stuck = False

@@ -87,9 +87,9 @@ class Fetch:
     """One key that is sought. `number` rises from one to the next.
 
     `token`: the daemon's claim; 0 for a key of a run. `cost_s`: what computing takes. `due_at`: when the store's
-    answer is overdue. `found`: what the store has; `grant`: where it is read into, since `read_at`, in `read_s`; then
-    `found` is what was read, or `error` why it could not be. `waited`: another host has claimed the key. `void`: the
-    key was evicted by name meanwhile. `runs`, `children`: what waits for its end.
+    answer is overdue. `found`: what the store has; `grant`: where it is read into, since `read_at`; then `found` is
+    what was read, or `error` why it could not be. `waited`: another host has claimed the key. `void`: the key was
+    evicted by name meanwhile. `runs`, `children`: what waits for its end.
     """
 
     number: int
@@ -103,7 +103,6 @@ class Fetch:
     found: RemoteEntry | None = None
     grant: LentGrant | None = None
     read_at: float = 0.0
-    read_s: float = 0.0
     error: TensordError | None = None
     waited: bool = False
     void: bool = False
@@ -256,7 +255,9 @@ class Fetches:
     def read(self, key: bytes, found: RemoteEntry | None, error: TensordError | None) -> None:
         """An object was read into its place, or could not be."""
         fetch = self._under_way[key]
-        fetch.found, fetch.error, fetch.read_s = found or fetch.found, error, self._outbox.now - fetch.read_at
+        fetch.found, fetch.error = found or fetch.found, error
+        if found is not None:
+            self._link.read(found.payload_bytes, self._outbox.now - fetch.read_at, self._outbox.now)
         parent = self._under_way.get((fetch.found and fetch.found.parent) or b"")
         # Numbers rise along a run, so no two wait for each other, whatever a store says of parents.
         if parent is not None and parent.found is not None and parent.number < fetch.number:
@@ -339,7 +340,6 @@ class Fetches:
                 if key in self._stored:
                     outcome = "fetched"
                     self._writes.fetched(self._stored[key])
-                    self._link.read(found.payload_bytes, fetch.read_s, now)
                     self._outbox.counters.remote_read_bytes += found.payload_bytes
         if grant.number in self._own.grants:
             self._places.give_back_own(grant)
