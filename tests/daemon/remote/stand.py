@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,8 +38,8 @@ class RemoteStand(Stand):
         return self.index.generations
 
     @property
-    def counted(self) -> dict[str, int]:
-        return dict(self.store.counters.remote)
+    def counted(self) -> Counter[str]:
+        return self.store.counters.remote.copy()
 
     def state(self) -> dict[str, Any]:
         """What status says of the remote store."""

@@ -25,11 +25,6 @@ def state(stand: RemoteStand) -> tuple[bool, bool, str]:
     return about["full"], about["read_only"], about["refuses_writes"]
 
 
-def counted(stand: RemoteStand, outcome: str) -> int:
-    count: int = stand.counted.get(outcome, 0)
-    return count
-
-
 def offer(stand: RemoteStand, number: int) -> None:
     """Publishes an entry that is worth its write."""
     stand.put(key(number), 64, client=1, cost_ms=9.0, settles=False)
@@ -44,12 +39,12 @@ def test_a_store_that_takes_no_writes_is_read_and_says_so_once(make: Make, error
     assert state(stand) == (error is FULL, error is READ_ONLY, str(error))
     for number in range(1, 5):
         offer(stand, number)
-    assert not stand.writes and counted(stand, "dropped") == 4, "what is put meanwhile is dropped and counted"
+    assert not stand.writes and stand.counted["dropped"] == 4, "what is put meanwhile is dropped and counted"
     stand.remote[key(70)] = FOUND
     assert ask(stand, number=70).answer == "wait"
     assert not stand.seeks[0].claims_s, "it would not take the claim either"
     stand.settle()
-    assert verdicts(stand)[-1] == "hit" and not counted(stand, "failed")
+    assert verdicts(stand)[-1] == "hit" and not stand.counted["failed"]
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY])
@@ -87,7 +82,7 @@ def test_a_probe_that_shows_nothing_is_followed_by_another(make: Make) -> None:
         assert stand.turned["writes"] == [str(FULL)]
     offer(stand, 3)
     stand.do(RemoteDone(stand.writes.popleft()[0], RemoteSaved(0, written=False)))
-    assert counted(stand, "there") == 1 and stand.turned["writes"] == [str(FULL)], "it was there already"
+    assert stand.counted["there"] == 1 and stand.turned["writes"] == [str(FULL)], "it was there already"
     offer(stand, 4)
     stand.write_remote()
     assert stand.turned["writes"] == [str(FULL), ""]

@@ -203,7 +203,7 @@ def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(make: Ma
         stand.send(1, messages.Evict(first, keys[first : first + 500]))
     stand.settle()
     assert not stand.remote
-    assert not stand.counted.get("removals_dropped")
+    assert not stand.counted["removals_dropped"]
 
 
 def test_removals_beyond_those_that_may_wait_are_counted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
