@@ -1,7 +1,7 @@
 """Entries that go for host memory are written to the remote store first, through the whole core.
 
 What the remote store does meanwhile is in tests/daemon/remote/test_demotion.py, which pages go in
-tests/daemon/host_memory.
+tests/daemon/core/test_host_memory.py.
 """
 
 from __future__ import annotations
