@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
@@ -30,26 +31,6 @@ _ARGUMENTS: Final = {
     "amdsmi_get_gpu_memory_total": [_HANDLE, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)],
 }
 _LINES_MAX: Final = 8
-
-
-class _CapturedLog:
-    """Replaces pyrsmi's logging module, and collects the lines that pyrsmi logs during one call."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def debug(self, line: object, *_: object) -> None:
-        if len(self._lines) < _LINES_MAX:
-            self._lines.append(" ".join(str(line).split()))
-
-    info = warning = error = debug
-
-    def begin(self) -> None:
-        """Forgets the lines of earlier calls."""
-        self._lines.clear()
-
-    def __str__(self) -> str:
-        return "; ".join(self._lines) or "pyrsmi gives no reason"
 
 
 class AmdSource(LibrarySource):
@@ -67,7 +48,8 @@ class AmdSource(LibrarySource):
         self._devices = root / "sys/bus/pci/devices"
         self._places: dict[int, tuple[int, int, int, int]] = {}
         self._apus: dict[int, bool] = {}
-        self._captured = _CapturedLog()
+        self._said: list[str] = []
+        """What pyrsmi has logged during the last call."""
         self._rocml: Any = None
 
     def open(self) -> None:
@@ -78,8 +60,8 @@ class AmdSource(LibrarySource):
             from pyrsmi import rocml
         except ImportError:
             raise GaugeAbsent("pyrsmi is not installed: pip install 'tensord[amd]'") from None
-        self._captured.begin()
-        rocml.logging = self._captured
+        self._said.clear()
+        rocml.logging = SimpleNamespace(**dict.fromkeys(("debug", "info", "warning", "error"), self._hear))
         rocml._driver_initialized = self._driver_is_live
         rocml._suppress_stderr = contextlib.nullcontext
         _hide_broken_package()
@@ -94,7 +76,7 @@ class AmdSource(LibrarySource):
         """As in LibrarySource. The partitions of a card are listed as cards."""
         count = int(self._rocml.smi_get_device_count())
         if count < 0:
-            raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._captured}")
+            raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._why}")
         return range(count)
 
     def address(self, unit: int) -> str:
@@ -112,10 +94,10 @@ class AmdSource(LibrarySource):
         """The parts of a PCI address. amdsmi and its Python package have the domain at different bits of the number."""
         if index in self._places:
             return self._places[index]
-        self._captured.begin()
+        self._said.clear()
         found = int(self._rocml.smi_get_device_pci_id(index))
         if found < 0:
-            raise GaugeFailed(f"pyrsmi has no PCI address for GPU {index}: {self._captured}")
+            raise GaugeFailed(f"pyrsmi has no PCI address for GPU {index}: {self._why}")
         domain = found >> 32 if self._rocml._using_amdsmi_package else found >> 16
         self._places[index] = domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7
         return self._places[index]
@@ -129,16 +111,24 @@ class AmdSource(LibrarySource):
         return gtt if computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
 
     def _memory(self, index: int, kind: str) -> Reading:
-        self._captured.begin()
+        self._said.clear()
         used_bytes = int(self._rocml.smi_get_device_memory_used(index, kind))
         total_bytes = int(self._rocml.smi_get_device_memory_total(index, kind))
         if used_bytes < 0 or total_bytes < 0:
-            raise GaugeFailed(f"pyrsmi answers {used_bytes} of {total_bytes} bytes used: {self._captured}")
+            raise GaugeFailed(f"pyrsmi answers {used_bytes} of {total_bytes} bytes used: {self._why}")
         return Reading(used_bytes, total_bytes, {} if kind == "VRAM" else {"of": kind})
 
     def shut(self) -> None:
         self._places.clear()
         self._rocml.smi_shutdown()
+
+    def _hear(self, line: object, *_: object) -> None:
+        if len(self._said) < _LINES_MAX:
+            self._said.append(" ".join(str(line).split()))
+
+    @property
+    def _why(self) -> str:
+        return "; ".join(self._said) or "pyrsmi gives no reason"
 
     def _driver_is_live(self) -> bool:
         try:

@@ -12,20 +12,12 @@ what was allocated in between is not in it.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Final
 
 from ..reading import GaugeFailed, Reading, Result, Source
 
 _LATE: Final = 3
 _FORGOTTEN: Final = 60
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    used_bytes: int
-    total_bytes: int
-    at: float
 
 
 class OwnersSource(Source):
@@ -43,7 +35,7 @@ class OwnersSource(Source):
         self._late_s = _LATE * every_s
         self._forgotten_s = _FORGOTTEN * every_s
         self._devices_max = devices_max
-        self._reports: dict[str, _Report] = {}
+        self._reports: dict[str, tuple[float, Reading | GaugeFailed]] = {}
         self._lock = threading.Lock()
 
     def report(self, device: str, used_bytes: int, total_bytes: int, read_at: float) -> bool:
@@ -53,27 +45,23 @@ class OwnersSource(Source):
         Returns:
             False if there would be more devices than devices_max. Then nothing has changed.
         """
+        try:
+            reading: Reading | GaugeFailed = Reading(used_bytes, total_bytes, began_at=read_at)
+        except GaugeFailed as failed:
+            reading = failed
         with self._lock:
             if device not in self._reports and len(self._reports) >= self._devices_max:
                 return False
-            known = self._reports.get(device)
-            if known is None or known.at <= read_at:
-                self._reports[device] = _Report(used_bytes, total_bytes, read_at)
+            if device not in self._reports or self._reports[device][0] <= read_at:
+                self._reports[device] = read_at, reading
             return True
 
     def read(self, now: float) -> Result:
         """As in Source. `began_at` of a reading is the time at which its client began to read."""
         with self._lock:
-            for device, report in list(self._reports.items()):
-                if now - report.at > self._forgotten_s:
-                    del self._reports[device]
-            reports = dict(self._reports)
-        return {device: self._reading(report, now) for device, report in reports.items()}
-
-    def _reading(self, report: _Report, now: float) -> Reading | GaugeFailed:
-        if now - report.at > self._late_s:
-            return GaugeFailed(f"the last reading of a client is {now - report.at:.3g} s old")
-        try:
-            return Reading(report.used_bytes, report.total_bytes, began_at=report.at)
-        except GaugeFailed as failed:
-            return failed
+            reports = {each: report for each, report in self._reports.items() if now - report[0] <= self._forgotten_s}
+            self._reports = dict(reports)
+        return {
+            device: reading if now - at <= self._late_s else GaugeFailed(f"no client has read it for {now - at:.3g} s")
+            for device, (at, reading) in reports.items()
+        }
