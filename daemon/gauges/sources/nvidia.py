@@ -31,7 +31,7 @@ class NvidiaSource(LibrarySource):
         super().__init__()
         self._device = root / "dev/nvidiactl"
         self._nvml: Any = None
-        self._handles: dict[Unit, Any] = {}
+        self._slices: dict[Unit, Any] = {}
 
     def open(self) -> None:
         try:
@@ -49,43 +49,31 @@ class NvidiaSource(LibrarySource):
         self._nvml = pynvml
 
     def units(self) -> list[Unit]:
-        self.sliced = set()
-        self._handles = {unit: handle for unit, handle in self._handles.items() if isinstance(unit, int)}
-        found: list[Unit] = []
-        for index in range(int(self._nvml.nvmlDeviceGetCount())):
-            slices = self._slices(index)
-            if slices is None:
-                found.append(index)
-                continue
-            self.sliced.add(index)
-            self._handles |= slices
-            found += slices
-        return found
+        gpus = {index: self._slices_of(index) for index in range(int(self._nvml.nvmlDeviceGetCount()))}
+        self.sliced = {index for index, slices in gpus.items() if slices is not None}
+        self._slices = {uuid: handle for slices in gpus.values() for uuid, handle in (slices or {}).items()}
+        return [*(index for index in gpus if index not in self.sliced), *self._slices]
 
     def address(self, unit: int) -> str:
         """As in LibrarySource. NVML writes the PCI domain with eight digits; the kernel and torch use four."""
-        found = self._nvml.nvmlDeviceGetPciInfo(self._handle(unit))
+        found = self._nvml.nvmlDeviceGetPciInfo(self._gpu(unit))
         return pci_name(found.domain, found.bus, found.device)
 
     def memory(self, unit: Unit) -> Reading:
-        handle = self._handles[unit] if isinstance(unit, str) else self._handle(unit)
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._slices[unit] if isinstance(unit, str) else self._gpu(unit))
         return Reading(int(memory.used), int(memory.total))
 
     def shut(self) -> None:
-        self._handles.clear()
         self._nvml.nvmlShutdown()
 
-    def _handle(self, index: int) -> Any:
-        if index not in self._handles:
-            self._handles[index] = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        return self._handles[index]
+    def _gpu(self, index: int) -> Any:
+        return self._nvml.nvmlDeviceGetHandleByIndex(index)
 
-    def _slices(self, index: int) -> dict[Unit, Any] | None:
+    def _slices_of(self, index: int) -> dict[Unit, Any] | None:
         """The handles of a GPU's slices by UUID; None for a GPU that is not in MIG mode, or does not answer."""
         nvml = self._nvml
         try:
-            gpu = self._handle(index)
+            gpu = self._gpu(index)
             if nvml.nvmlDeviceGetMigMode(gpu)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return None
             places = int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))
