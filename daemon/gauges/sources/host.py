@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,15 +21,8 @@ from ....ipc.messages.modes import HOST_GAUGE
 from ....shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
 from ..reading import GaugeFailed, Reading, Result, Source, number_in, text_of
 
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """A limit on memory: that of a cgroup, or of the machine. `stalls`: its pressure file."""
-
-    of: str
-    used_bytes: int
-    total_bytes: int
-    stalls: Path
+_Bound = tuple[Reading, Path]
+"""What a limit on memory leaves, that of a cgroup or of the machine; and its pressure file."""
 
 
 class HostSource(Source):
@@ -50,14 +42,13 @@ class HostSource(Source):
         self._proc = proc
 
     def read(self, now: float) -> Result:
-        bound = self._bound()
-        return {HOST_GAUGE: Reading(bound.used_bytes, bound.total_bytes, {"of": bound.of})}
+        return {HOST_GAUGE: self._bound()[0]}
 
     def pressure_files(self) -> list[Path]:
         """The pressure files for a stall trigger, best first: that of the cgroup in use now, then the machine's."""
         machine = self._proc / "pressure/memory"
         try:
-            found = self._bound().stalls
+            _, found = self._bound()
         except GaugeFailed:
             return [machine]
         return [found] if found == machine else [found, machine]
@@ -65,8 +56,8 @@ class HostSource(Source):
     def _bound(self) -> _Bound:
         machine = self._machine()
         # A limit above the machine's memory has no effect.
-        limited = [each for each in self._cgroups() if each.total_bytes < machine.total_bytes]
-        return max(limited, key=lambda each: each.used_bytes / each.total_bytes, default=machine)
+        limited = [each for each in self._cgroups() if each[0].total_bytes < machine[0].total_bytes]
+        return max(limited, key=lambda each: each[0].used_bytes / each[0].total_bytes, default=machine)
 
     def _machine(self) -> _Bound:
         file = self._proc / "meminfo"
@@ -75,7 +66,8 @@ class HostSource(Source):
             total_bytes, available_bytes = (int(found[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
         except KeyError as error:
             raise GaugeFailed(f"{file} has no line for {error.args[0]}") from None
-        return _Bound("machine", total_bytes - available_bytes, total_bytes, self._proc / "pressure/memory")
+        used = Reading(total_bytes - available_bytes, total_bytes, {"of": "machine"})
+        return used, self._proc / "pressure/memory"
 
     def _cgroups(self) -> Iterator[_Bound]:
         text_of(self._proc / "self/cgroup")  # a failure, unless it can be read
@@ -93,4 +85,4 @@ class HostSource(Source):
         if not total_bytes:
             raise GaugeFailed(f"{folder.limit} is 0")
         stalls = folder.path / "memory.pressure" if folder.version == 2 else self._proc / "pressure/memory"
-        return _Bound(f"cgroup {folder.name}", used_bytes, total_bytes, stalls)
+        return Reading(used_bytes, total_bytes, {"of": f"cgroup {folder.name}"}), stalls
