@@ -49,13 +49,17 @@ def setup(
     stream = sys.stderr if stream is None else stream
     journal = to_journal(os.environ if environ is None else environ, stream)
     as_json = format_name == "json" or (format_name == "auto" and journal)
+    added: list[Any] = [structlog.processors.add_log_level, structlog.processors.format_exc_info]
+    if as_json:
+        added.append(structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"))
+        added.append(structlog.processors.JSONRenderer(default=str))
+        added += [_with_priority] * journal
+    else:
+        order = ["time", "level", "part", "event"]
+        added.append(structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%f%z", utc=False, key="time"))
+        added.append(structlog.processors.LogfmtRenderer(key_order=order, drop_missing=True, bool_as_flag=False))
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            *(_json(journal=journal) if as_json else _console()),
-            _printable,
-        ],
+        processors=[*added, _printable],
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lossy(stream))),
         cache_logger_on_first_use=False,  # so that a further call also applies to loggers that modules hold
     )
@@ -129,26 +133,9 @@ class Repeats:
         return last is None or now - last > self._forgotten_s
 
 
-def _console() -> list[Any]:
-    return [
-        structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%f%z", utc=False, key="time"),
-        structlog.processors.LogfmtRenderer(
-            key_order=["time", "level", "part", "event"], drop_missing=True, bool_as_flag=False
-        ),
-    ]
-
-
 def _printable(_: Any, method: str, line: Any) -> str:
     """Names come from clients: they must not control the terminal of a reader."""
     return escaped(line)
-
-
-def _json(*, journal: bool) -> list[Any]:
-    return [
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-        structlog.processors.JSONRenderer(default=str),
-        *([_with_priority] if journal else []),
-    ]
 
 
 def _with_priority(_: Any, method: str, line: str) -> str:
