@@ -43,21 +43,20 @@ class Notifier:
 
     def __init__(self, environ: MutableMapping[str, str], pid: int | None = None) -> None:
         """Reads and removes NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID in `environ`."""
-        self._address = _address(environ.pop("NOTIFY_SOCKET", ""))
-        self.watchdog_s = _watchdog_s(
-            environ.pop("WATCHDOG_USEC", ""),
-            environ.pop("WATCHDOG_PID", ""),
-            os.getpid() if pid is None else pid,
-        )
+        given = environ.pop("NOTIFY_SOCKET", "")
+        self._address = "\0" + given[1:] if given.startswith("@") else given if given.startswith("/") else ""
+        usec, for_pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
+        is_fed = usec.isdecimal() and int(usec) > 0 and for_pid in ("", str(os.getpid() if pid is None else pid))
+        self.watchdog_s = int(usec) / 2e6 if is_fed else None
         """The interval for sending WATCHDOG, in seconds: half of the watchdog's timeout. None: no watchdog."""
         self._socket: socket.socket | None = None
-        if self._address is not None:
+        if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
 
     def send(self, *lines: str) -> bool:
         """Sends `lines`. Returns False if there is no service manager, or it does not read."""
-        if self._socket is None or self._address is None:
+        if self._socket is None:
             return False
         try:
             self._socket.sendto("\n".join(lines).encode(), self._address)
@@ -68,7 +67,6 @@ class Notifier:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
 
 
 def listen_sockets(
@@ -114,15 +112,3 @@ def _listening(fd: int, name: str) -> socket.socket:
         )
     listener.setblocking(False)
     return listener
-
-
-def _address(given: str) -> str | None:
-    if given.startswith("@"):
-        return "\0" + given[1:]
-    return given if given.startswith("/") else None
-
-
-def _watchdog_s(usec: str, for_pid: str, pid: int) -> float | None:
-    if not usec.isdecimal() or int(usec) == 0 or (for_pid and for_pid != str(pid)):
-        return None
-    return int(usec) / 2e6
