@@ -68,7 +68,7 @@ def document(body: Mapping[str, Any]) -> str:
 def _fields(within: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Words):
         for field in value:
-            if value.tells(field):
+            if value.get(field) not in (None, ""):
                 yield from _fields(f"{within} {field}".lstrip(), value[field])
     elif isinstance(value, list):
         for each in value:
@@ -92,11 +92,12 @@ def age(seconds: float) -> str:
     return f"{m}m{s:02}s" if minutes else f"{s}s"
 
 
-class Words(Mapping[str, Any]):
+class Words(dict[str, Any]):
     """A document's fields in words, by their names: bytes as sizes, seconds as durations, Unix seconds as local times,
     floats as shares."""
 
     def __init__(self, body: Mapping[str, Any], within: str = "") -> None:
+        super().__init__(body)
         self._body = body
         self._within = within
 
@@ -117,16 +118,6 @@ class Words(Mapping[str, Any]):
         if isinstance(value, float) and not unit:
             return share(value, 1)
         return size(value) if "bytes" in unit else age(value) if unit else number(value)
-
-    def tells(self, field: str) -> bool:
-        """Whether the field has a value."""
-        return self._body[field] not in (None, "")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._body)
-
-    def __len__(self) -> int:
-        return len(self._body)
 
     def __str__(self) -> str:
         return counts(self._body)
