@@ -80,25 +80,9 @@ def cli(ctx: click.Context, socket: Path | None, status_socket: Path | None, tim
     ctx.call_on_close(daemon.close)
 
 
-for _command in (
-    status,
-    ls,
-    why,
-    advise,
-    clients,
-    latency,
-    watch,
-    limit,
-    room,
-    evict,
-    clear,
-    purge,
-    install,
-    health,
-    doctor,
-    config,
-    reload,
-):
+_SHOW: Final = (status, ls, why, advise, clients, latency, watch, health, config)
+_CHANGE: Final = (limit, room, evict, clear, purge, reload, install, doctor)
+for _command in (*_SHOW, *_CHANGE):
     cli.add_command(_command)
 
 
