@@ -104,7 +104,10 @@ class Sockets:
         """The sockets for metrics. A socket from the service manager replaces the configured one of the same kind."""
         listening = [] if given is None else [given]
         if given is None or given.socket.family != socket.AF_UNIX:
-            listening.append(self._listen(self._metrics_path(config), config.status_mode, config))
+            # Beside the control socket, also if a service manager has created that.
+            control = self.control.address
+            beside = Path(control) if control.startswith("/") else config.status_socket
+            listening.append(self._listen(beside.with_name(METRICS_NAME), config.status_mode, config))
         if config.metrics.listen is not None and (given is None or given.socket.family == socket.AF_UNIX):
             listening += self._listen_by_tcp("metrics.listen", config.metrics.listen)
         return listening
@@ -115,12 +118,6 @@ class Sockets:
         if config.page_socket is None:
             return self._listen_by_tcp("http", config.http)
         return [self._listen(config.page_socket, config.status_mode, config)]
-
-    def _metrics_path(self, config: Config) -> Path:
-        """Beside the control socket, also if a service manager has created that."""
-        control = self.control.address
-        beside = Path(control) if control.startswith("/") else config.status_socket
-        return beside.with_name(METRICS_NAME)
 
     def _listen(self, path: Path, mode: int, config: Config) -> Listening:
         file, made = SocketFile.made(path, mode, config.socket_group)

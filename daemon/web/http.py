@@ -38,12 +38,11 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """One answer. `headers`: those besides Content-Type, Content-Length and Connection."""
+    """One answer."""
 
     status: HTTPStatus
     body: bytes
     content_type: str = _PLAIN
-    headers: Sequence[tuple[str, str]] = ()
 
 
 Route = Callable[[h11.Request], Awaitable[HttpAnswer]]
@@ -154,7 +153,6 @@ class HttpServer:
             ("Content-Length", str(len(answer.body))),
             ("Connection", "close"),
             *self._headers,
-            *answer.headers,
         ]
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
             headers.append(("Allow", ", ".join(name.decode() for name in _METHODS)))
