@@ -156,29 +156,20 @@ class RawClient:
         self.memory[start : start + size] = whole[:size].tobytes()
         return packed.payload_bytes, len(packed.header)
 
-    def submit(
-        self,
-        key: bytes,
-        place: Place,
-        sizes: tuple[int, int],
-        *,
-        claim: int = 0,
-        prefix_bytes: int = 0,
-        rings: bool = True,
-    ) -> int:
+    def submit(self, key: bytes, place: Place, sizes: tuple[int, int], *, rings: bool = True) -> int:
         """Adds a record of a payload in a place, and rings if the daemon sleeps. Returns the record's number."""
         payload_bytes, tree_bytes = sizes
-        fields = (key, place.offset, payload_bytes, 0, claim, NO_KEY, 0.0, 0.0, place.number, tree_bytes, 0)
-        number = self.submissions.add(*fields, prefix_bytes, 0, 0)
+        fields = (key, place.offset, payload_bytes, 0, 0, NO_KEY, 0.0, 0.0, place.number, tree_bytes)
+        number = self.submissions.add(*fields, 0, 0, 0, 0)
         assert number, "the queue is full"
         if rings and self.submissions.rings:
             self.channel.send(messages.Doorbell(), timeout_s=PATIENCE_S)
         return number
 
-    def put(self, key: bytes, tree: Any, **options: Any) -> int:
+    def put(self, key: bytes, tree: Any) -> int:
         """Borrows a place, writes the payload and its record. Returns the record's number."""
         (place,) = self.borrow(pack(tree).payload_bytes)
-        return self.submit(key, place, self.write(place, tree), **options)
+        return self.submit(key, place, self.write(place, tree))
 
     def until_settled(self, number: int) -> messages.PutRefused | None:
         """Waits until the daemon has carried a record out. Returns its refusal; None if it was stored."""
