@@ -199,17 +199,6 @@ def test_slots_of_higher_epochs_are_found_highest_first_whether_published_or_not
     assert list(reader.later_than(0xFFFF)) == list(reader.later_than((1 << 64) - 1)) == []
 
 
-def test_where_both_hashes_name_one_bucket_the_neighbour_is_the_second_choice() -> None:
-    _, writer, reader = index_over(4)
-    keys = [crafted(2, 2, number, 0) for number in range(16)]
-    slots = [writer.take(k, number + 1, 1 << 48, 1) for number, k in enumerate(keys)]
-    for slot in slots:
-        writer.publish(slot)
-    assert sorted(slots) == [*range(16, 32)]
-    assert all(reader.find(k) is not None for k in keys)
-    assert reader.find_many(as_array(keys[1:]))[0].all()
-
-
 def test_a_fingerprint_across_two_cells_of_a_line_is_nobodys() -> None:
     """Keys made so that a slot read eight bytes too late would look like another key's."""
     _, writer, reader = index_over(1)

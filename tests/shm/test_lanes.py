@@ -189,24 +189,6 @@ TestLaneAgainstSets = LaneAgainstSets.TestCase
 TestLaneAgainstSets.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def test_a_lane_that_is_found_again_counts_from_then_on() -> None:
-    fd = lane_file(7)
-    lane = Lane(fd)
-    lane.log_many(np.arange(20_000, dtype=np.uint64) + 1)
-    lane.log_misses(3)
-    reader = LaneReader(fd, 7)
-    lane.log(20_001)
-    lane.log_miss()
-    drained = reader.drain()
-    assert drained is not None
-    assert (drained.span_ids.tolist(), drained.lost, drained.misses) == ([20_001], 0, 1)
-    lane.log(20_002)
-    drained = reader.drain()
-    assert drained is not None
-    assert drained.span_ids.tolist() == [20_002]
-    reader.close()
-
-
 def test_a_file_that_is_not_a_lane_is_refused() -> None:
     for size_bytes, message in [(100, "100 bytes"), (LANE_BYTES, "magic 0x0")]:
         fd = memory_file(size_bytes)

@@ -31,14 +31,6 @@ def test_an_index_is_at_most_two_thirds_full_and_its_parts_do_not_overlap(max_en
     assert not geometry.index_bytes % layout.PAGE_BYTES
 
 
-@given(U64, st.integers(1, 65_535), st.integers(1, 1 << 48), st.integers(0, 24), st.integers(1, 1 << 24))
-def test_a_superblock_is_read_back(instance: int, epoch: int, ring_bytes: int, buckets: int, namespaces: int) -> None:
-    superblock = Superblock(
-        instance, epoch, ring_bytes, IndexGeometry(1 << buckets, namespaces), ring_bytes // 2, instance >> 1
-    )
-    assert Superblock.unpack(superblock.pack().ljust(4096, b"\0")) == superblock
-
-
 WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8), 1 << 20, 42).pack()
 
 

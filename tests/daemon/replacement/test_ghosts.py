@@ -1,14 +1,10 @@
-"""The table of evicted keys against a plain dict, while it grows."""
+"""The table of evicted keys, while it grows and when it is restored. What it remembers of a key: test_hazard.py."""
 
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tensord.daemon.replacement.ghosts import PLACES_MIN, Ghosts
-
-BATCHES = st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=40, unique=True), min_size=1, max_size=12)
 
 
 def add(ghosts: Ghosts, tags: list[int], uses: int, most: int) -> list[int]:
@@ -16,27 +12,6 @@ def add(ghosts: Ghosts, tags: list[int], uses: int, most: int) -> list[int]:
     column = np.array(tags, np.uint32)
     numbers = np.full(many, uses)
     return [int(tag) for tag in ghosts.add(column, np.full(many, 8.0 + uses), numbers, numbers % 8, numbers, most)]
-
-
-@given(batches=BATCHES, taken=st.lists(st.integers(1, 400), max_size=40, unique=True))
-@settings(deadline=None)
-def test_it_is_a_dict_as_long_as_no_bucket_is_full(batches: list[list[int]], taken: list[int]) -> None:
-    ghosts, model = Ghosts(4 * PLACES_MIN), dict[int, int]()
-    for uses, tags in enumerate(batches, 1):
-        # Tags that share no bucket with more than a few others.
-        for dropped in add(ghosts, tags, uses, PLACES_MIN * (1 + uses // 4)):
-            del model[dropped]
-        model.update(dict.fromkeys(tags, uses))
-    ghosts.check_invariants()
-    assert len(ghosts) == len(model)
-    if taken:
-        found = ghosts.find(np.array(taken, np.uint32), 30.0, take=True)
-        for at, tag in enumerate(taken):
-            uses = model.pop(tag, 0)
-            assert found.there[at] == (uses > 0) and found.uses[at] == uses
-            assert found.unused[at] == (22.0 - uses if uses else 0)
-    ghosts.check_invariants()
-    assert len(ghosts) == len(model)
 
 
 def test_it_grows_step_by_step_and_drops_the_oldest_of_a_full_bucket() -> None:
