@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from ...errors import UnsupportedLeaf
-from .described import by_name, described
+from .described import by_name, described, refused
 from .origin import is_named
 
 UNSAID_FIELDS: Final[Mapping[str, str]] = by_name(
@@ -94,24 +94,24 @@ def attributes_digest(modules: Iterable[Any]) -> str:
         found.append(f"{kind.__module__}.{kind.__qualname__}")
         for name, value in module.__dict__.items():
             if name not in UNSAID_ATTRIBUTES:
-                found += (name, value if type(value) in _PLAIN else described(value, functools.partial(_part, name)))
+                try:
+                    found += (name, value if type(value) in _PLAIN else described(value, _part))
+                except UnsupportedLeaf as error:
+                    raise UnsupportedLeaf(f"a module's attribute {name}: {error}") from None
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
-def _part(name: str, value: Any) -> Any:
+def _part(value: Any) -> Any:
     """An attribute, or a part of one, that is a function of the libraries, perhaps with arguments."""
     if type(value) is functools.partial:
-        parts = (value.func, value.args, value.keywords)
-        return ["partial", *(described(each, functools.partial(_part, name)) for each in parts)]
+        return ["partial", *(described(each, _part) for each in (value.func, value.args, value.keywords))]
     # The result of torch.compile has the same name for every backend.
     if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
-        raise UnsupportedLeaf(f"a module's attribute {name} was compiled, and its name does not contain the backend")
+        raise UnsupportedLeaf("it was compiled, and its name does not contain the backend")
     is_theirs = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
     if is_theirs and is_named(value):
         return {"function": f"{value.__module__}.{value.__qualname__}"}
-    raise UnsupportedLeaf(
-        f"a module's attribute {name} is a {type(value).__qualname__}, which cannot be part of a name"
-    )
+    return refused(value)
 
 
 @functools.cache

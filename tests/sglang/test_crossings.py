@@ -35,11 +35,11 @@ class Call:
         self.expected = [rank.page(self.indices, number) for number in range(3)]
         self.answer: Any = None
         self.raised: BaseException | None = None
-        self.took_s = 0.0
+        self.took_s = self.resumed_at = 0.0
         self.room = rank.filled()[1]
         self.before = [rank.page(self.room, number) for number in range(3)]
 
-    def prepare(self, daemon: Daemon) -> None:
+    def prepare(self) -> None:
         assert self.rank.storage.batch_set_v1(self.hashes, self.indices) == [True] * 3
 
     def call(self) -> Any:
@@ -55,7 +55,19 @@ class Call:
             self.answer = self.call()
         except BaseException as error:
             self.raised = error
-        self.took_s = time.monotonic() - began
+        # The time that the test lets it stand is not the storage's.
+        self.took_s = max(self.took_s, time.monotonic() - max(began, self.resumed_at))
+
+    @contextmanager
+    def in_thread(self, go_on: Callable[[], object] = lambda: None) -> Iterator[None]:
+        thread = threading.Thread(target=self.run)
+        thread.start()
+        try:
+            yield
+        finally:
+            go_on()
+            thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
     def true(self) -> None:
         """Asserts that what the call says is so."""
@@ -64,7 +76,7 @@ class Call:
 class Set(Call):
     """Three pages on their way: the daemon was stopped before it read the first."""
 
-    def prepare(self, daemon: Daemon) -> None:
+    def prepare(self) -> None:
         pass
 
     def call(self) -> Any:
@@ -73,13 +85,10 @@ class Set(Call):
     @contextmanager
     def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         daemon.pause()
-        thread = threading.Thread(target=self.run)
-        thread.start()
         puts = self.rank.storage._exchange.client.link.puts
-        until(lambda: puts.waiting or self.answer is not None, "a put to be in flight")
-        yield
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        with self.in_thread():
+            until(lambda: puts.waiting or self.answer is not None, "a put to be in flight")
+            yield
 
     def true(self) -> None:
         assert isinstance(self.answer, list)
@@ -97,24 +106,18 @@ class Get(Call):
         reached, go_on = threading.Event(), threading.Event()
 
         def stands(*arguments: Any) -> bool:
-            if not reached.is_set():
-                reached.set()
-                assert go_on.wait(PATIENCE_S)
+            reached.set()
+            assert go_on.wait(PATIENCE_S)
             return copy_into(*arguments)
 
-        monkeypatch.setattr(exchange, "copy_into", stands)
-        thread = threading.Thread(target=self.run)
-        thread.start()
-        assert reached.wait(PATIENCE_S)
-        try:
-            yield
-        finally:
-            resumed = time.monotonic()
+        def resume() -> None:
+            self.resumed_at = time.monotonic()
             go_on.set()
-            thread.join(PATIENCE_S)
-            # The time that the test let it stand is not the storage's.
-            self.took_s = time.monotonic() - resumed
-        assert not thread.is_alive()
+
+        monkeypatch.setattr(exchange, "copy_into", stands)
+        with self.in_thread(resume):
+            assert reached.wait(PATIENCE_S)
+            yield
 
     def true(self) -> None:
         for number, done in enumerate(self.answer):
@@ -124,33 +127,22 @@ class Get(Call):
 class Exists(Call):
     """A lookup again and again, before, during and after the disturbance."""
 
-    def prepare(self, daemon: Daemon) -> None:
-        super().prepare(daemon)
-        self.longest_s = 0.0
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank)
+        self.end, self.begun = threading.Event(), threading.Event()
         self.answers: set[int] = set()
+
+    def run(self) -> None:
+        while not self.end.is_set() and self.raised is None:
+            super().run()
+            self.answers.add(self.answer)
+            self.begun.set()
 
     @contextmanager
     def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        end, begun = threading.Event(), threading.Event()
-
-        def ask() -> None:
-            while not end.is_set():
-                self.run()
-                self.longest_s = max(self.longest_s, self.took_s)
-                if self.raised is not None:
-                    return
-                self.answers.add(self.answer)
-                begun.set()
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        assert begun.wait(PATIENCE_S)
-        try:
+        with self.in_thread(self.end.set):
+            assert self.begun.wait(PATIENCE_S)
             yield
-        finally:
-            end.set()
-            thread.join(PATIENCE_S)
-        self.took_s = self.longest_s
 
     def call(self) -> Any:
         return self.rank.storage.batch_exists(self.hashes)
@@ -221,7 +213,7 @@ def test_a_call_that_is_disturbed_returns_soon_and_says_what_is_so(
 ) -> None:
     rank = Rank(own_daemon.socket)
     call = state(rank)
-    call.prepare(own_daemon)
+    call.prepare()
     with call.under_way(own_daemon, monkeypatch):
         disturb(call, own_daemon)
     own_daemon.resume()
