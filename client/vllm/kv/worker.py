@@ -32,9 +32,9 @@ from ...reading.lease import Lease
 from ...reading.ring_mapping import check_span
 from ..engine.background import IDLE_S, Background
 from ..engine.rings import MappedRings
-from .copying.copier import Copier, Transfer
+from .copying.copier import BlockCopier, Transfer
 from .copying.copies import Copies, Group
-from .copying.staging import Place
+from .copying.staging import StorePlace
 from .jobs import LoadChunks, StoreChunks, WorkerReport
 
 STORE_BYTES_MAX: Final = 512 << 20
@@ -58,7 +58,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._news = WorkerReport()
         self._tidy_at_s = 0.0
         self._rings = MappedRings()
-        self._copier = Copier("tensord-vllm-kv-copy")
+        self._copier = BlockCopier("tensord-vllm-kv-copy")
         self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick)
         self._background.start()
 
@@ -155,7 +155,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, transfer: Transfer) -> None:
         if transfer.failed or not self._background.connected or self._background.late:
             return
-        saved: list[tuple[int, Place]] = []
+        saved: list[tuple[int, StorePlace]] = []
         try:
             for group, position, first, numbers in self._places(chunks.counts, blocks):
                 if first or len(numbers) < group.shape[0]:
@@ -172,7 +172,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             transfer.mark = self._copies.saved()
             transfer.end = partial(self._saved, chunks, saved)
 
-    def _saved(self, chunks: StoreChunks, saved: list[tuple[int, Place]], whole: bool) -> None:
+    def _saved(self, chunks: StoreChunks, saved: list[tuple[int, StorePlace]], whole: bool) -> None:
         """Ends a store: its chunks are to be put, if they were saved."""
         if saved:
             per_job = max(1, PUT_BYTES // saved[0][1].chunk.nbytes)
@@ -214,7 +214,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             self._copier.call(lambda: self._copies.tidy(self._rings.mappings))
         return IDLE_S
 
-    def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, Place]], client: Client) -> None:
+    def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, StorePlace]], client: Client) -> None:
         try:
             keys, parents = chunks.keys[self._rank], chunks.parents[self._rank]
             new = [(position, place.chunk) for position, place in saved if not client.contains(keys[position])]
@@ -229,7 +229,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             _give_back(saved)
 
 
-def _give_back(saved: Sequence[tuple[int, Place]]) -> None:
+def _give_back(saved: Sequence[tuple[int, StorePlace]]) -> None:
     for _, place in saved:
         place.give_back()
 

@@ -49,7 +49,7 @@ class Transfer:
     began_s: float = field(default_factory=time.monotonic)
 
 
-class Copier:
+class BlockCopier:
     """The jobs of one worker. Thread-safe. `name`: the thread's."""
 
     def __init__(self, name: str) -> None:

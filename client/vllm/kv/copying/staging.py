@@ -56,7 +56,7 @@ class LoadBuffers:
         self._in_use.append((mark, buffer))
 
 
-class Place(NamedTuple):
+class StorePlace(NamedTuple):
     """Private memory of one chunk, (blocks, bytes of a block) uint8, and the function that gives it back."""
 
     chunk: Array
@@ -80,7 +80,7 @@ class StorePlaces:
         self._free_bytes = 0
         self.taken_bytes = 0
 
-    def take(self, shape: tuple[int, int]) -> Place | None:
+    def take(self, shape: tuple[int, int]) -> StorePlace | None:
         """A place for a chunk of this shape. None if all are taken."""
         size_bytes = shape[0] * shape[1]
         with self._lock:
@@ -104,4 +104,4 @@ class StorePlaces:
                     self._free_bytes += size_bytes
                     free.append(memory)
 
-        return Place(memory.reshape(shape), give_back)
+        return StorePlace(memory.reshape(shape), give_back)
