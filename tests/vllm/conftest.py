@@ -12,6 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -66,22 +67,19 @@ def keys(daemon: Daemon) -> set[bytes]:
     return {bytes.fromhex(row["key"]) for row in rows}
 
 
+@dataclass
 class Stand:
     """A daemon, two engines of one model that use it, and one of the same model that does not.
 
     Attributes:
         first, second: they have the connector, and tensord's encoder cache manager.
         plain: has neither; its answers are what the others' have to be.
-        before: what `first` said to the picture `before_picture` when there was no daemon yet.
     """
 
-    def __init__(self, daemon: Daemon, first: Engine, second: Engine, plain: Engine) -> None:
-        self.daemon = daemon
-        self.first = first
-        self.second = second
-        self.plain = plain
-        self.before_picture = fresh()
-        self.before: Answer = first.generate(self.before_picture)
+    daemon: Daemon
+    first: Engine
+    second: Engine
+    plain: Engine
 
     def keys(self) -> set[bytes]:
         """The keys of all entries."""
@@ -175,6 +173,7 @@ def session_stand(model: Path, start_engine: StartEngine) -> Iterator[Stand]:
     with Daemon() as daemon:
         first, second = (start_engine(model, socket=daemon.socket, ec_manager_config=MANAGER) for _ in range(2))
         stand = Stand(daemon, first, second, start_engine(model))
+        first.wait_up()  # without a daemon
         daemon.start()
         yield stand
 

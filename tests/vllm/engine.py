@@ -161,7 +161,6 @@ class Engine:
         text: str = "what is this?",
         tokens: int = 8,
         likely: int = 5,
-        salt: str | None = None,
         params: dict[str, Any] | None = None,
         session: str | None = None,
     ) -> None:
@@ -171,12 +170,11 @@ class Engine:
             uuids: a client's names for the pictures, which vLLM takes in place of their content's digest.
             tokens: how many the answer has.
             likely: of how many tokens, at each place of the answer, the logarithms of their chances are told.
-            salt: vLLM's cache_salt: requests with different ones share no KV.
             params: vLLM's kv_transfer_params.
             session: vLLM's session_id.
         """
         self.wait_up()
-        about = {"uuids": uuids, "text": text, "tokens": tokens, "likely": likely, "salt": salt, "params": params}
+        about = {"uuids": uuids, "text": text, "tokens": tokens, "likely": likely, "params": params}
         self._say("generate", pictures=pictures, session=session, **about)
 
     def result(self) -> Answer:

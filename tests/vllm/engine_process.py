@@ -122,7 +122,6 @@ class EngineProcess:
         text: str,
         tokens: int,
         likely: int,
-        salt: str | None = None,
         params: dict[str, Any] | None = None,
         session: str | None = None,
     ) -> str:
@@ -134,8 +133,6 @@ class EngineProcess:
             prompt["multi_modal_data"] = {"image": [picture(number) for number in pictures]}
         if uuids:
             prompt["multi_modal_uuids"] = {"image": uuids}
-        if salt is not None:
-            prompt["cache_salt"] = salt
         self._requests += 1
         name = f"request-{self._requests}"
         asked = SamplingParams(

@@ -62,12 +62,6 @@ def asked(engine: Engine, *pictures: int, **about: Any) -> tuple[Answer, int]:
 class KVStand(Stand):
     """A daemon, two engines with the KV connector, and one without."""
 
-    def __init__(self, daemon: Daemon, first: Engine, second: Engine, plain: Engine) -> None:
-        self.daemon = daemon
-        self.first = first
-        self.second = second
-        self.plain = plain
-
     def store(self, engine: Engine, *pictures: int, **about: Any) -> tuple[Answer, set[bytes]]:
         """Has the engine answer a fresh prompt, and returns when its blocks are stored: the answer and their keys."""
         there = self.keys()
