@@ -256,8 +256,8 @@ FAULTS = [
         ("a unit is known", "if match is None or match[2].upper() not in _BYTES:", "if match is None:"),
         (
             "weights that changed get another name",
-            "if note.looks != looks or note.form != form or note.check != _check(looks, form, note.digest):",
-            "if note.form != form:",
+            "return note.digest if (note.looks, note.form) == (looks, form) else None",
+            "return note.digest if note.form == form else None",
         ),
         (
             "a device entry that was read while it was copied stays",
