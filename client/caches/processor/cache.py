@@ -289,8 +289,7 @@ class ProcessorCache:
         self._book.clear()
 
     def after_fork_in_child(self) -> None:
-        """Threads of the parent may have held the locks. For the library."""
-        self._sender.after_fork_in_child()
+        """A thread of the parent may have held the lock. For the library."""
         self._counts.after_fork_in_child()
 
     # ---- internal

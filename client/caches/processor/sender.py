@@ -14,7 +14,6 @@ item.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -78,7 +77,6 @@ class Sender:
         self._follows_ring = book.bytes_max == sys.maxsize
         self._accepts = accepts
         self._accepted: set[Recipe] = set()
-        self._lock = threading.Lock()
         self._distrusted: dict[bytes, float] = {}
         self._late: list[tuple[Put, float]] = []
 
@@ -97,21 +95,16 @@ class Sender:
         return lease if self._book.promise(key, lease) else None
 
     def distrust(self, keys: Iterable[bytes]) -> None:
-        """Records that a receiver missed the items."""
+        """Records that a receiver missed the items. No lock: each change of the table is one step."""
         now = time.monotonic()
-        with self._lock:
-            kept = {key: until for key, until in self._distrusted.items() if until > now}
-            self._distrusted = kept | dict.fromkeys(keys, now + self._book.seconds)
+        for key in [key for key, until in list(self._distrusted.items()) if until <= now]:
+            self._distrusted.pop(key, None)
+        self._distrusted.update(dict.fromkeys(keys, now + self._book.seconds))
 
     def forget(self) -> None:
         """Ends all promises, and trusts all items again."""
         self._book.forget()
-        with self._lock:
-            self._distrusted = {}
-
-    def after_fork_in_child(self) -> None:
-        """A thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+        self._distrusted.clear()
 
     def _is_distrusted(self, key: bytes) -> bool:
         return self._distrusted.get(key, 0.0) > time.monotonic()

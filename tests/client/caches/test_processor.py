@@ -118,7 +118,7 @@ def test_bytes_bound_what_is_held_as_well(shared: Daemon) -> None:
 
 def test_a_child_of_a_fork_waits_for_no_thread_of_its_parent(shared: Daemon) -> None:
     frontend = sender(shared.client())
-    with frontend._sender._lock, frontend._counts._lock:
+    with frontend._book._lock, frontend._counts._lock:
         pid = os.fork()
         if pid == 0:
             try:

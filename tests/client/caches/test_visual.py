@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +16,7 @@ import torch
 import tensord
 from tensord.client.caches.measures import array_bytes
 from tensord.client.caches.visual import VisualCache
-from tensord.errors import UnsupportedLeaf, UsageError
+from tensord.errors import UsageError
 
 from ...daemon_process import COUNTING_OFTEN, Daemon
 
@@ -145,17 +144,6 @@ def test_an_entry_of_another_client_is_a_hit_and_is_not_stored_again(
     assert stored(cache, IMAGE).state == "existed"
 
 
-def test_without_a_daemon_lookups_miss_and_stores_are_lost(tmp_path: Path, namespace: tensord.Namespace) -> None:
-    with tensord.Client(tmp_path / "none.sock", timeout_s=0.2) as nobody:
-        cache = VisualCache(nobody, namespace)
-        for _ in range(3):
-            assert not cache.lookup("image", IMAGE).hit
-            assert cache.store("image", IMAGE, EMBEDDING).state == "lost"
-        with pytest.raises(tensord.TensordError):
-            cache.clear()
-        assert cache.statistics()["visual_cache_misses"] == 3
-
-
 def test_something_else_under_the_key_is_a_miss(client: tensord.Client, namespace: tensord.Namespace) -> None:
     cache = VisualCache(client, namespace)
     for number, body in enumerate([EMBEDDING, {"other": EMBEDDING}, [1, 2]]):
@@ -178,15 +166,6 @@ def test_nonsense_is_an_error_that_names_it(client: tensord.Client, namespace: t
         with pytest.raises(UsageError) as caught:
             call()
         assert named in str(caught.value)
-
-
-def test_an_unstorable_value_is_an_error(client: tensord.Client, namespace: tensord.Namespace) -> None:
-    cache = VisualCache(client, namespace)
-    endless: list[Any] = [EMBEDDING]
-    endless.append(endless)
-    for tree in (object(), {"a": {1, 2}}, endless, torch.eye(3).to_sparse()):
-        with pytest.raises(UnsupportedLeaf):
-            cache.store("image", IMAGE, tree)
 
 
 def test_a_forks_child_begins_with_nothing_of_its_own(client: tensord.Client, namespace: tensord.Namespace) -> None:
