@@ -128,7 +128,7 @@ class Ledger:
             return
         said: list[bytes] = []
         with self._entries.lock:
-            most = max(1, _USES_MAX // len(unreported))
+            most = max(1, _USES_MAX // max(1, len(unreported)))
             for key in [key for key in unreported if self.told.get(key)][:_USES_MAX]:
                 said.extend([key] * min(unreported.pop(key), most))
         with suppress(Unavailable):

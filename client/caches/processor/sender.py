@@ -141,8 +141,11 @@ class Sender:
         wait_s = self.wait_s
         began = time.monotonic()
         for key, (hash, tree) in trees.items():
-            stored = self._client.hold(key)
-            if stored is not None and self._is_distrusted(key):
+            is_distrusted = self._is_distrusted(key)
+            # Looked up only where it matters: a lookup waits for this client's own put.
+            looks = is_distrusted or (self._accepts is not None and not owing)
+            stored = self._client.hold(key) if looks else None
+            if stored is not None and is_distrusted:
                 reasons[key] = "invalidated"
             elif owing:
                 reasons[key] = "late"
