@@ -13,7 +13,7 @@ request needs it, so that other engines' puts do not evict it. Only `allocate` e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError, shown
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Output:
-    """An allocated output. `requests` need it. `lease` pins it in the ring while it is needed and stored."""
+    """An allocated output. `needs`: how many inputs of requests need it. `lease` pins it in the ring while it is needed
+    and stored."""
 
     tokens: int
-    requests: set[str] = field(default_factory=set)
+    needs: int = 0
     lease: Lease | None = None
 
 
@@ -118,7 +119,7 @@ class EncoderCacheManager:
         compute_budget = check_count("compute_budget", compute_budget, NUMBER_MAX, -NUMBER_MAX)
         tokens_scheduled = check_count("tokens_scheduled", tokens_scheduled, NUMBER_MAX)
         known = self._known(wanted)
-        if known is not None and known.requests:
+        if known is not None and known.needs:
             return True
         if known is None and wanted.tokens > compute_budget:
             return False
@@ -159,10 +160,10 @@ class EncoderCacheManager:
             evicted = self._make_room(request, input_id, wanted.tokens)
             known = self._outputs[wanted.key] = _Output(wanted.tokens)
             self._free -= wanted.tokens
-        elif not known.requests:
+        elif not known.needs:
             del self._freeable[wanted.key]
             self._freeable_tokens -= wanted.tokens
-        known.requests.add(request.request_id)
+        known.needs += 1
         self._allocated.setdefault(request.request_id, {})[input_id] = wanted.key
         if self._cache is not None:
             # Each request counts as a use. The uses keep the entry in the ring once no lease pins it.
@@ -230,11 +231,9 @@ class EncoderCacheManager:
             return
         if not allocated:
             del self._allocated[request.request_id]
-        elif key in allocated.values():
-            return
         known = self._outputs[key]
-        known.requests.discard(request.request_id)
-        if not known.requests:
+        known.needs -= 1
+        if not known.needs:
             known.lease = None
             self._freeable[key] = None
             self._freeable_tokens += known.tokens
@@ -313,7 +312,7 @@ class EncoderCacheManager:
             # Read before the lookup: an output that is stored by now is found, or has been evicted.
             settled = put.state != "sent"
             known = self._outputs.get(key)
-            lease = cache.hold(key) if known is not None and known.requests else None
+            lease = cache.hold(key) if known is not None and known.needs else None
             if known is not None and lease is not None:
                 # Replaces the former lease, whose entry may have been removed and stored again.
                 known.lease = lease

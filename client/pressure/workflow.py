@@ -55,8 +55,6 @@ class Workflow:
         governor.keep(self, self._register_again)
         try:
             self._register()
-        except Unavailable as error:
-            self.error = without_frames(error)
         except BaseException:
             governor.keep(self, None)
             raise
@@ -90,10 +88,7 @@ class Workflow:
             return
         answer = self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, step))
         if wait:
-            try:
-                self._link.answers.wait(answer, self._timeout_s)
-            except Unavailable as error:
-                self.error = without_frames(error)
+            self._wait(answer)
 
     def replace(self, graph: AgentStepGraph) -> None:
         """Replaces the steps. The current step stays.
@@ -105,8 +100,6 @@ class Workflow:
         before, self._graph = self._graph, graph
         try:
             self._register()
-        except Unavailable as error:
-            self.error = without_frames(error)
         except BaseException:
             self._graph = before
             raise
@@ -138,8 +131,15 @@ class Workflow:
     def _register(self) -> None:
         connected = self._link.attached
         if connected is None:
-            raise self._link.unavailable()
-        self._link.answers.wait(self._ask(connected, self._registration), self._timeout_s)
+            self.error = self._link.unavailable()
+        else:
+            self._wait(self._ask(connected, self._registration))
+
+    def _wait(self, answer: Future[Any]) -> None:
+        try:
+            self._link.answers.wait(answer, self._timeout_s)
+        except Unavailable as error:
+            self.error = without_frames(error)
 
     def _ask(self, connected: Connected, make: Any) -> Future[Any]:
         return self._link.ask(make, SAY_S, connected=connected, then=self._answered)
