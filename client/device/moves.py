@@ -110,7 +110,7 @@ class Moves:
         """Offloads entries to the host tier. Callable from any thread."""
         job = Job(deque(entries))
         job.leaving = leaving = Leaving(len(job.entries))
-        self._post(partial(self._jobs.append, job))
+        self._post(lambda: self._jobs.append(job))  # to the present queue: a lost daemon leaves another one
         return leaving
 
     def forget_daemon(self) -> None:
