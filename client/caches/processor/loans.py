@@ -17,6 +17,7 @@ do not wait.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import threading
@@ -197,23 +198,24 @@ def _mapped(fd: int) -> Array | None:
 
 def _serve(listening: socket.socket, book: LeaseBook) -> None:
     """Answers borrowers until the lender closes."""
+    # The socket blocks: after the shutdown, an accept with a time limit would say that nobody is there.
+    ready = select.poll()
+    ready.register(listening, select.POLLIN)
     with listening:
-        listening.settimeout(_SWEEP_S)
         while True:
-            try:
-                connection, _ = listening.accept()
-                with connection, suppress(OSError):
-                    if _is_ours(connection):
-                        connection.settimeout(_SEND_S)
-                        _answer(connection, book)
-            except TimeoutError:
-                pass
-            except OSError as error:
-                if error.errno == EINVAL:
-                    # The lender was closed.
-                    return
-                # No descriptor is free, or the peer has gone already.
-                time.sleep(_AGAIN_S)
+            if ready.poll(_SWEEP_S * 1000):
+                try:
+                    connection, _ = listening.accept()
+                    with connection, suppress(OSError):
+                        if _is_ours(connection):
+                            connection.settimeout(_SEND_S)
+                            _answer(connection, book)
+                except OSError as error:
+                    if error.errno == EINVAL:
+                        # The lender was closed.
+                        return
+                    # No descriptor is free, or the peer has gone already.
+                    time.sleep(_AGAIN_S)
             book.end_old()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Final
@@ -100,6 +101,18 @@ def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, bo
         os._exit(0 if right and book.loans.size_bytes == lease.payload_bytes else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert fetch(loan) is not None
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_a_lender_that_is_closed_or_forgotten_ends_its_thread(daemon: Daemon, how: str) -> None:
+    before = set(threading.enumerate())
+    made = Lender(LeaseBook(1000, NO_LIMIT, PATIENCE_S))
+    lent(made, an_entry(daemon.client())[1])
+    (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "tensord-loans")
+    if how == "closed":
+        made.close()
+    del made
+    until(lambda: not thread.is_alive(), "the thread to end, and what it kept to go")
 
 
 # ---- in the processor cache
