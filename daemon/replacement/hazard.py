@@ -310,8 +310,7 @@ class Hazard(Pooled, name="hazard"):
 
     def _with_near(self, sample: Array) -> Array:
         """A sample, and those of the last one's coldest rows that may still go."""
-        near = self._near[self._flags[self._near] == KNOWN]
-        near = self._outside(near, None)
+        near = self._outside(self._near[self._flags[self._near] == KNOWN], None)
         is_near = np.zeros(self._top, np.bool_)
         is_near[near] = True
         return np.concatenate([near, sample[~is_near[sample]]])
