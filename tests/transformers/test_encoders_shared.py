@@ -115,6 +115,8 @@ def meeting(
         assert begun.wait(60)
         threads[1].start()
         daemon.until(lambda status: status["store"]["claims_waiting"] == waiting, "the other one waits")
+        own = len({*inputs[1]} - {*inputs[0]})
+        daemon.until(lambda status: status["store"]["entries"] == own, "the other one has encoded what is its own")
         go.set()
         for thread in threads:
             thread.join(60)

@@ -17,6 +17,7 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
+from tensord.client.checkpoints.loading import loading_begins
 from tensord.client.identity.engine import Nameless, encoder_namespace, processor_namespace
 
 from .tiny_llava import WIDE, write_tiny_llava
@@ -221,6 +222,15 @@ def test_a_tokenizer_in_another_folder_is_named_by_its_content(model: Path, plai
     assert same(plain, config(model, tokenizer=str(folder))) == (True, True)
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n")
     assert same(plain, config(model, tokenizer=str(folder))) == (True, False)
+
+
+def test_a_model_that_changed_after_loading_began_has_no_name(tmp_path: Path) -> None:
+    folder = write_tiny_llava(tmp_path)
+    made = config(folder)
+    loading_begins(str(folder))
+    write_tiny_llava(folder)
+    with pytest.raises(Nameless, match="has changed since the engine began to load it"):
+        encoder(made)
 
 
 def with_code(folder: Path, code: str, auto_map: dict[str, str] | None = None) -> Path:
