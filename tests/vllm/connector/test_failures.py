@@ -122,7 +122,8 @@ def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch)
         encode(one)
 
 
-def test_a_full_ring_refuses_and_ends_the_claim() -> None:
+def test_a_full_ring_refuses_and_ends_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.client.vllm.encoder.claims.SAVE_S", 10 * PATIENCE_S)
     with Daemon(ring_bytes=2 * MIB) as daemon, ExitStack() as engines:
         daemon.start()
         client = daemon.client()
