@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import BadConfiguration
 from .config.config import Config
 from .config.limits import governor_limits, store_limits
-from .core.limits import StoreLimits
+from .forms.limits import StoreLimits
 from .governor.forms.limits import GovernorLimits
 from .process.logs import logger
 

@@ -19,8 +19,10 @@ import numpy as np
 from replaying.counts import Counts
 from replaying.keys import TAG, key_of
 from replaying.traces import Request, Restart, Step, Trace
-from tensord.daemon.core.effects import Allocate, Drain, Effect, Move, Punch, Scan, Send
-from tensord.daemon.core.events import (
+from tensord.daemon.core.parts import StoreMemory
+from tensord.daemon.core.store import Store
+from tensord.daemon.forms.effects import Allocate, Drain, Effect, Move, Punch, Scan, Send
+from tensord.daemon.forms.events import (
     Accessed,
     Allocated,
     ClientJoined,
@@ -34,9 +36,7 @@ from tensord.daemon.core.events import (
     Tick,
     WritesInPlace,
 )
-from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.core.parts import StoreMemory
-from tensord.daemon.core.store import Store
+from tensord.daemon.forms.limits import StoreLimits
 from tensord.ipc.messages import control as messages
 from tensord.shm.index.index import IndexWriter
 from tensord.shm.lanes.records import NO_KEY, RECORD, agent_number

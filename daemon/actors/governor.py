@@ -15,9 +15,9 @@ from typing import Any, assert_never
 
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
-from ..core.effects import Announce, Send
-from ..core.events import AgentsTurned, ClientLeft, Tick
-from ..core.host_memory import Pressed
+from ..forms.effects import Announce, Send
+from ..forms.events import AgentsTurned, ClientLeft, Tick
+from ..forms.host_memory import Pressed
 from ..governor.forms import events
 from ..governor.governor import Governor
 from ..process.logs import logger

@@ -22,7 +22,7 @@ import numpy as np
 
 from ...shm.lanes.reader import LaneRecords
 from ...shm.ring.layout import LANE_WORDS
-from ..core import events
+from ..forms import events
 from ..memory.holders import Count, Holders
 from ..memory.lane_scan import LANES_AT_ONCE, WORDS_AT_ONCE, LaneScan
 from ..memory.segments import Segments

@@ -17,8 +17,8 @@ from ...errors import TensordError
 from ...ipc.messages import control as messages
 from ...ipc.wire.descriptors import Peer
 from ..config.config import Config
-from ..core.effects import Move
-from ..core.events import (
+from ..forms.effects import Move
+from ..forms.events import (
     AgentsTurned,
     Allocated,
     Moved,
@@ -26,8 +26,8 @@ from ..core.events import (
     RemoteDone,
     WritesInPlace,
 )
-from ..core.host_memory import Pressed
-from ..core.limits import StoreLimits
+from ..forms.host_memory import Pressed
+from ..forms.limits import StoreLimits
 from ..governor.forms import events as governor
 from ..memory.copier import InboxCopied
 from ..memory.scrub import Scrubbed

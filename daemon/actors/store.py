@@ -24,9 +24,9 @@ from ...shm.ring.layout import unix_at_boot_s
 from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..config.limits import TREE_DEPTH_MAX
-from ..core import effects, events
-from ..core.host_memory import HostHolds
 from ..core.store import Store
+from ..forms import effects, events
+from ..forms.host_memory import HostHolds
 from ..memory.copier import Copier, InboxCopied
 from ..memory.lane_room import LaneRoom
 from ..memory.pages import Pages

@@ -1,5 +1,5 @@
 """Who may have what: claims on missing keys, so that one client computes and others wait; quotas, rates, turns of uids.
 
-May import ipc, shm and nothing else of the daemon. Owns claims and their waiters, values that cannot be stored, and the
+May import ipc, shm and the daemon's log. Owns claims and their waiters, values that cannot be stored, and the
 rules of sharing. Does not own what is shared: entries, memory and sockets.
 """

@@ -9,7 +9,7 @@ from typing import Final
 
 from ...ipc.messages import schema
 from ..claims.quotas import Kind, Quota
-from ..core.limits import StoreLimits
+from ..forms.limits import StoreLimits
 from ..governor.forms.limits import GovernorLimits
 from .config import Config
 

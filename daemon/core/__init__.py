@@ -2,5 +2,6 @@
 
     store.handle(event) → dispatch → the rooms (store, room, claims, prefix, lifetimes, host_memory, remote) → effects
 
-Owns: that order, the events and effects, and the creation of all parts (`parts`). Imports no loop, socket or clock.
+Owns: that order, the creation of all parts (`parts`), and what is told of them (`reports`). May import all pure rooms;
+no loop, socket or clock. The events and effects are daemon/forms.
 """

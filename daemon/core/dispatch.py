@@ -12,10 +12,10 @@ from typing import Any
 
 from ...errors import TensordError
 from ...ipc.messages import control as messages
+from ..forms import events
+from ..forms.host_memory import Pressed
+from ..forms.outbox import StoreClient
 from ..store.table import LIVE, VICTIM
-from . import events
-from .host_memory import Pressed
-from .outbox import StoreClient
 from .parts import Parts
 from .requests import Carry, Requests
 

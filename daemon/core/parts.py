@@ -20,6 +20,10 @@ from ...shm.ring.layout import IndexGeometry
 from ..claims.claims import NOBODY, ClaimTable
 from ..claims.quotas import Quotas
 from ..claims.unstorable import Unstorable
+from ..forms.budget import RingBudget
+from ..forms.host_memory import Pressed
+from ..forms.limits import StoreLimits
+from ..forms.outbox import StoreOutbox
 from ..host_memory.host_memory import HostMemory
 from ..lifetimes.lifetimes import Lifetimes
 from ..prefix.blocks import SequenceBlocks
@@ -29,7 +33,6 @@ from ..replacement import POLICIES, Facts
 from ..reports.counters import StoreCounters
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory
-from ..reports.reports import Reports
 from ..room.lending import Lending
 from ..room.runway import Runway
 from ..room.shares import OwnerShares
@@ -43,10 +46,7 @@ from ..store.slots import Slots
 from ..store.spans import Spans
 from ..store.table import ROW_BITS_MAX, RowTable
 from ..store.tenants import Tenants
-from .budget import RingBudget
-from .host_memory import Pressed
-from .limits import StoreLimits
-from .outbox import StoreOutbox
+from .reports import Reports
 
 ROW_BITS_MIN: Final = 12
 NO_TOKENS_MAX: Final = 1 << 62

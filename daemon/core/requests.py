@@ -15,8 +15,8 @@ from ...errors import LimitReached, TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers, id_of
 from ..claims.claims import Verdict
-from .effects import Again
-from .events import Received
+from ..forms.effects import Again
+from ..forms.events import Received
 from .parts import Parts
 
 SLICE = 256

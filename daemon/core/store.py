@@ -26,13 +26,13 @@ from ...ipc.messages import control as messages
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
+from ..forms.effects import Effect
+from ..forms.events import Event
+from ..forms.limits import StoreLimits
 from ..recovery.recovery import Recovery
 from ..room import refusals
 from ..store.commit import BAD_BLOCK, BAD_TREE, TOO_MANY_TOKENS
 from .dispatch import Dispatch
-from .effects import Effect
-from .events import Event
-from .limits import StoreLimits
 from .parts import Parts, StoreMemory
 
 TOGETHER: Final = 64

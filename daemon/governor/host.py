@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ..core.host_memory import HostHolds, Pressed
+from ..forms.host_memory import HostHolds, Pressed
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
 from .tiers import Gauge

@@ -1,7 +1,7 @@
 """Workflows: the steps of agents, the present step of each workflow, and so how soon an agent's entries are needed.
 
 Owns workflows by name, each one client's, the agents of ended workflows, and what the store's replacement policy is
-told of agents. Does not own what follows from a distance (ranking), nor a step graph's properties
+told of agents. Does not own what follows from a distance (devices/choices), nor a step graph's properties
 (`ipc.messages.steps`).
 
 The distance of an agent in several workflows is its smallest one. An agent that a graph never runs again is FINISHED.
@@ -24,7 +24,7 @@ from typing import Any, Final
 from ...errors import BadGraph, BadStep, LimitReached
 from ...ipc.messages import control as messages
 from ...ipc.messages.steps import AgentStepGraph
-from ..core.events import AGENTS_MAX, AgentsTurned
+from ..forms.events import AGENTS_MAX, AgentsTurned
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
 

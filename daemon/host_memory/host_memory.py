@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from ..core.budget import RingBudget
-from ..core.host_memory import HostHolds, Pressed
-from ..core.outbox import StoreOutbox
+from ..forms.budget import RingBudget
+from ..forms.host_memory import HostHolds, Pressed
+from ..forms.outbox import StoreOutbox
 from ..remote.writes import Writes
 from ..replacement import Replacement
 from ..store.families import Families

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import TensordError
-from ..core.budget import RingBudget
-from ..core.effects import Allocate, Punch
-from ..core.outbox import StoreOutbox
+from ..forms.budget import RingBudget
+from ..forms.effects import Allocate, Punch
+from ..forms.outbox import StoreOutbox
 from ..store.holes import Holes
 from .withdrawn import Withdrawn, page_at, paged
 

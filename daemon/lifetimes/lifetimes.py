@@ -16,7 +16,7 @@ import numpy as np
 from ...shm.index.generations import GenerationWriter
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
-from ..core.outbox import StoreOutbox
+from ..forms.outbox import StoreOutbox
 from ..replacement import Replacement
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory

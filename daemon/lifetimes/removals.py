@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..core.outbox import StoreOutbox
+from ..forms.outbox import StoreOutbox
 from ..replacement import Replacement
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory, Removed

@@ -21,7 +21,7 @@ from ...ipc.messages import control as messages
 from ...shm.index.generations import GenerationWriter
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
-from ..core.outbox import StoreOutbox
+from ..forms.outbox import StoreOutbox
 from ..store.details import Details
 from ..store.table import LIVE, VICTIM, RowTable
 from ..store.tenants import Tenants

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.events import Accessed
-from ..core.outbox import StoreOutbox
+from ..forms.events import Accessed
+from ..forms.outbox import StoreOutbox
 from ..replacement import Replacement
 from ..reports.hits import Hits
 from ..store.details import Details

@@ -38,8 +38,8 @@ from ...shm.payloads.recipe import Recipe, recipe
 from ...shm.ring.inbox import check_inbox
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
 from ..claims.turns import Turns
-from ..core.effects import Move
-from ..core.events import Moved
+from ..forms.effects import Move
+from ..forms.events import Moved
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 TURN_BYTES: Final = 4 << 20

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...errors import TensordError
 from ..config.sections import MemorySection
-from ..core import effects, events
+from ..forms import effects, events
 from ..process.logs import logger
 from .segments import Segments
 

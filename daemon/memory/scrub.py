@@ -25,7 +25,7 @@ from typing import Final
 from msgspec import Struct
 
 from ...shm.index.index import Slot
-from ..core.events import FoundCorrupt
+from ..forms.events import FoundCorrupt
 from ..process import logs
 from ..process.limits import NO_MEMORY_OR_THREAD
 from .segments import Segments

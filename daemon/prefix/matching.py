@@ -20,8 +20,8 @@ from ...errors import BadPrefix, LimitReached
 from ...ipc.messages import control as messages
 from ...shm.payloads.prefix import SCOPE_BYTES
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from ..core.events import PrefixAsked
-from ..core.outbox import StoreOutbox
+from ..forms.events import PrefixAsked
+from ..forms.outbox import StoreOutbox
 from ..store.agents import AgentNumbers
 from ..store.slots import Slots
 from ..store.table import LIVE, RowTable

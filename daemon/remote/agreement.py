@@ -34,8 +34,8 @@ from ...shm.index.generations import GenerationWriter
 from ...shm.index.keys import generation_of
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY, ClaimTable
-from ..core.effects import AskGenerations, RaiseGeneration
-from ..core.outbox import StoreOutbox
+from ..forms.effects import AskGenerations, RaiseGeneration
+from ..forms.outbox import StoreOutbox
 from ..store.tenants import Tenants
 from .link import RemoteLink
 

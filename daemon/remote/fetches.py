@@ -39,9 +39,9 @@ from ...shm.lanes.records import NO_KEY, RECORD
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES, span_bytes
 from ..claims.claims import ClaimTable, Verdict
 from ..claims.deadlines import Deadlines
-from ..core.effects import ReadRemote, Seek
-from ..core.events import RemoteEntry, Sought
-from ..core.outbox import StoreOutbox
+from ..forms.effects import ReadRemote, Seek
+from ..forms.events import RemoteEntry, Sought
+from ..forms.outbox import StoreOutbox
 from ..store.commit import Submitter
 from ..store.grants import LentGrant
 from ..store.table import RowTable

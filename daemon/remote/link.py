@@ -24,9 +24,9 @@ from typing import Final
 
 from ...errors import TensordError, TierFull, TierReadOnly, TierRefused, TierTooLarge
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from ..core.effects import RemoteTurned, WithdrawClaim
-from ..core.limits import StoreLimits
-from ..core.outbox import StoreOutbox
+from ..forms.effects import RemoteTurned, WithdrawClaim
+from ..forms.limits import StoreLimits
+from ..forms.outbox import StoreOutbox
 
 FAILURES_MAX: Final = 3
 """Failures in a row that open a breaker. One may be a connection that the server has closed."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...shm.index.generations import GenerationWriter
 from ..claims.claims import ClaimTable
-from ..core.effects import (
+from ..forms.effects import (
     AskGenerations,
     RaiseGeneration,
     ReadRemote,
@@ -23,9 +23,9 @@ from ..core.effects import (
     Seek,
     WithdrawClaim,
 )
-from ..core.events import RemoteDone
-from ..core.limits import StoreLimits
-from ..core.outbox import StoreOutbox
+from ..forms.events import RemoteDone
+from ..forms.limits import StoreLimits
+from ..forms.outbox import StoreOutbox
 from ..store.commit import Submitter
 from ..store.slots import Slots
 from ..store.table import RowTable

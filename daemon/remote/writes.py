@@ -33,9 +33,9 @@ from typing import Final
 import numpy as np
 
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from ..core.effects import RemoveRemote, SaveRemote
-from ..core.events import RemoteSaved
-from ..core.outbox import StoreOutbox
+from ..forms.effects import RemoveRemote, SaveRemote
+from ..forms.events import RemoteSaved
+from ..forms.outbox import StoreOutbox
 from ..store.slots import Slots
 from ..store.table import EDGE, RowTable
 from .agreement import Agreement

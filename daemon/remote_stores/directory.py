@@ -42,7 +42,7 @@ from ...errors import (
 from ...ipc.quantities import SIZE_WANTS, read_size, show_size
 from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from ..core.events import RemoteEntry
+from ..forms.events import RemoteEntry
 from .directory_room import TMP, DirectoryRoom
 from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .store import NAME, RemoteStore

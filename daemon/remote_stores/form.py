@@ -27,7 +27,7 @@ import numpy as np
 from ...errors import Corrupt, UsageError
 from ...shm.payloads.copy import checksum_of
 from ...shm.ring.layout import KEY_BYTES, RING_BYTES_MAX, SPAN_HEADER_BYTES, TREE_BYTES_MAX
-from ..core.events import RemoteEntry
+from ..forms.events import RemoteEntry
 
 OBJECT_FORMAT: Final = 1
 """The version of the format. It is also in the names under which stores keep objects."""

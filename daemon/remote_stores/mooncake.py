@@ -32,7 +32,7 @@ from typing import Any, Final
 from ...errors import BadConfiguration, TensordError, TierFull, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from ..core.events import RemoteEntry
+from ..forms.events import RemoteEntry
 from .form import Buffer, object_header
 from .mooncake_worker import BUFFER_BYTES
 from .store import NAME, RemoteStore

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...errors import Corrupt, TierTimedOut, TierUnavailable
-from ..core.events import RemoteEntry
+from ..forms.events import RemoteEntry
 from .form import OBJECT_FORMAT, Buffer, check
 
 NAME: Final = f"tensord-{OBJECT_FORMAT}"

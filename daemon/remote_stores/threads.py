@@ -24,7 +24,7 @@ from ...errors import Corrupt, TensordError
 from ...shm.index.keys import generation_of
 from ...shm.payloads.copy import checksum_of
 from ...shm.ring.layout import KEY_BYTES, SPAN_HEADER_BYTES, SpanHeader
-from ..core.effects import (
+from ..forms.effects import (
     AskGenerations,
     RaiseGeneration,
     ReadRemote,
@@ -35,7 +35,7 @@ from ..core.effects import (
     Seek,
     WithdrawClaim,
 )
-from ..core.events import RemoteDone, RemoteEntry, RemoteSaved, Sought
+from ..forms.events import RemoteDone, RemoteEntry, RemoteSaved, Sought
 from ..process.give_way import GivesWay
 from ..process.logs import logger
 from .store import RemoteStore

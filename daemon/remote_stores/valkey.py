@@ -24,7 +24,7 @@ from ...errors import BadConfiguration, TensordError, TierFull, TierReadOnly, Ti
 from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
-from ..core.events import RemoteEntry
+from ..forms.events import RemoteEntry
 from ..process.small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .store import NAME, HostClaim, RemoteStore

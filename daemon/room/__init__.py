@@ -3,6 +3,6 @@
     AskForGrants → lending (turns, limits, refusals) → runway (places, victims, scans, moves) → daemon/store
                           ↑ shares: whose entries go            ↑ stretches: which neighbours, or who moves where
 
-May import the store (daemon/store), the policies, shm and ipc; nothing of actors, sockets or threads. Owns when room is
-made, and who gets it.
+May import daemon/store, replacement, host_memory, reports, claims, forms, shm and ipc; nothing of actors, sockets or
+threads. Owns when room is made, and who gets it.
 """

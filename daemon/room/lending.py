@@ -28,8 +28,8 @@ from ...ipc.messages import control as messages
 from ...shm.ring.layout import span_bytes
 from ..claims.claims import NOBODY
 from ..claims.turns import Turns
-from ..core.budget import RingBudget
-from ..core.limits import StoreLimits
+from ..forms.budget import RingBudget
+from ..forms.limits import StoreLimits
 from ..store.commit import Submitter
 from ..store.grants import Grants, LentGrant
 from ..store.holes import Holes

@@ -20,7 +20,7 @@ from typing import Final
 
 from ...shm.index.index import PLACE
 from ...shm.ring.layout import SPAN_EXPIRES_AT
-from ..core.effects import Move
+from ..forms.effects import Move
 from ..store.holes import Holes
 from ..store.slots import Slots
 from ..store.spans import Spans

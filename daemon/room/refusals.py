@@ -17,8 +17,8 @@ from ...errors import (
     UnderPressure,
 )
 from ...shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, span_bytes
-from ..core.budget import RingBudget
-from ..core.limits import StoreLimits
+from ..forms.budget import RingBudget
+from ..forms.limits import StoreLimits
 from ..store import commit
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from ..core.budget import RingBudget
-from ..core.effects import Drain, Move, Scan
+from ..forms.budget import RingBudget
+from ..forms.effects import Drain, Move, Scan
 from ..host_memory.host_memory import HostMemory
 from ..replacement import Replacement
 from ..reports.counters import StoreCounters
@@ -207,6 +207,11 @@ class Runway:
         obstacle, kept_bytes = self._ways.obstacle(size)
         if self.pages is not None and self.pages.withdrawn.size_bytes and (error := self.pages.residency.error):
             obstacle = f"{self.pages.withdrawn.size_bytes} bytes of the ring could not be allocated again: {error}"
+        elif self.pages is not None and obstacle in (None, "ring") and self.pages.withdrawn.size_bytes:
+            given_back = self.pages.withdrawn.size_bytes
+            obstacle = (
+                f"{given_back} bytes of the ring, between the entries, are the system's until its limit is raised"
+            )
         return obstacle, kept_bytes
 
     def drained(self) -> None:

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from ..core.budget import RingBudget
+from ..forms.budget import RingBudget
 from ..replacement import Replacement
 from ..store.families import Families
 from ..store.grants import Grants

@@ -1,7 +1,7 @@
 """The index's slots as the store writes them: where a key's slot is free, and the order of the stores.
 
-Owns: which slots of a bucket are free. Does not own: the index's layout (shm/layout, shm/index), nor which row a slot
-belongs to. `commit` has `taken` and `publish` of this module inline, since both are part of every put.
+Owns: which slots of a bucket are free. Does not own: the index's layout (shm/ring/layout, shm/index), nor which row a
+slot belongs to. `commit` has `taken` and `publish` of this module inline, since both are part of every put.
 
 Invariants: those of shm/index/index.py. A slot is stored with its span id last, and published by one store of an even
 seq.

@@ -354,8 +354,8 @@ class MatchPrefix(PrefixRequest, frozen=True):
 
 
 class NameAgent(StoreRequest, frozen=True):
-    """The name of an agent that records name by `agent_number` of it (shm/records). Once a connection and name; its
-    order among records does not matter. No answer."""
+    """The name of an agent that records name by `agent_number` of it (shm/lanes/records). Once a connection and name;
+    its order among records does not matter. No answer."""
 
     agent: Name
 

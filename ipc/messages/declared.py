@@ -6,7 +6,7 @@ to be attached. `wire/connection` derives the order of messages from that. `hand
 of the daemon finds the function for a message, and fails if a message has no function.
 
 Owns: the base classes, the answers that many requests share (Done, Counted, Error), and the functions that read
-declarations. Does not own the messages themselves (`messages`, `governance`, `queries`).
+declarations. Does not own the messages themselves (the other modules).
 """
 
 from __future__ import annotations

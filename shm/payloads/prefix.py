@@ -13,7 +13,7 @@ have different items, folded tokens are equal only by coincidence, with 32 bits 
 the items (`agreed`).
 
 Owns: the record's layout, the key derived from it, folding, and the comparison of two lists of media. Does not own:
-the positions that a sequence can be rewound to (`client.prefix.layers`), nor the tree (`daemon.core.prefix_index`).
+the positions that a sequence can be rewound to (`client.prefix.layers`), nor the tree (`daemon/prefix/index`).
 
 Invariants: equal records of a namespace and generation have equal keys. A record is read back exactly as packed.
 """

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote_stores.directory import DirectoryStore
 from tensord.shm.payloads.copy import checksum_of
 from tensord.shm.payloads.packing import pack

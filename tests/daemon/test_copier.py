@@ -13,8 +13,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from tensord.client.writing.inbox import Inbox
-from tensord.daemon.core.effects import Move
-from tensord.daemon.core.events import Moved
+from tensord.daemon.forms.effects import Move
+from tensord.daemon.forms.events import Moved
 from tensord.daemon.memory import copier
 from tensord.daemon.memory.copier import Copier, InboxCopied, InboxCopy
 from tensord.errors import BadMessage, BadPrefix, BadTree, Corrupt, LimitReached, SegmentError

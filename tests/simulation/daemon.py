@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.actors.queues import Queues
-from tensord.daemon.core import effects, events
-from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
+from tensord.daemon.forms import effects, events
+from tensord.daemon.forms.host_memory import HostHolds, Pressed
 from tensord.daemon.governor.forms import events as governor_events
 from tensord.daemon.governor.governor import Governor
 from tensord.daemon.memory.segments import Segments

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, Buffer, object_header
 from tensord.daemon.remote_stores.store import HostClaim, RemoteStore
 from tensord.errors import TierUnavailable

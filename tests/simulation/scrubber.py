@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tensord.daemon.core.events import FoundCorrupt
+from tensord.daemon.forms.events import FoundCorrupt
 
 if TYPE_CHECKING:
     from .daemon import Daemon

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.forms.limits import StoreLimits
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages.schema import ClientLimits

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from tensord.daemon.core import effects, events
+from tensord.daemon.forms import effects, events
 from tensord.daemon.memory.copier import Copier, CopyJob, InboxCopied, InboxCopy
 from tensord.daemon.remote_stores.threads import RemoteThreads
 from tensord.errors import NotEnoughMemory

@@ -15,9 +15,9 @@ from msgspec import Struct, field
 
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import Tier
-from ...core.effects import Announce, Send
-from ...core.events import AgentsTurned, ClientLeft, Tick
-from ...core.host_memory import HostHolds, Pressed
+from ...forms.effects import Announce, Send
+from ...forms.events import AgentsTurned, ClientLeft, Tick
+from ...forms.host_memory import HostHolds, Pressed
 from .limits import GovernorLimits, NeighbourPlace
 
 OWNERS_EVERY_S: Final = 2.0

@@ -1,6 +1,6 @@
 """The governor's outbox: the effects of one event, the connected clients, and the counters since the daemon started.
 
-Owns the counts and the log effects. Does not own collecting and sending (`daemon.core.outbox`, whose invariant holds
+Owns the counts and the log effects. Does not own collecting and sending (`daemon.forms.outbox`, whose invariant holds
 here too), nor the events that are counted.
 
 Invariants: counts only rise. registered == resident + offloaded + dropped + released + gone_with_owner.
@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ...core.outbox import Outbox
+from ...forms.outbox import Outbox
 from .events import Effect, GovernorClientJoined, GovernorLog
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from tensord.client.device.entries import DeviceEntry, DeviceLease
 from tensord.client.device.registration import Registration
-from tensord.daemon.core.events import Tick
+from tensord.daemon.forms.events import Tick
 from tensord.daemon.governor.forms.events import Sample, Sampled
 from tensord.ipc.messages.modes import Tier
 from tensord.testing.fake_vram import FakeCard

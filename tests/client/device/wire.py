@@ -17,8 +17,8 @@ from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
-from tensord.daemon.core.effects import Send
-from tensord.daemon.core.events import ClientLeft
+from tensord.daemon.forms.effects import Send
+from tensord.daemon.forms.events import ClientLeft
 from tensord.daemon.governor.forms.events import Event, Governed, GovernorClientJoined
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
-from tensord.daemon.core import events
+from tensord.daemon.forms import events
 from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, LaneScan
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.shm.lanes.reader import LaneReader

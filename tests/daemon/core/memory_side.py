@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tensord.daemon.core.effects import Allocate, Drain, Move, Punch, Scan
-from tensord.daemon.core.events import Accessed, Allocated, Drained, Moved, Punched, Scanned
+from tensord.daemon.forms.effects import Allocate, Drain, Move, Punch, Scan
+from tensord.daemon.forms.events import Accessed, Allocated, Drained, Moved, Punched, Scanned
 from tensord.errors import NotEnoughMemory, TensordError
 from tensord.shm.index.index import IndexReader
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader

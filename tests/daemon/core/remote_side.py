@@ -6,7 +6,7 @@ from collections import deque
 from itertools import takewhile
 from typing import Any
 
-from tensord.daemon.core.effects import (
+from tensord.daemon.forms.effects import (
     AskGenerations,
     RaiseGeneration,
     ReadRemote,
@@ -16,7 +16,7 @@ from tensord.daemon.core.effects import (
     Seek,
     WithdrawClaim,
 )
-from tensord.daemon.core.events import Event, RemoteDone, RemoteEntry, RemoteSaved, Sought
+from tensord.daemon.forms.events import Event, RemoteDone, RemoteEntry, RemoteSaved, Sought
 from tensord.errors import TensordError
 from tensord.shm.index.keys import generation_of
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader

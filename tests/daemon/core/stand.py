@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.claims.quotas import Quotas
-from tensord.daemon.core.effects import Again, Announce, Effect, Send
-from tensord.daemon.core.events import (
+from tensord.daemon.core.parts import StoreMemory
+from tensord.daemon.core.store import Store
+from tensord.daemon.forms.effects import Again, Announce, Effect, Send
+from tensord.daemon.forms.events import (
     Accessed,
     ClientJoined,
     ClientLeft,
@@ -22,10 +24,8 @@ from tensord.daemon.core.events import (
     Tick,
     WritesInPlace,
 )
-from tensord.daemon.core.host_memory import HostHolds, Pressed
-from tensord.daemon.core.limits import StoreLimits
-from tensord.daemon.core.parts import StoreMemory
-from tensord.daemon.core.store import Store
+from tensord.daemon.forms.host_memory import HostHolds, Pressed
+from tensord.daemon.forms.limits import StoreLimits
 from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages
 from tensord.shm.index.index import IndexWriter

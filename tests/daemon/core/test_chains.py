@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.events import FoundCorrupt
+from tensord.daemon.forms.events import FoundCorrupt
 from tensord.daemon.lifetimes.removals import SLICE
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages import control as messages

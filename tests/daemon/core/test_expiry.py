@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.daemon.core.events import Tick
+from tensord.daemon.forms.events import Tick
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 

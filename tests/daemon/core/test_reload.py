@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensord.daemon.core.events import LimitsChanged
+from tensord.daemon.forms.events import LimitsChanged
 from tensord.ipc.messages import control as messages
 
 from .stand import SPAN, Make, key

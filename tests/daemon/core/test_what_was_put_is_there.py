@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tensord.daemon.core.events import Accessed, Drained
+from tensord.daemon.forms.events import Accessed, Drained
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from tensord.daemon.core.events import Tick
+from tensord.daemon.forms.events import Tick
 from tensord.daemon.governor.devices.choices import WAITING_RETRY_S
 from tensord.daemon.governor.devices.record import SLOW_S
 from tensord.daemon.governor.forms.events import FormerDaemonFound, Sampled

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import structs
 
-from tensord.daemon.core.effects import Announce, Send
-from tensord.daemon.core.events import AgentsTurned, ClientLeft, Tick
-from tensord.daemon.core.host_memory import HostHolds, Pressed
+from tensord.daemon.forms.effects import Announce, Send
+from tensord.daemon.forms.events import AgentsTurned, ClientLeft, Tick
+from tensord.daemon.forms.host_memory import HostHolds, Pressed
 from tensord.daemon.governor.forms.events import (
     AskNeighbour,
     Effect,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.events import Tick
+from tensord.daemon.forms.events import Tick
 from tensord.daemon.governor.floors import COVERED_S_MIN, WINDOW_S
 from tensord.ipc.messages import control as messages
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from tensord.daemon.core.events import Tick
+from tensord.daemon.forms.events import Tick
 from tensord.daemon.governor.forms.events import AskNeighbour, NeighbourAnswered
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.ipc.messages import control as messages

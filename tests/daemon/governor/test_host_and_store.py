@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.effects import Effect as StoreEffect
-from tensord.daemon.core.host_memory import HostHolds, Pressed
+from tensord.daemon.forms.effects import Effect as StoreEffect
+from tensord.daemon.forms.host_memory import HostHolds, Pressed
 from tensord.ipc.messages.modes import HOST_GAUGE
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 

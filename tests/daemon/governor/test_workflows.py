@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.events import AGENTS_MAX
+from tensord.daemon.forms.events import AGENTS_MAX
 from tensord.daemon.governor.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tensord.daemon.core.effects import Announce
-from tensord.daemon.core.events import Accessed
-from tensord.daemon.core.outbox import StoreClient
+from tensord.daemon.forms.effects import Announce
+from tensord.daemon.forms.events import Accessed
+from tensord.daemon.forms.outbox import StoreClient
 from tensord.ipc.messages import control as messages
 from tensord.shm.lanes.records import NO_KEY
 

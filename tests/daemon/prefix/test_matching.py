@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.core.effects import Send
-from tensord.daemon.core.events import PrefixAsked
-from tensord.daemon.core.outbox import StoreClient, StoreOutbox
+from tensord.daemon.forms.effects import Send
+from tensord.daemon.forms.events import PrefixAsked
+from tensord.daemon.forms.outbox import StoreClient, StoreOutbox
 from tensord.daemon.prefix.matching import USES_MAX, USES_SLICE, Matching
 from tensord.daemon.reports.counters import StoreCounters
 from tensord.errors import BadPrefix, LimitReached

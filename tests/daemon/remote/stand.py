@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tensord.daemon.core.events import RemoteEntry, Tick
+from tensord.daemon.forms.events import RemoteEntry, Tick
 from tensord.daemon.remote.remote import Remote
 from tensord.errors import TensordError, TierUnavailable
 from tensord.ipc.messages import control as messages

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.effects import SaveRemote
+from tensord.daemon.forms.effects import SaveRemote
 from tensord.daemon.remote import writes
 from tensord.ipc.messages import control as messages
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.daemon.core.effects import AskGenerations
+from tensord.daemon.forms.effects import AskGenerations
 from tensord.daemon.remote.link import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TierRefused, TierUnavailable
 

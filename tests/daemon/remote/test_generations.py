@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.effects import AskGenerations
-from tensord.daemon.core.events import RemoteDone, RemoteSaved
+from tensord.daemon.forms.effects import AskGenerations
+from tensord.daemon.forms.events import RemoteDone, RemoteSaved
 from tensord.daemon.remote.agreement import EVERY_S
 from tensord.daemon.remote.link import FAILURES_MAX
 from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.effects import RemoveRemote
-from tensord.daemon.core.events import RemoteDone, RemoteSaved
+from tensord.daemon.forms.effects import RemoveRemote
+from tensord.daemon.forms.events import RemoteDone, RemoteSaved
 from tensord.daemon.remote.link import FIRST_S, LONGEST_S
 from tensord.errors import TierFull, TierReadOnly, TierTooLarge, TierUnavailable
 from tensord.ipc.messages import control as messages

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote import fetches, link
 from tensord.daemon.remote.fetches import UNKNOWN_S
 from tensord.errors import Corrupt, TierRefused, TierTimedOut

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote.fetches import RUN_KEYS_MAX
 from tensord.errors import Corrupt, TierUnavailable
 from tensord.ipc.messages import control as messages

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote import link, writes
 from tensord.errors import TierTimedOut
 from tensord.ipc.messages import control as messages

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 import pytest
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.daemon.remote_stores.urls import open_store

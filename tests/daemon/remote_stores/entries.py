@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.shm.index.keys import make_key

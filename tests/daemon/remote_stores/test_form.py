@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.core.events import RemoteEntry
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, check, object_header
 from tensord.errors import Corrupt, UsageError
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX

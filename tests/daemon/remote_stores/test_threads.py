@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tensord.daemon.core.effects import ReadRemote, RemoteRequest, RemoveRemote, SaveRemote, Seek, WithdrawClaim
-from tensord.daemon.core.events import RemoteDone, RemoteEntry
+from tensord.daemon.forms.effects import ReadRemote, RemoteRequest, RemoveRemote, SaveRemote, Seek, WithdrawClaim
+from tensord.daemon.forms.events import RemoteDone, RemoteEntry
 from tensord.daemon.remote_stores.directory import DirectoryStore
 from tensord.daemon.remote_stores.store import RemoteStore
 from tensord.daemon.remote_stores.threads import THREAD_NAME, RemoteThreads

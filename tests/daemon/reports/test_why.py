@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.reports import COMPARED
 from tensord.daemon.replacement import POLICIES
-from tensord.daemon.reports.reports import COMPARED
 
 from ..lifetimes.stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 from ..store.rows import key_of

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.claims.quotas import Quotas
-from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.parts import Parts, StoreMemory
+from tensord.daemon.forms.limits import StoreLimits
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.commit import Submitter
 from tensord.daemon.store.grants import LentGrant

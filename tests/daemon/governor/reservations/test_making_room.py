@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.events import Tick
+from tensord.daemon.forms.events import Tick
 from tensord.daemon.governor.devices.record import SLOW_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode

@@ -1,6 +1,6 @@
 """The limits on the amounts that entries take of the ring and the index.
 
-Owns the limits in force. Does not own the amounts taken (`allocated_spans`). Invariant: `put_bytes_max` is at most
+Owns the limits in force. Does not own the amounts taken (daemon/room/places). Invariant: `put_bytes_max` is at most
 `max_bytes`.
 """
 

@@ -20,7 +20,7 @@ from ...shm.ring.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
 from ..store.table import LIVE
 
 if TYPE_CHECKING:
-    from ..core.parts import Parts
+    from .parts import Parts
 
 ENTRIES_MAX: Final = 256
 """Entries on one page: 2 to 3 ms."""
