@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tensord.daemon.core import reports as described
 from tensord.daemon.replacement import POLICIES
-from tensord.daemon.reports import reports as described
 
 from ..lifetimes.stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 from ..store.rows import TAG, key_of
