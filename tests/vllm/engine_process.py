@@ -345,13 +345,11 @@ class EngineProcess:
 
 def leave_unnamed(names: list[str]) -> None:
     """Takes fields of ModelConfig out of the name of what a processor makes, as if nobody had thought of them."""
-    from dataclasses import replace
-
     from tensord.client.identity import vllm_fields
 
-    table = vllm_fields.MODEL
     known: Any = vllm_fields.TABLE
-    known["ModelConfig"] = replace(table, processor={**table.processor, **dict.fromkeys(names, "left out")})
+    table = known["ModelConfig"]
+    known["ModelConfig"] = table._replace(processor={**table.processor, "left out": " ".join(names)})
 
 
 def picture(number: int) -> Any:
