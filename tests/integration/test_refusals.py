@@ -131,6 +131,7 @@ def test_a_ring_of_another_layout_version_is_freed_with_both_named() -> None:
         assert f"layout version 77, this release reads {LAYOUT_VERSION}" in daemon.log
         (notice,) = daemon.ask(messages.HealthQuery)["notices"]
         assert "version 77" in notice and "freed with its entries" in notice
-        until(lambda: client.get(key(1)) is None, "it to attach to the new ring")
+        until(lambda: client.get(key(1)) is None, "it to see the new ring")
+        assert client.wait_connected(PATIENCE_S)
         assert client.put(key(1), payload(1), wait=True).state == "stored"
         assert lease is not None and is_payload(lease.tree, 1)
