@@ -184,6 +184,8 @@ class StoreActor:
                 await asyncio.sleep(0)
             while True:
                 worked = self._queues.turn()
+                if self._store.is_due:
+                    self._handle(events.Tick())
                 self._pump.turn()
                 if worked:
                     self.worked_at = time.monotonic()

@@ -36,7 +36,7 @@ from .dispatch import Dispatch
 from .parts import Parts, StoreMemory
 
 TOGETHER: Final = 64
-"""What follows from puts is done for so many at once, and at the next Tick or event, if that is earlier."""
+"""A Tick is due after so many puts, before their time comes (`next_timer`): their clients have been told by then."""
 
 
 class Store:
@@ -107,7 +107,7 @@ class Store:
         self._committed(now, errors)
         if damage is not None:
             raise damage
-        if len(parts.commits.fresh) >= TOGETHER or parts.lending.waiting or self._outbox.is_watched():
+        if parts.lending.waiting or self._outbox.is_watched():
             self._stored(now)
             self._follow(now)
         return last, self._outbox.take()
@@ -221,6 +221,11 @@ class Store:
         return bool(
             parts.lifetimes.postponed or parts.host_memory.searching or parts.matching.due or parts.blocks.rebuilding
         )
+
+    @property
+    def is_due(self) -> bool:
+        """Whether much is to follow from puts: a Tick is due."""
+        return len(self.parts.commits.fresh) >= TOGETHER
 
     @property
     def unsettled(self) -> bool:
