@@ -50,7 +50,7 @@ def up(stand: WorkerStand) -> Hold:
 
 def loads(stand: WorkerStand) -> FakeStream:
     """The stream for loads."""
-    stream: FakeStream = stand.copies._up.stream.belt  # type: ignore[attr-defined]
+    stream: FakeStream = stand.copies._up.stream.belt  # type: ignore[union-attr]
     return stream
 
 
