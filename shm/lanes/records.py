@@ -34,7 +34,9 @@ WAITS_AT: Final = 28
 """Where a client says, in words from the lane's beginning, up to which record it waits; 0: nobody waits. The daemon
 rings once when `settled` has reached it."""
 AWAKE, SLEEPS, NAPS = 0, 1, 2
-"""The values of the word `asleep`: the daemon needs no bell; one for each record; only of a client that waits."""
+"""The values of the word `asleep`: the daemon needs no bell; one for each record; one of a client that waits, and for
+every NAP_RECORDS-th record, so that a burst of puts does not end its nap late."""
+NAP_RECORDS: Final = 8
 
 _HEAD = Struct("<Q")
 
@@ -90,8 +92,9 @@ class Submissions:
 
     @property
     def rings(self) -> bool:
-        """Whether the daemon sleeps, and has to be woken for what was added."""
-        return bool(self._asleep[0] == SLEEPS)
+        """Whether the daemon has to be woken for what was added."""
+        asleep = self._asleep[0]
+        return bool(asleep == SLEEPS or (asleep == NAPS and self._head % NAP_RECORDS == 0))
 
     def end(self) -> None:
         """Adds nothing any more: the connection is lost. Afterwards another object may write into the queue."""

@@ -1,4 +1,4 @@
-"""Queues of lanes: a damaged one ends with its connection, whatever is left in it."""
+"""Queues of lanes: a damaged one ends with its connection, and a burst of records wakes a daemon that naps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from array import array
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from tensord.daemon.actors.queues import Queues
 from tensord.errors import BadMessage
-from tensord.shm.lanes.records import SUBMITTED_AT, SubmissionReader
-from tensord.shm.ring.layout import QUEUE_AT, RECORD_BYTES
+from tensord.shm.lanes.records import (
+    AWAKE,
+    NAP_RECORDS,
+    NAPS,
+    NO_KEY,
+    SLEEPS,
+    SUBMITTED_AT,
+    SubmissionReader,
+    Submissions,
+)
+from tensord.shm.ring.layout import QUEUE_AT, QUEUE_BYTES, RECORD_BYTES
 
 from ...memory_bench import lane_file
 
@@ -59,3 +70,18 @@ def test_a_truncated_queue_keeps_nobody_busy() -> None:
     os.ftruncate(stand.fd, QUEUE_AT + RECORD_BYTES // 2)
     assert not stand.queues.turn()
     assert not stand.queues.waiting
+
+
+@pytest.mark.parametrize(
+    ("asleep", "bells"), [(AWAKE, 0), (NAPS, 4), (SLEEPS, 4 * NAP_RECORDS)], ids=["awake", "naps", "sleeps"]
+)
+def test_a_burst_wakes_a_daemon_that_naps_after_a_few_records_and_one_that_sleeps_at_once(
+    asleep: int, bells: int
+) -> None:
+    words, queue, rung = memoryview(array("Q", bytes(8 * (SUBMITTED_AT + 1)))), memoryview(bytearray(QUEUE_BYTES)), 0
+    settled, state = memoryview(array("Q", [0])), memoryview(array("Q", [asleep]))
+    submissions = Submissions(words, SUBMITTED_AT, queue, settled, 0, state)
+    for _ in range(4 * NAP_RECORDS):
+        assert submissions.add(NO_KEY, 0, 64, 0, 0, NO_KEY, 0.0, 0.0, 0, 0, 0, 0, 0, 0)
+        rung += submissions.rings
+    assert rung == bells
