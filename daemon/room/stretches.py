@@ -10,7 +10,6 @@ policy would keep moves instead, if a hole elsewhere has room for it. Blocks of 
 of sequences finds their records by the offset.
 
 Owns: the choice and its prices. Does not own: which entries the policy prefers, nor what becomes of the chosen ones.
-Changes nothing.
 
 Invariants: every byte of a chosen run is free once its victims are gone and its other entries have moved. A run's
 moves copy at most COPIED_SHARE times the bytes that are needed.
@@ -26,7 +25,7 @@ import numpy as np
 
 from ..replacement import Replacement
 from ..store.holes import Holes
-from ..store.table import EDGE, Array, RowTable
+from ..store.table import EDGE, LIVE, Array, RowTable
 
 RUN_ROWS_MAX: Final = 512
 """Entries of one run."""
@@ -72,6 +71,9 @@ class Stretches:
         self._table = table
         self._holes = holes
         self._policy = policy
+        self._beside = EDGE
+        """The row behind the last run that was cleared: its neighbours were often put one after the other, and are as
+        cold."""
 
     def price(self, rows: Sequence[int], floor: float) -> Price:
         """The price of entries. `floor`: the worth of the coldest entry; 0: the price is what is lost in all."""
@@ -109,6 +111,16 @@ class Stretches:
         price = float(fresh[run].sum()), float(values[run].sum()), float(warmest[chosen])
         return Way(price, self._sum(every[run]), 0, every[run])
 
+    def beside(
+        self, size: int, cold: float, most_bytes: int, may_go: Test, owners: Collection[int] | None
+    ) -> Way | None:
+        """`to_clear` without moves, behind the run that was cleared last."""
+        row = self._beside
+        if self._table.states[row] != LIVE:
+            return None
+        found = self._around(self._table.prevs[row], row, size, may_go, RUN_ROWS_MAX)
+        return self._cleared([found], size, cold, (most_bytes, 0), owners)
+
     def to_clear(
         self,
         size: int,
@@ -131,7 +143,7 @@ class Stretches:
                 continue
             found.append(self._around(before, behind, size, may_move, RUN_ROWS_MAX))
             seen.update(found[-1])
-            if len(found) == 1 and (way := self._cleared(found, size, cold, (most_bytes[0], 0), owners)):
+            if len(found) <= FIRST and (way := self._cleared(found[-1:], size, cold, (most_bytes[0], 0), owners)):
                 return way
             if len(seen) >= LOOKS_MAX:
                 break
@@ -168,6 +180,7 @@ class Stretches:
             inside = frozenset((table.prevs[rows[0]], *rows))
             if all(self._holes.fits([table.sizes[row] for row in moves], inside)):
                 victims = [row for row, does in zip(rows, gone, strict=True) if does]
+                self._beside = table.nexts[rows[-1]]
                 return Way(NOTHING, int(evicted[best]), int(copied[best]), victims, moves, inside)
         return None
 

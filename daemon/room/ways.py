@@ -1,7 +1,8 @@
 """The way to room for one request: which of the coldest entries go, which stretch is emptied, which entries move.
 
     bytes, entries or slots of the table are lacking → the coldest entries go, with some more for later requests
-    no hole is large enough → of a stretch, those that are worth as little as the coldest entry go, and the others move;
+    no hole is large enough → beside the stretch before, those that are worth as little as its entries go; else
+                              of a stretch, those that are worth as little as the coldest entry go, and the others move;
                               without such a stretch, the cheapest of: entries move into holes elsewhere; a stretch is
                               evicted; some of the coldest entries go, so that more can move
     nothing around the coldest entries is free of pins → a stretch between the pins
@@ -48,6 +49,8 @@ PLANS_MAX: Final = 32
 """Rounds of one attempt in which entries are moved, or evicted so that others can be moved."""
 ANCHORS_MAX: Final = 32
 """The coldest entries, around which stretches to evict are looked for."""
+BESIDES_MAX: Final = 4
+"""Runs beside the one before that are looked for until the coldest entries are looked for again."""
 SPARE_SHARE: Final = 50
 """Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
 while fewer bytes are free than 1.5 times the request's bytes plus 1/SPARE_SHARE of the ring."""
@@ -112,6 +115,8 @@ class Ways:
         """Span ids of blocks that were just stored. They go last: a sequence is put block by block."""
         self._stretches = Stretches(table, holes, policy)
         self._time = MovingTime()
+        self._cold, self._besides = 0.0, 0
+        """What entries beside the run that was cleared last may be worth, and how many looks there are left."""
 
     def coldest(
         self, over_bytes: int, over: int, over_tokens: int, owners: Collection[int] | None, *, ahead: bool
@@ -197,17 +202,20 @@ class Ways:
         """The cheapest way to get the bytes in one piece (module docstring). While no time is left for moves, a stretch
         is evicted, unless new entries go with it."""
         size, stretches, holes, policy = attempt.stretch_bytes, self._stretches, self._holes, self._policy
+        may_go, may_move = self._evictable(owners), self._evictable(None, leaves=False)
+        if (way := self._way_beside(size, may_move, owners)) is not None:
+            return way
         anchors = policy.coldest(ANCHORS_MAX, owners)
         if not anchors or (attempt.ahead and policy.in_window(anchors[0])):
             return None
-        may_go, may_move = self._evictable(owners), self._evictable(None, leaves=False)
         floor = float(policy.worth(anchors[:1])[0])
         moves = not self._table.records[anchors[0]] and attempt.plans < PLANS_MAX
         is_time_left = self._time.is_left(now)
         if moves and policy.weighs:
-            most_bytes = (self._more_bytes, size if is_time_left else 0)
-            cleared = stretches.to_clear(size, anchors, (1 + NEAR) * floor, most_bytes, may_move, owners)
+            most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
+            cleared = stretches.to_clear(size, anchors, cold, most_bytes, may_move, owners)
             if cleared is not None:
+                self._cold, self._besides = cold, BESIDES_MAX
                 if cleared.moves:
                     attempt.plans += 1
                     self._time.spent(len(cleared.moves), cleared.copied_bytes)
@@ -244,6 +252,13 @@ class Ways:
                     attempt.spare_bytes += sum([self._table.sizes[row] for row in spare])
                     return Way(NOTHING, 0, 0, spare)
         return best
+
+    def _way_beside(self, size: int, may_move: Test, owners: Collection[int] | None) -> Way | None:
+        """A run beside the one that was cleared last, of entries that are as cold: without a look for the coldest."""
+        if not self._besides:
+            return None
+        self._besides -= 1
+        return self._stretches.beside(size, self._cold, self._more_bytes, may_move, owners)
 
     def _way_between_pins(self, size: int, owners: Collection[int] | None) -> Way | None:
         """A stretch between unevictable rows, around its coldest entries, with the descendants of its entries: for a
