@@ -183,10 +183,11 @@ class StoreActor:
                 self._pump.turn()
                 await asyncio.sleep(0)
             while True:
+                self._pump.turn()
+                # Last, so that the sessions ring the bells at once.
                 worked = self._queues.turn()
                 if self._store.is_due:
                     self._handle(events.Tick())
-                self._pump.turn()
                 if worked:
                     self.worked_at = time.monotonic()
                     self._lookout.begin()
