@@ -113,6 +113,7 @@ class Writer:
             put.settle("lost", self.outcomes.ended or late)
         if submissions.rings:
             self._wire.ring_bell()
+            submissions.rang()
 
     @property
     def is_waiting(self) -> bool:
@@ -136,6 +137,7 @@ class Writer:
         while self.outcomes.ended is None:
             if submissions.rings:
                 self._wire.ring_bell()
+                submissions.rang()
             if not self.outcomes.wait_for(submissions.written - QUEUE_RECORDS + 1, deadline):
                 return 0
             if number := submissions.add(*fields):

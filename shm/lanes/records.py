@@ -62,7 +62,7 @@ class Submissions:
         asleep: the word that says whether the daemon waits for a bell.
     """
 
-    __slots__ = ("_asleep", "_head", "_head_at", "_lane", "_lock", "_records", "_settled", "_words")
+    __slots__ = ("_asleep", "_head", "_head_at", "_lane", "_lock", "_records", "_rung", "_settled", "_words")
     _settled: memoryview | dict[int, int]
 
     def __init__(
@@ -71,6 +71,7 @@ class Submissions:
         self._words, self._head_at, self._records = words, head_at, records
         self._settled, self._lane, self._asleep = settled, lane, asleep
         self._head: int = words[head_at]
+        self._rung = 0
         # Reentrant: a signal handler may close the client.
         self._lock = RLock()
 
@@ -92,9 +93,18 @@ class Submissions:
 
     @property
     def rings(self) -> bool:
-        """Whether the daemon has to be woken for what was added."""
+        """Whether the daemon has to be woken for what was added: it is not, and no bell is on its way."""
         asleep = self._asleep[0]
-        return bool(asleep == SLEEPS or (asleep == NAPS and self._head % NAP_RECORDS == 0))
+        return bool(
+            asleep
+            and (asleep == SLEEPS or self._head % NAP_RECORDS == 0)
+            # The daemon does not sleep again before it has carried out what it was woken for.
+            and self._rung <= self._settled[self._lane]
+        )
+
+    def rang(self) -> None:
+        """A bell was sent."""
+        self._rung = self._head
 
     def end(self) -> None:
         """Adds nothing any more: the connection is lost. Afterwards another object may write into the queue."""

@@ -73,15 +73,20 @@ def test_a_truncated_queue_keeps_nobody_busy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asleep", "bells"), [(AWAKE, 0), (NAPS, 4), (SLEEPS, 4 * NAP_RECORDS)], ids=["awake", "naps", "sleeps"]
+    ("asleep", "first"), [(AWAKE, None), (NAPS, NAP_RECORDS), (SLEEPS, 1)], ids=["awake", "naps", "sleeps"]
 )
-def test_a_burst_wakes_a_daemon_that_naps_after_a_few_records_and_one_that_sleeps_at_once(
-    asleep: int, bells: int
+def test_a_client_rings_once_for_a_burst_and_again_when_the_daemon_has_carried_it_out(
+    asleep: int, first: int | None
 ) -> None:
-    words, queue, rung = memoryview(array("Q", bytes(8 * (SUBMITTED_AT + 1)))), memoryview(bytearray(QUEUE_BYTES)), 0
+    words, queue = memoryview(array("Q", bytes(8 * (SUBMITTED_AT + 1)))), memoryview(bytearray(QUEUE_BYTES))
     settled, state = memoryview(array("Q", [0])), memoryview(array("Q", [asleep]))
     submissions = Submissions(words, SUBMITTED_AT, queue, settled, 0, state)
-    for _ in range(4 * NAP_RECORDS):
-        assert submissions.add(NO_KEY, 0, 64, 0, 0, NO_KEY, 0.0, 0.0, 0, 0, 0, 0, 0, 0)
-        rung += submissions.rings
-    assert rung == bells
+    rung = []
+    for number in range(1, 4 * NAP_RECORDS + 1):
+        assert submissions.add(NO_KEY, 0, 64, 0, 0, NO_KEY, 0.0, 0.0, 0, 0, 0, 0, 0, 0) == number
+        if submissions.rings:
+            rung.append(number)
+            submissions.rang()
+        if number == 2 * NAP_RECORDS:
+            settled[0] = number
+    assert rung == ([] if first is None else [first, 2 * NAP_RECORDS + first])
