@@ -2,7 +2,7 @@
 
     put takes a place ─ the smallest grant that is large enough, whose rest stays lent
     less than half of what was asked for is left ─ asks for more, and waits for nothing
-    nothing is large enough ─ asks for a place of that size and twice as many others, and waits
+    nothing is large enough ─ asks for a place of that size and four times as many others as before, and waits
 
 Owns: the grants of one connection, and the sizes that were put lately. Does not own: the memory (memory.py),
 messages (wire.py), records.
@@ -136,7 +136,7 @@ class Arena:
         """
         request, is_own, has_all, here = 0, False, True, object()
         with self._lock:
-            self._ahead = min(2 * self._ahead, AHEAD_MAX)
+            self._ahead = min(4 * self._ahead, AHEAD_MAX)
             self._lately.append(size_bytes)
         try:
             self._waiting[here] = size_bytes
