@@ -80,11 +80,12 @@ def _stored(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
     async def method(
         self: AsyncClient, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any
     ) -> Any:
-        deadline = time.monotonic() + check_timeout(timeout_s, self.client.timeout_s)
+        limit_s = check_timeout(timeout_s, self.client.timeout_s)
+        deadline = time.monotonic() + limit_s
         result: Any = await to_its_end(cast(Any, call), self.client, *args, timeout_s=timeout_s, **options)
         puts = [result] if isinstance(result, Put) else result
         if wait and any(put.state == "sent" for put in puts):
-            await in_thread(wait_for_all, puts, deadline)
+            await in_thread(wait_for_all, puts, deadline, limit_s)
         return result
 
     return _like(call, method)

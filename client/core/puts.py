@@ -130,7 +130,9 @@ class PutCalls(ClientBase):
                 differ in length.
             TimedOut: with `wait`, the daemon did not answer in time; the puts go on.
         """
-        options, deadline = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked(), self._deadline(timeout_s)
+        options = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked()
+        limit_s = check_timeout(timeout_s, self._timeout_s)
+        deadline = time.monotonic() + limit_s
         self._attach()
         depth_max = self._link.limits.tree_depth_max
         puts: list[Put] = []
@@ -151,7 +153,7 @@ class PutCalls(ClientBase):
         for each, payload, own in packed:
             put(each, payload, own, deadline)
         if wait:
-            wait_for_all(puts, deadline)
+            wait_for_all(puts, deadline, limit_s)
         return puts
 
     def reserve(self, spec: Any) -> Reservation:
@@ -170,9 +172,10 @@ class PutCalls(ClientBase):
 
     def _commit(self, key: bytes, payload: PutPayload, options: PutOptions, wait: bool, timeout_s: float | None) -> Put:
         put, options = Put(check_key(key)), options.checked()
-        deadline = self._deadline(timeout_s)
+        limit_s = check_timeout(timeout_s, self._timeout_s)
+        deadline = time.monotonic() + limit_s
         self._link.puts.put(put, payload, options, deadline)
-        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+        return put.wait_until(deadline, limit_s) if wait else put
 
     @traced("tensord.get_or_compute", "key", key_of)
     def get_or_compute(

@@ -131,7 +131,8 @@ class PrefixCache:
         if sys.is_finalizing():
             # numpy may be unable to describe arrays by now.
             return PrefixPut().settle("lost", DaemonUnavailable(ENDING))
-        deadline = self._deadline(timeout_s)
+        limit_s = check_timeout(timeout_s, self._client.timeout_s)
+        deadline = time.monotonic() + limit_s
         options = PutOptions(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
         given = self._checked(tokens)
         count = len(given)
@@ -147,9 +148,9 @@ class PrefixCache:
         self._client.link.start()
         folded = fold(given, items)
         chain = chain_of(self._namespace, checked.digest, checked.exact, folded, items, self._block_tokens)
-        put = store(self._client, chain, checked, options, deadline, wait=wait)
+        put = store(self._client, chain, checked, options, deadline, limit_s if wait else None)
         self._other_hosts.tell(checked, options.cost_ms / len(chain), deadline)
-        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+        return put.wait_until(deadline, limit_s) if wait else put
 
     @traced("tensord.match", "tokens", length_of, matched_of)
     def match(

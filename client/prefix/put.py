@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import ObjectTooLarge, ParentGone, TensordError
-from ...ipc.messages.schema import COST_MS_MAX
+from ...ipc.messages.schema import COST_MS_MAX, DURATION_S_MAX
 from ...shm.payloads.packing import Packed, pack
 from ...shm.payloads.prefix import PrefixRecord
 from ..arguments.checks import check_timeout
 from ..arguments.put_options import PutOptions
-from ..writing.outcomes import Put, PutState
+from ..writing.outcomes import Put, PutState, wait_for_all
 from .keys import Keyed, snapshot_of
 from .layers import Layers
 
@@ -87,9 +87,12 @@ class PrefixPut:
         Raises:
             TimedOut: the daemon did not answer within `timeout_s` seconds; the put goes on.
         """
-        deadline = None if timeout_s is None else time.monotonic() + check_timeout(timeout_s, 0)
-        for _, put in self._puts:
-            put.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        limit_s = check_timeout(timeout_s, DURATION_S_MAX)
+        return self.wait_until(time.monotonic() + limit_s, limit_s)
+
+    def wait_until(self, deadline: float, limit_s: float) -> Self:
+        """As `Put.wait_until`. For the library."""
+        wait_for_all([put for _, put in self._puts], deadline, limit_s)
         return self
 
     def add(self, record: PrefixRecord, put: Put) -> None:
@@ -140,23 +143,28 @@ class PrefixPut:
 
 
 def store(
-    client: Client, chain: Sequence[Keyed], layers: Layers, options: PutOptions, deadline: float, *, wait: bool = False
+    client: Client,
+    chain: Sequence[Keyed],
+    layers: Layers,
+    options: PutOptions,
+    deadline: float,
+    wait_s: float | None = None,
 ) -> PrefixPut:
-    """Puts the missing part of a sequence, in order. Returns once the arrays are copied; with `wait` once the put is
-    settled.
+    """Puts the missing part of a sequence, in order. Returns once the arrays are copied; with `wait_s`, which ends at
+    `deadline`, once the put is settled.
 
     If a block was evicted meanwhile, so that a child's put failed, the put is repeated from there, up to REPEATS_MAX
     times. Waiting for room ends at `deadline` (monotonic seconds).
 
     Raises:
         UnsupportedLeaf: an array has a type that `Client.put` does not take; nothing was sent.
-        TimedOut: with `wait`, the daemon did not answer by `deadline`.
+        TimedOut: with `wait_s`, the daemon did not answer by `deadline`.
     """
     result = PrefixPut(len(chain), len(layers.snapshots))
     for _ in range(REPEATS_MAX + 1):
         _store(client, chain, layers, options, result, deadline)
-        if wait:
-            result.wait(max(0.0, deadline - time.monotonic()))
+        if wait_s is not None:
+            result.wait_until(deadline, wait_s)
         if not isinstance(result.error, ParentGone):
             break
     return result

@@ -327,11 +327,12 @@ class Outcomes:
                     self._early.pop(number, None)
 
 
-def wait_for_all(puts: Iterable[Put], deadline: float) -> None:
-    """Waits until no put is "sent" any more.
+def wait_for_all(puts: Iterable[Put], deadline: float, limit_s: float) -> None:
+    """Waits until no put is "sent" any more. `limit_s`: the caller's limit, for the error.
 
     Raises:
         TimedOut: one is at `deadline`, in seconds of `time.monotonic()`; it goes on.
     """
     for put in puts:
-        put.wait(max(0.0, deadline - time.monotonic()))
+        if put.state == "sent":
+            put.wait_until(deadline, limit_s)
