@@ -70,7 +70,7 @@ class Reservation:
         agent: str = "",
         parent: bytes | None = None,
         wait: bool = False,
-        timeout_s: float = 5.0,
+        timeout_s: float | None = None,
     ) -> Put:
         """Puts the arrays as the payload of `key`. Arguments, result and errors as for `Client.put`.
 

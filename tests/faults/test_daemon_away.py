@@ -117,11 +117,22 @@ def test_required_raises_and_says_what_to_do(tmp_path: Path) -> None:
 # ---- a daemon that does not answer
 
 
-def test_puts_that_a_daemon_has_not_answered_in_time_are_stored_after_all(daemon: Daemon) -> None:
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda client: client.put(key(2), payload(2), wait=True),
+        lambda client: client.put_many([(key(2), payload(2))], wait=True),
+        lambda client: client.reserve(tensord.Spec((3,), "float32")).commit(key(2), wait=True),
+    ],
+    ids=["put", "put_many", "commit"],
+)
+def test_puts_that_a_daemon_has_not_answered_in_time_are_stored_after_all(
+    daemon: Daemon, put: Callable[[tensord.Client], object]
+) -> None:
     client = daemon.client(timeout_s=0.5)
     with_place(client, 1, payload(2).nbytes + 1024)
-    with daemon.stopped(), pytest.raises(TimedOut, match="not acknowledged"):
-        client.put(key(2), payload(2), wait=True)
+    with daemon.stopped(), pytest.raises(TimedOut, match=r"not acknowledged within 0\.5 s"):
+        put(client)
     until(lambda: client.contains(key(2)), "what was put to be stored after all")
 
 
