@@ -1,7 +1,7 @@
 """All gauges of the daemon: reads each source in a thread of its own, so that a driver that hangs delays no other.
 
 Owns: the threads, the readings under way, the pause before an absent source is tried again, and how long closing waits.
-Does not own the list of sources (`sources.registry`) and their calls, the choice between their readings (`chain`), nor
+Does not own the list of sources (`sources`) and their calls, the choice between their readings (`chain`), nor
 the times of samples (the pressure actor).
 
 They are daemon threads: a call that never returns does not keep the process from ending.
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...ipc.messages.modes import HOST_GAUGE, Tier
 from ..governor.forms.events import Sample, Sampled, SourceState
+from . import sources
 from .chain import STALE_AFTER, STALE_S, Chain
 from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer, one_line
-from .sources import registry
 from .sources.owners import OwnersSource
 
 DEADLINE_S: Final = 3.0
@@ -125,7 +125,7 @@ class SourceThread:
 
 
 if TYPE_CHECKING:
-    # The settings read the registry.
+    # The settings read the choices of sources.
     from ..config import sections
 
 
@@ -224,4 +224,4 @@ def open_gauges(config: sections.GaugesSection, log: Any, *, root: Path = Path("
         root: the folder that has /sys and /dev.
     """
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))
-    return Gauges([(tier, registry.opened(tier, choice, root, config.file)) for tier, choice in tiers], log)
+    return Gauges([(tier, sources.opened(tier, choice, root, config.file)) for tier, choice in tiers], log)

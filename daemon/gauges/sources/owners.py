@@ -14,7 +14,10 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from ..reading import GaugeFailed, Reading, Result, Source
+from ....ipc.messages.modes import Tier
+from ...governor.forms.events import OWNERS_EVERY_S
+from ...governor.forms.limits import DEVICES_MAX
+from ..reading import GaugeFailed, Reading, Result, Source, offer
 
 _LATE: Final = 3
 _FORGOTTEN: Final = 60
@@ -65,3 +68,6 @@ class OwnersSource(Source):
             device: reading if now - at <= self._late_s else GaugeFailed(f"no client has read it for {now - at:.3g} s")
             for device, (at, reading) in reports.items()
         }
+
+
+offer(OwnersSource.name, Tier.DEVICE, 3, lambda root: OwnersSource(OWNERS_EVERY_S, DEVICES_MAX))

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tensord.daemon.gauges import sources
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Source
-from tensord.daemon.gauges.sources import registry
 from tensord.ipc.messages.modes import Tier
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     # What libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    (source,) = registry.opened(Tier.DEVICE, sys.argv[1], Path(sys.argv[2] if sys.argv[2:] else "/"))
+    (source,) = sources.opened(Tier.DEVICE, sys.argv[1], Path(sys.argv[2] if sys.argv[2:] else "/"))
     for line in sys.stdin:
         if line == "close\n":
             source.close()

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.gauges.sources import registry
+from tensord.daemon.gauges import sources
 from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource
 
 
-@pytest.mark.parametrize(
-    ("tier", "name"), [(tier, name) for tier in Tier for name in (*registry.SOURCES[tier], "file")]
-)
+@pytest.mark.parametrize(("tier", "name"), [(tier, name) for tier in Tier for name in (*sources.offered(tier), "file")])
 def test_every_source_has_its_name_and_passes_the_conformance_suite(tier: Tier, name: str, tmp_path: Path) -> None:
     chosen = "auto" if name == "host" else name
-    (source,) = registry.opened(tier, chosen, tmp_path, tmp_path / "gauges")
+    (source,) = sources.opened(tier, chosen, tmp_path, tmp_path / "gauges")
     assert source.name == name
     source.close()
     module = import_module(f".test_{name}", __package__)
@@ -27,7 +25,7 @@ def test_every_source_has_its_name_and_passes_the_conformance_suite(tier: Tier, 
 
 
 def test_a_vendors_own_library_is_believed_rather_than_what_others_say() -> None:
-    opened = {tier: [source.name for source in registry.opened(tier, "auto")] for tier in Tier}
+    opened = {tier: [source.name for source in sources.opened(tier, "auto")] for tier in Tier}
     assert opened == {Tier.DEVICE: ["amd", "nvidia", "sysfs", "owners"], Tier.HOST: ["host"]}
-    assert [registry.opened(tier, "none") for tier in Tier] == [[], []]
-    assert registry.choices(Tier.HOST) == ["auto", "file", "none"]
+    assert [sources.opened(tier, "none") for tier in Tier] == [[], []]
+    assert sources.choices(Tier.HOST) == ["auto", "file", "none"]
