@@ -183,9 +183,10 @@ class StoreActor:
                 self._pump.turn()
                 await asyncio.sleep(0)
             while True:
+                worked = self._queues.turn()
                 self._pump.turn()
                 # Last, so that the sessions ring the bells at once.
-                worked = self._queues.turn()
+                worked |= self._queues.turn()
                 if self._store.is_due:
                     self._handle(events.Tick())
                 if worked:
