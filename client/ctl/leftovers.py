@@ -116,7 +116,9 @@ def _locked(path: Path) -> bool | None:
 @click.option("--instance", metavar="NAME", help="The instance; by default that of a daemon started here.")
 @click.option("--yes", is_flag=True, help="Confirm that every entry in it is dropped.")
 def purge(instance: str | None, yes: bool) -> None:
-    """Frees the shared memory of a daemon that was stopped or killed, with every entry in it. Needs --yes.
+    """Frees the shared memory of a daemon that has ended.
+
+    Every entry in it is dropped: it needs --yes.
 
     Refused while a daemon serves the instance. A daemon that will be started again needs no purge: it continues with
     the memory it finds. Memory that readers view is freed when they release it. `tensorctl doctor` lists such memory.

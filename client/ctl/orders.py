@@ -35,11 +35,11 @@ _LOOK_EVERY_S: Final = 0.02
 @click.argument("limit_bytes", metavar="SIZE", type=SIZE)
 @pass_daemon
 def limit(daemon: Daemon, limit_bytes: int) -> None:
-    """Sets the size of the store to SIZE bytes: smaller or larger, up to the ring's size.
+    """Sets the size of the store.
 
-    SIZE is written as 4GiB, 512MiB or 1048576. If the store is larger, entries are evicted at once by the daemon's
-    policy; pinned entries follow when they are released. The limit holds until the daemon ends, or until a reload sets
-    another `max_bytes`. Set `max_bytes` in the configuration to keep it.
+    SIZE is written as 4GiB, 512MiB or 1048576, up to the ring's size. If the store is larger, entries are evicted at
+    once by the daemon's policy; pinned entries follow when they are released. The limit holds until the daemon ends, or
+    until a reload sets another `max_bytes`. Set `max_bytes` in the configuration to keep it.
     """
     if limit_bytes < LIMIT_BYTES_MIN:
         why = f"{show_size(limit_bytes)} is under {show_size(LIMIT_BYTES_MIN)}, the least"
@@ -177,7 +177,9 @@ def verdict_text(verdict: dict[str, Any]) -> str:
 @click.command()
 @pass_daemon
 def reload(daemon: Daemon) -> None:
-    """Has the daemon read its configuration again (SIGHUP), and waits for the verdict.
+    """Has the daemon read its configuration again.
+
+    Sends SIGHUP, and waits for the verdict.
 
     Exit code 0: all changed settings that need no restart are in force. Exit code 1: the daemon refused the
     configuration and changed nothing. Only the daemon's own user and root may send the signal.

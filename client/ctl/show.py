@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from itertools import accumulate
 from typing import Any, Final
 
@@ -149,11 +150,11 @@ def clients(daemon: Daemon, as_json: bool) -> None:
 @click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
 @pass_daemon
 def watch(daemon: Daemon, count: int | None) -> None:
-    """Prints the daemon's events as they happen: one JSON object a line, until Ctrl-C.
+    """Prints the daemon's events as they happen.
 
-    Each has `event` (attach, put, evict, expire, refuse, claim, limit, mode, order, ...), `unix_s`, its Unix time, and
-    `dropped`: the number of events just before it that were dropped because this reader was too slow. A last line on
-    stderr counts the dropped events, if any.
+    One JSON object a line, until Ctrl-C. Each has `event` (attach, put, evict, expire, refuse, claim, limit, mode,
+    order, ...), `unix_s`, its Unix time, and `dropped`: the number of events just before it that were dropped because
+    this reader was too slow. A last line on stderr counts the dropped events, if any.
     """
     dropped = 0
     try:
@@ -217,7 +218,9 @@ def _ms(seconds: float) -> str:
 @as_json
 @pass_daemon
 def latency(daemon: Daemon, count: int, as_json: bool) -> None:
-    """Percentiles of the time from a request's arrival to its answer, by kind, and the slowest of the slow ones.
+    """How long requests took, by kind, and the slowest ones.
+
+    The time is that from a request's arrival to its answer.
 
     The percentiles are since the daemon started. The row "event loop lag" is how late the loop ran its timers: every
     request waits for it. A hit asks nothing of the daemon, so no row has its time.
@@ -243,7 +246,9 @@ def config(daemon: Daemon, name: str | None, as_json: bool) -> None:
     if name is not None:
         rows = [row for row in rows if row["key"] == name or row["key"].startswith(f"{name}.")]
         if not rows:
-            raise click.UsageError(f"No such setting {name!r}; `tensorctl config` has all")
+            near = get_close_matches(name, [row["key"] for row in body["settings"]], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`tensorctl config` has all"
+            raise click.UsageError(f"No such setting {name!r}; {hint}")
     shown = [(row["key"], row["value"], row["source"]) for row in rows]
     show(rows, as_json, lambda _: table(("SETTING", "VALUE", "FROM"), shown))
     if verdict["refused"]:

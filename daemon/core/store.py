@@ -88,7 +88,7 @@ class Store:
 
         Returns:
             The number of the last record, and the effects. More may follow from the records with the next event, or
-            with the next call for the client; `next_timer` sees to it.
+            with the next call for another client; `next_timer` sees to it.
 
         Raises:
             BadMessage: a record is none of the client's. Those before it are carried out; their effects come with the

@@ -42,7 +42,7 @@ def test_config_tells_what_the_running_daemon_has_and_from_where(
         assert found["policy"] == ("hazard", "default")
         assert _settings(ctl, "limits").keys() == {key for key in found if key.startswith("limits.")}
         assert ctl("config", "policy").out.splitlines()[1].split() == ["policy", "hazard", "default"]
-        assert "No such setting 'ring_bites'" in ctl("config", "ring_bites", code=2).err
+        assert "No such setting 'ring_bites'; did you mean 'ring_bytes'?" in ctl("config", "ring_bites", code=2).err
         ctl("limit", "4MiB")
         assert _settings(ctl, "max_bytes") == {"max_bytes": ("4MiB", "tensorctl limit")}
         # The next daemon derives the size, and keeps that of the memory it finds.
