@@ -5,6 +5,7 @@
                               of a stretch, those that are worth as little as the coldest entry go, and the others move;
                               without such a stretch, the cheapest of: entries move into holes elsewhere; a stretch is
                               evicted; some of the coldest entries go, so that more can move
+    only a stretch with new entries, or none → a stretch around old entries that are no blocks
     nothing around the coldest entries is free of pins → a stretch between the pins
 
 If uids compete, only entries of uids over their shares go. Only if none of them helps, a request of a uid within its
@@ -63,6 +64,8 @@ SPARE_STEPS: Final = 4
 SPARE_MIN: Final = 32
 """One round makes spare room of 1/SPARE_STEPS of the bytes that the cheapest way would evict, at least of 1/SPARE_MIN
 of the request's."""
+OLD_MAX: Final = 4096
+"""Entries among which the coldest are looked for that are no blocks."""
 GAPS_MAX: Final = 4
 """Gaps between pins that are looked at."""
 
@@ -191,7 +194,12 @@ class Ways:
                     rows += self.coldest(lacking_bytes, over - len(rows), 0, owners, ahead=False)
             return Way(NOTHING, 0, 0, rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
         way = self._cheapest_way(attempt, owners, now)
-        return way if way is not None or attempt.ahead else self._way_between_pins(size, owners)
+        if way is None or way.price[0]:
+            old = self._way_of_old(size, owners)
+            way = old if old is not None and (way is None or old.price < way.price) else way
+        if attempt.ahead:
+            return None if way is None or way.price[0] else way
+        return way if way is not None else self._way_between_pins(size, owners)
 
     @property
     def _more_bytes(self) -> int:
@@ -259,6 +267,19 @@ class Ways:
             return None
         self._besides -= 1
         return self._stretches.beside(size, self._cold, self._more_bytes, may_move, owners)
+
+    def _way_of_old(self, size: int, owners: Collection[int] | None) -> Way | None:
+        """A stretch to evict around entries that are no blocks: for a place that costs new entries around the coldest
+        ones, of which blocks with children are the neighbours."""
+        table = self._table
+        rows = np.flatnonzero((np.frombuffer(table.states, np.uint8) == LIVE) & (table.column("records") == 0))
+        rows = rows[~self._policy.are_in_window(rows)]
+        may_go = self._evictable(owners)
+        # The largest: fewer of them have to go.
+        rows = rows[np.argsort(table.column("sizes")[rows], kind="stable")[-OLD_MAX:]]
+        rows = rows[may_go(rows)]
+        coldest = rows[np.argsort(self._policy.worth(rows), kind="stable")[:ANCHORS_MAX]].tolist()
+        return self._stretches.to_evict(size, coldest, may_go) if coldest else None
 
     def _way_between_pins(self, size: int, owners: Collection[int] | None) -> Way | None:
         """A stretch between unevictable rows, around its coldest entries, with the descendants of its entries: for a
