@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,9 +29,9 @@ from ..ipc.wire.channel import AsyncChannel
 from ..ipc.wire.connection import Connection
 from ..ipc.wire.descriptors import peer_of
 from ..shm.ring.layout import boot_s
-from . import ending, reloading
+from . import reloading
 from .actors.governor import GovernorActor
-from .actors.messages import Grown, Reconfigured, Reloaded
+from .actors.messages import Grown, Reloaded
 from .actors.pressure import PressureActor
 from .actors.store import StoreActor
 from .claims.quotas import Quotas
@@ -63,6 +63,11 @@ from .web.pages import metrics_server, page_server
 _log = logs.logger("tensord")
 READ_BYTES: Final = 8192
 """The most bytes read from one connection in one turn of the loop: some hundred small messages, less than 1 ms."""
+
+ENDING_S_MAX: Final = 2.0
+"""How long connections stay open at the end for the sake of unanswered requests. A put may wait for room that never
+comes."""
+_LOOK_EVERY_S: Final = 0.005
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -201,7 +206,7 @@ class _Daemon:
             for listener in listeners:
                 listener.stop_accepting()
             if not self._drop:
-                await ending.finish(sessions, parts.store)
+                await settle(sessions, parts.store)
             for task in running:
                 task.cancel()
         serving.cancel()
@@ -312,19 +317,18 @@ class _Daemon:
             lambda: Config.load(self._argv, self._environ),
             parts.memory.superblock.limit_bytes,
             parts.memory.superblock.max_entries,
-            self._reloads,
-            time.time(),
         )
+        verdict = {"number": self._reloads, "at_unix_s": time.time(), **verdict}
+        stores = None
         if accepted is not None:
-            self._config = config = accepted.config
+            config, stores, governors = accepted
+            self._config = config
             self._quotas.change_limits(quota_rules(config), config.quotas.requests_per_s_max)
             logs.level(config.log.level)
             self._times.slow_s = config.log.slow_s
-            parts.store.inbox.tell_now(Reconfigured(accepted.stores, config))
-            parts.governor.inbox.tell_now(governor_events.GovernorLimitsChanged(accepted.governors))
-        verdict.log()
-        parts.store.inbox.tell_now(Reloaded(verdict.document()))
-        self._notifier.send(notify.READY, notify.status(verdict.text))
+            parts.governor.inbox.tell_now(governor_events.GovernorLimitsChanged(governors))
+        parts.store.inbox.tell_now(Reloaded(verdict, None if stores is None else (self._config, stores)))
+        self._notifier.send(notify.READY, notify.status(reloading.log(self._reloads, verdict)))
 
     async def _watchdog(self) -> None:
         while self._notifier.watchdog_s is not None:
@@ -346,6 +350,18 @@ class _Daemon:
                 await actor.inbox.tell(Grown(ready, error))
                 return
             await actor.inbox.tell(Grown(ready))
+
+
+async def settle(sessions: Collection[Session], store: StoreActor) -> None:
+    """Waits until all requests that have arrived are carried out and answered, for ENDING_S_MAX at most.
+
+    If connections were closed before the answers, clients would treat stored puts as lost, or send them again.
+    """
+    for session in sessions:
+        session.stop_reading()
+    deadline = time.monotonic() + ENDING_S_MAX
+    while not (store.settled and all(session.settled for session in list(sessions))) and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def _fail_with(serving: asyncio.Task[None]) -> None:

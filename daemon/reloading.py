@@ -1,4 +1,4 @@
-"""One reload of the configuration: what it changes, or why it is refused, as a verdict.
+"""One reload of the configuration: what it changes, or why it is refused.
 
 Owns: the check of a new configuration against the running daemon, the verdict and its log lines. Does not own: the
 configuration, nor what the parts of the daemon do with it.
@@ -9,7 +9,6 @@ Invariant: a reload applies all changed settings that need no restart, or none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import BadConfiguration
@@ -22,59 +21,36 @@ from .process.logs import logger
 _log = logger("tensord")
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A configuration that the daemon takes over, and the limits that follow from it."""
-
-    config: Config
-    stores: StoreLimits
-    governors: GovernorLimits
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadVerdict:
-    """The result of reload number `number`, from 1. `refused`: why nothing has changed; empty if it was accepted.
-    `waiting`: settings that differ and need a restart."""
-
-    number: int
-    at_unix_s: float
-    refused: str = ""
-    applied: list[dict[str, str]] = field(default_factory=list)
-    waiting: list[dict[str, str]] = field(default_factory=list)
-
-    def document(self) -> dict[str, Any]:
-        """The part of the answer to ConfigQuery about the last reload."""
-        return asdict(self)
-
-    @property
-    def text(self) -> str:
-        """One line, for `systemctl status`."""
-        if self.refused:
-            return f"reload {self.number} refused, the configuration is unchanged: {self.refused}"
-        waiting = f", {len(self.waiting)} need a restart" if self.waiting else ""
-        return f"reload {self.number} applied: {len(self.applied)} settings changed{waiting}"
-
-    def log(self) -> None:
-        """Writes the verdict to the log, with a line for each setting."""
-        if self.refused:
-            _log.error("reload failed; the configuration is unchanged", number=self.number, why=self.refused)
-            return
-        for change in self.applied:
-            _log.info("setting changed", **change)
-        for change in self.waiting:
-            _log.warning("setting needs a restart", **change)
-        _log.info("reload applied", number=self.number, changed=len(self.applied), waiting=len(self.waiting))
-
-
 def reload(
-    running: Config, load: Callable[[], Config], ring_bytes: int, max_entries: int, number: int, unix_s: float
-) -> tuple[ReloadVerdict, Accepted | None]:
-    """Loads the configuration anew and checks all parts of it. Changes nothing."""
+    running: Config, load: Callable[[], Config], ring_bytes: int, max_entries: int
+) -> tuple[dict[str, Any], tuple[Config, StoreLimits, GovernorLimits] | None]:
+    """Loads the configuration anew and checks all parts of it. Changes nothing.
+
+    Returns:
+        The verdict, as the answer to ConfigQuery has it beside the reload's number and time: `refused`, why nothing
+        changes, empty if it is accepted; the settings `applied`; those `waiting`, which need a restart. And the
+        configuration to take over, with the limits that follow from it; None if it is refused.
+    """
     try:
         found = running.reloaded(load())
         # All checks come before the first change: a refused reload changes nothing.
         stores = store_limits(found.config, ring_bytes, max_entries)
-        accepted = Accepted(found.config, stores, governor_limits(found.config))
+        accepted = found.config, stores, governor_limits(found.config)
     except BadConfiguration as error:
-        return ReloadVerdict(number, unix_s, refused=str(error)), None
-    return ReloadVerdict(number, unix_s, "", found.applied, found.waiting), accepted
+        return {"refused": str(error), "applied": [], "waiting": []}, None
+    return {"refused": "", "applied": found.applied, "waiting": found.waiting}, accepted
+
+
+def log(number: int, verdict: dict[str, Any]) -> str:
+    """Writes the verdict of reload `number`, from 1, to the log. Returns one line for `systemctl status`."""
+    if verdict["refused"]:
+        _log.error("reload failed; the configuration is unchanged", number=number, why=verdict["refused"])
+        return f"reload {number} refused, the configuration is unchanged: {verdict['refused']}"
+    applied, waiting = verdict["applied"], verdict["waiting"]
+    for change in applied:
+        _log.info("setting changed", **change)
+    for change in waiting:
+        _log.warning("setting needs a restart", **change)
+    _log.info("reload applied", number=number, changed=len(applied), waiting=len(waiting))
+    restart = f", {len(waiting)} need a restart" if waiting else ""
+    return f"reload {number} applied: {len(applied)} settings changed{restart}"

@@ -199,7 +199,7 @@ class Real:
         self._records = 0
 
     def _join(self) -> None:
-        self._do(ClientJoined(_CLIENT, 1000, "replay"))
+        self._do(ClientJoined(_CLIENT, 1000))
         self._do(WritesInPlace(_CLIENT))
         self._agents.clear()
 

@@ -22,7 +22,7 @@ from ..governor.forms import events
 from ..governor.governor import Governor
 from ..process.logs import logger
 from .mailbox import INBOX_MAX, Mailbox
-from .messages import Deliver, GovernorMessage, Joined, Left, Queried, WatchEvent
+from .messages import Deliver, GovernorMessage, Joined, Queried
 from .neighbours import NeighbourAsker
 from .pump import Pump
 
@@ -49,7 +49,7 @@ class GovernorActor:
         tell_store: Callable[[Pressed | AgentsTurned], object],
         reading: Callable[[messages.ReadDevice], object],
         hasten: Callable[[], object],
-        tell_watchers: Callable[[WatchEvent], object],
+        tell_watchers: Callable[[dict[str, Any]], object],
     ) -> None:
         self.inbox: Mailbox[GovernorMessage] = Mailbox(INBOX_MAX)
         self._governor = governor
@@ -107,9 +107,9 @@ class GovernorActor:
             case Joined():
                 self._clients[message.client] = message
                 self._handle(events.GovernorClientJoined(message.client, message.name, message.pid))
-            case Left(client):
+            case ClientLeft(client):
                 if self._clients.pop(client, None) is not None:
-                    self._handle(ClientLeft(client))
+                    self._handle(message)
             case Queried():
                 message.settle(self._answer)
             case _:
@@ -125,7 +125,7 @@ class GovernorActor:
                 case events.AskNeighbour():
                     self._neighbours.ask(effect)
                 case Announce(body):
-                    self._tell_watchers(WatchEvent(body))
+                    self._tell_watchers(body)
                 case events.GovernorLog(level, event_name, fields):
                     getattr(_log, level)(event_name, **fields)
                 case _:

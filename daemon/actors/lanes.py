@@ -68,7 +68,7 @@ class LaneJobs:
         self._holders = Holders(*memory.index.held())
         self._drain_at = self._holders_at = 0.0
         self._drain_from = 0
-        self._drain_asked = self._reported = False
+        self._drain_asked = False
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.fencing = False
         """True while a thread makes a fence. The thread will report `Fenced`."""
@@ -133,10 +133,9 @@ class LaneJobs:
     def _drain(self) -> Iterator[None]:
         while True:
             asked, self._drain_asked = self._drain_asked, False
-            self._reported = False
             yield from self._round()
-            if asked or self._reported:
-                self._handle(events.Drained(asked))
+            if asked:
+                self._handle(events.Drained())
             if not self._drain_asked:
                 break
         self._memory.forget_abandoned()
@@ -160,7 +159,6 @@ class LaneJobs:
 
     def _report_uses(self, drained: LaneRecords) -> Iterator[None]:
         ids = drained.span_ids
-        self._reported |= bool(len(ids))
         self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost))
         for start in range(ACCESSED_AT_ONCE, len(ids), ACCESSED_AT_ONCE):
             yield

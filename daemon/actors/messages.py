@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ...errors import TensordError
 from ...ipc.messages import control as messages
@@ -21,8 +21,10 @@ from ..forms.effects import Move
 from ..forms.events import (
     AgentsTurned,
     Allocated,
+    ClientLeft,
     Moved,
     Punched,
+    Received,
     RemoteDone,
     WritesInPlace,
 )
@@ -92,21 +94,6 @@ class MemoryRequest(Struct, frozen=True):
     fds: Sequence[int]
 
 
-class Requested(Struct, frozen=True):
-    """To the store: a request for the core."""
-
-    client: int
-    message: messages.StoreRequest | messages.PrefixRequest
-    counted: int = 0
-    """For the rest of a request that the core handled in part: the number of entries counted so far."""
-
-
-class Left(Struct, frozen=True):
-    """To the store and the governor: the client's connection has ended. It is the last message about the client."""
-
-    client: int
-
-
 class Grown(Struct, frozen=True):
     """To the store, from the thread that allocates the ring: the bytes that may be used now. `error`: why the thread
     has stopped there."""
@@ -137,24 +124,18 @@ class Queried(Struct, frozen=True):
             self.answer.set_exception(error)
 
 
-class Reconfigured(Struct, frozen=True):
-    """To the store: the daemon has reloaded its configuration."""
-
-    limits: StoreLimits
-    config: Config
-
-
 class Reloaded(Struct, frozen=True):
-    """To the store: the verdict of a reload, for queries."""
+    """To the store: the verdict of a reload, for queries; if it was accepted, the configuration and the limits."""
 
     verdict: dict[str, Any]
+    accepted: tuple[Config, StoreLimits] | None = None
 
 
 StoreMessage = (
     Joined
     | MemoryRequest
-    | Requested
-    | Left
+    | Received
+    | ClientLeft
     | Move
     | InboxCopied
     | WritesInPlace
@@ -164,7 +145,6 @@ StoreMessage = (
     | Grown
     | Scrubbed
     | Queried
-    | Reconfigured
     | Reloaded
     | Pressed
     | AgentsTurned
@@ -173,10 +153,4 @@ StoreMessage = (
 )
 
 
-GovernorMessage = Joined | Left | Queried | governor.Event
-
-
-class WatchEvent(Struct, frozen=True):
-    """To the status actor: an event for the watchers."""
-
-    body: dict[str, Any] = field(default_factory=dict)
+GovernorMessage = Joined | Queried | governor.Event

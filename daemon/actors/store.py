@@ -45,14 +45,10 @@ from .messages import (
     Grown,
     HangUp,
     Joined,
-    Left,
     MemoryRequest,
     Queried,
-    Reconfigured,
     Reloaded,
-    Requested,
     StoreMessage,
-    WatchEvent,
 )
 from .pump import Pump
 from .queues import Lookout, Queues
@@ -83,7 +79,7 @@ class StoreActor:
         config: Config,
         *,
         clock: Callable[[], float],
-        tell_watchers: Callable[[WatchEvent], object],
+        tell_watchers: Callable[[dict[str, Any]], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
         is_watched: Callable[[], bool] = lambda: True,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
@@ -229,7 +225,7 @@ class StoreActor:
                 self._clients[message.client] = message
             return
         match message:
-            case Requested(client, request, counted):
+            case events.Received(client, request):
                 if client not in self._clients:
                     return
                 # What the client has put before comes first.
@@ -238,7 +234,7 @@ class StoreActor:
                 elif isinstance(request, messages.Doorbell):
                     self._lookout.begin()
                 else:
-                    self._queues.after_added(client, partial(self._handle, events.Received(client, request, counted)))
+                    self._queues.after_added(client, partial(self._handle, message))
             case effects.Move():
                 moved = self._copier.copy_now(message)
                 assert isinstance(moved, events.Moved)
@@ -247,12 +243,12 @@ class StoreActor:
                 self._queues.copied(message)
             case Joined(client, peer):
                 self._clients[client] = message
-                self._handle(events.ClientJoined(client, peer.uid, message.name))
+                self._handle(events.ClientJoined(client, peer.uid))
             case MemoryRequest(client):
                 self._attachments.serve(self._clients.get(client), message, self._config)
-            case Left(client):
+            case events.ClientLeft(client):
                 if client in self._clients:
-                    self._queues.after_added(client, partial(self._left, client))
+                    self._queues.after_added(client, partial(self._left, message))
             case Grown():
                 self._grow(message)
             case Scrubbed():
@@ -264,11 +260,11 @@ class StoreActor:
                 if self._store.unsettled:
                     self._handle(events.Tick())
                 message.settle(self._report.answer)
-            case Reconfigured(limits, config):
-                self._config = self._report.config = config
-                self._handle(events.LimitsChanged(limits))
-            case Reloaded(verdict):
+            case Reloaded(verdict, accepted):
                 self._report.reload = verdict
+                if accepted is not None:
+                    self._config = self._report.config = accepted[0]
+                    self._handle(events.LimitsChanged(accepted[1]))
             case _:
                 # An event of the core.
                 self._handle(message)
@@ -277,13 +273,14 @@ class StoreActor:
         self._queues.writes_in_place(client)
         self._receive(events.WritesInPlace(client))
 
-    def _left(self, client: int) -> None:
+    def _left(self, message: events.ClientLeft) -> None:
         """A client has left, and what it has added is carried out. Until then no place of it may be used again."""
+        client = message.client
         self._queues.detached(client)
         self._copier.close_inbox(client)
         self._tell_of(self._clients.pop(client), "leave")
         self._memory.orphan(client)
-        self._handle(events.ClientLeft(client))
+        self._handle(message)
 
     def _submitted(self, client: int, records: memoryview, errors: dict[int, TensordError]) -> int:
         """Gives the core records of a client. Returns the number of the last one."""
@@ -301,9 +298,9 @@ class StoreActor:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
                 case effects.Announce(body):
-                    self._tell_watchers(WatchEvent(body))
+                    self._tell_watchers(body)
                 case effects.RemoteTurned():
-                    self._tell_watchers(WatchEvent(remote_turned(effect)))
+                    self._tell_watchers(remote_turned(effect))
                 case effects.Move() if self._copier.is_small(effect):
                     self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
@@ -316,8 +313,8 @@ class StoreActor:
                     self._pages.submit(effect, self._config.memory)
                 case HostHolds():
                     self._tell_governor(effect)
-                case effects.Again(client, request, counted):
-                    self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
+                case events.Received(client):
+                    self.inbox.tell_first(effect, (self._clients[client].peer.uid, client))
                 case _:
                     assert self._remote is not None, "without a remote store the limits allow no such effect"
                     self._remote.submit(effect)
@@ -343,7 +340,7 @@ class StoreActor:
 
     def _tell_of(self, client: Joined, event: str) -> None:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
-        self._tell_watchers(WatchEvent({"event": event, **who}))
+        self._tell_watchers({"event": event, **who})
 
     def _hang_up(self, client: int, reason: str) -> None:
         self._clients[client].inbox.tell_now(HangUp(reason))

@@ -4,8 +4,8 @@ Owns: the channel of one connection, and the client's outgoing messages. Turns a
 store and the governor, and their answers into bytes. Does not own the protocol (`ipc.wire.connection`), nor the meaning
 of a request (the store and the governor).
 
-Invariants: the store and the governor get exactly one Left for each Joined. At most OUTBOX_MAX messages wait for the
-client; a client that does not read is disconnected.
+Invariants: the store and the governor get exactly one ClientLeft for each Joined. At most OUTBOX_MAX messages wait for
+the client; a client that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from ..actors.messages import (
     GovernorMessage,
     HangUp,
     Joined,
-    Left,
     MemoryRequest,
-    Requested,
     SessionInbox,
     StoreMessage,
 )
 from ..claims.rates import Rates
+from ..forms.events import ClientLeft, Received
 from ..governor.forms.events import Governed
 from ..process.logs import Repeats, logger
 from ..reports.request_times import RequestTimes
@@ -107,8 +106,8 @@ class Session:
             self._return_descriptors()
             if self._joined:
                 self._rates.left(self._peer.uid)
-                self._store.tell_now(Left(self._client), self._sender)
-                self._governor.tell_now(Left(self._client), self._sender)
+                self._store.tell_now(ClientLeft(self._client), self._sender)
+                self._governor.tell_now(ClientLeft(self._client), self._sender)
 
     def stop_reading(self) -> None:
         """Handles the messages that have arrived, and reads no more."""
@@ -136,7 +135,7 @@ class Session:
                     )
                     await self._store.tell(joined, self._sender)
                     self._governor.tell_now(joined, self._sender)
-                    # From here on the store and the governor must get a Left, however the connection ends.
+                    # From here on the store and the governor must get a ClientLeft, however the connection ends.
                     self._joined = True
                     self._rates.joined(self._peer.uid)
                     self._channel.send(self._welcome(message))
@@ -164,13 +163,13 @@ class Session:
         await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
 
     async def _ask_store(self, message: messages.StoreRequest, fds: Sequence[int]) -> None:
-        await self._store.tell(Requested(self._client, message), self._sender)
+        await self._store.tell(Received(self._client, message), self._sender)
 
     async def _match(self, message: messages.PrefixRequest, fds: Sequence[int]) -> None:
         # One prefix query at a time: a client that sends many long queries waits only for its own.
         self._answered.clear()
         self._query = id_of(message)
-        await self._store.tell(Requested(self._client, message), self._sender)
+        await self._store.tell(Received(self._client, message), self._sender)
         await self._answered.wait()
 
     async def _ask_governor(

@@ -19,7 +19,7 @@ from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
 from ...ipc.wire.channel import AsyncChannel
 from ..actors.mailbox import Mailbox, Sender
-from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage, WatchEvent
+from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage
 from ..claims.rates import Rates
 from ..process.logs import logger, shows
 from ..reports.request_times import RequestTimes
@@ -48,12 +48,12 @@ class Watchers:
         self._unix_s = unix_s
         self._watchers: set[_Watcher] = set()
 
-    def tell(self, event: WatchEvent) -> None:
-        """Queues an event for all watchers. Never blocks."""
+    def tell(self, event: dict[str, Any]) -> None:
+        """Queues an event (`Announce.body`) for all watchers. Never blocks."""
         if shows("debug"):
-            _event_log.debug(**event.body)
+            _event_log.debug(**event)
         if self._watchers:
-            body = {**event.body, "unix_s": self._unix_s()}
+            body = {**event, "unix_s": self._unix_s()}
             for watcher in self._watchers:
                 watcher.tell(body)
 

@@ -157,9 +157,8 @@ class Reports:
         if not row and not leaving:
             memory = parts.policy.recall(int.from_bytes(key[_DIGEST], "little"))
         if last is not None:
-            gone = asdict(last)
-            del gone["key"], gone["at"]
-            gone |= {"gone_unix_s": self.unix_at_zero_s + last.at, "gone_s": max(0.0, now - last.at)}
+            at = last.pop("at")
+            gone = {**last, "gone_unix_s": self.unix_at_zero_s + at, "gone_s": max(0.0, now - at)}
         return {
             "key": key.hex(),
             "state": "stored" if row else "leaving" if leaving else "gone" if last or memory else "unknown",

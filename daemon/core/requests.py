@@ -1,4 +1,4 @@
-"""Carries out the clients' messages, but for those about grants and limits.
+"""Carries out the clients' messages.
 
 Owns: the table from message to method, and the answers: one message to the client that asked. Does not own entries,
 claims or pins.
@@ -8,50 +8,48 @@ Invariant: a refused request changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import LimitReached, TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers, id_of
 from ..claims.claims import Verdict
-from ..forms.effects import Again
 from ..forms.events import Received
 from .parts import Parts
 
 SLICE = 256
 """Keys of one request that one event carries out: 1 to 2 ms."""
 
-Carry = Callable[[int, Any, float], None]
+Carry = Callable[[int, Any, float], object]
 """(client, message, now); raises a TensordError before it changes anything."""
 
 
 class Requests:
-    """Carries out one message after another.
+    """Carries out one message after another."""
 
-    Args:
-        others: the methods for messages that other parts of the store answer.
-    """
-
-    def __init__(self, parts: Parts, others: Mapping[type[Any], Carry]) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._table = parts.table
         self._claims = parts.claims
         self._outbox = parts.outbox
         carry: dict[type[Any], Carry] = {
-            **others,
+            messages.AskForGrants: self._ask_for_grants,
+            messages.ReturnGrants: lambda client, request, now: parts.lending.returned(client, request.grants),
+            messages.Doorbell: lambda client, request, now: None,
+            messages.Limit: self._limit,
             messages.Evict: self._of_keys,
             messages.Touch: self._of_keys,
             messages.RequestClaim: self._claim,
             messages.FetchRun: self._fetch,
             messages.Renew: self._renew,
             messages.Abandon: self._abandon,
-            messages.Clear: self._clear,
+            messages.Clear: lambda client, request, now: parts.lifetimes.sweeps.clear(client, request),
             messages.Invalidate: self._invalidate,
             messages.Pin: self._pin,
             messages.Unpin: self._unpin,
             messages.AgentTurn: self._agent_turn,
-            messages.NameAgent: self._name_agent,
+            messages.NameAgent: lambda client, request, now: parts.agents.named(request.agent),
         }
         self._carry = handlers(messages.StoreRequest, carry)
 
@@ -67,6 +65,18 @@ class Requests:
             number = id_of(message)
             assert number is not None, "a message without an id is never refused"
             self._outbox.refuse(event.client, number, error)
+
+    def _ask_for_grants(self, client: int, request: messages.AskForGrants, now: float) -> None:
+        self._parts.lending.returned(client, request.returned)
+        self._parts.lending.ask(client, request.id, request.sizes, ahead=request.ahead)
+
+    def _limit(self, client: int, request: messages.Limit, now: float) -> None:
+        budget = self._parts.budget
+        before_bytes = budget.max_bytes
+        budget.max_bytes = after_bytes = min(request.limit_bytes, self._parts.limits.ring_bytes)
+        self._outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
+        self._outbox.announce("limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes)
+        self._parts.lending.limit_changed()
 
     def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
         past = self._parts.generations.refusal(request.key)
@@ -108,7 +118,7 @@ class Requests:
         self._outbox.send_verdicts(self._claims.refused(request.token, uid, key, now))
 
     def _of_keys(self, client: int, request: messages.Evict | messages.Touch, now: float, counted: int = 0) -> None:
-        """Carries the request out for a slice of its keys. The rest comes again (`Again`)."""
+        """Carries the request out for a slice of its keys. The rest comes again (`Received.counted`)."""
         self._check_keys(request.keys)
         keys = list(dict.fromkeys(request.keys))
         rows = self._stored(keys[:SLICE])
@@ -119,7 +129,7 @@ class Requests:
             self._parts.remote.evicted(keys[:SLICE], now)
         counted += len(rows)
         if len(keys) > SLICE:
-            self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
+            self._outbox.add(Received(client, type(request)(request.id, keys[SLICE:]), counted))
         else:
             self._outbox.send(client, messages.Counted(request.id, counted))
 
@@ -134,9 +144,6 @@ class Requests:
         if len(keys) > most:
             raise LimitReached(f"{len(keys)} keys in one request, and it may have {most}: send fewer at a time")
 
-    def _clear(self, client: int, request: messages.Clear, now: float) -> None:
-        self._parts.lifetimes.sweeps.clear(client, request)
-
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
         if self._parts.lifetimes.sweeps.invalidate(client, request):
             self._outbox.send_verdicts(self._claims.void(request.namespace))
@@ -145,9 +152,6 @@ class Requests:
     def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
         self._parts.policy.turn(self._parts.agents.named(request.agent), request.state, now)
         self._outbox.send(client, messages.Done(request.id))
-
-    def _name_agent(self, client: int, request: messages.NameAgent, now: float) -> None:
-        self._parts.agents.named(request.agent)
 
     def _pin(self, client: int, request: messages.Pin, now: float) -> None:
         row = self._table.by_key.get(request.key)

@@ -1,5 +1,6 @@
 """The store's effects. The actor begins them in the order given. Move, Drain, Scan, Punch and Allocate may
-end later, each with an event. Owns the effects' fields only. Invariant: effects are immutable."""
+end later, each with an event. A Received returns the rest of a request: it comes back as an event before any later
+message of the client. Owns the effects' fields only. Invariant: effects are immutable."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ...ipc.messages import control as messages
+from .events import Received
 from .host_memory import HostHolds
 
 
@@ -132,16 +134,7 @@ class RemoteTurned(Struct, frozen=True):
     first: bool = False
 
 
-class Again(Struct, frozen=True):
-    """Returns the rest of a request to the core: it comes back as Received with `counted`, before any later message of
-    the client."""
-
-    client: int
-    message: messages.Evict | messages.Touch
-    counted: int
-
-
 RemoteRequest = Seek | ReadRemote | SaveRemote | RemoveRemote | WithdrawClaim | AskGenerations | RaiseGeneration
 """What a remote store is asked. Each is answered by one RemoteDone."""
 
-Effect = Send | Move | Drain | Scan | Punch | Allocate | HostHolds | RemoteRequest | RemoteTurned | Announce | Again
+Effect = Send | Move | Drain | Scan | Punch | Allocate | HostHolds | RemoteRequest | RemoteTurned | Announce | Received

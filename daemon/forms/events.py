@@ -32,7 +32,6 @@ class ClientJoined(Struct, frozen=True):
 
     client: int
     uid: int
-    name: str
 
 
 class ClientLeft(Struct, frozen=True):
@@ -42,10 +41,11 @@ class ClientLeft(Struct, frozen=True):
 
 
 class Received(Struct, frozen=True):
-    """A validated request of a client. `counted`: the count so far, if this is the rest of a request (`Again`)."""
+    """A validated request of a client. `counted`: the entries counted so far, if this is the rest of a request, which
+    the core returned as an effect. The actor hands a PrefixRequest on as PrefixAsked."""
 
     client: int
-    message: messages.StoreRequest
+    message: messages.StoreRequest | messages.PrefixRequest
     counted: int = 0
 
 
@@ -126,10 +126,7 @@ class Moved(Struct, frozen=True):
 
 
 class Drained(Struct, frozen=True):
-    """All earlier reads were delivered as Accessed. `asked`: this answers a Drain. If not, the lanes were read because
-    it was time."""
-
-    asked: bool = True
+    """All reads before a Drain were delivered as Accessed."""
 
 
 class Accessed(Struct, frozen=True):

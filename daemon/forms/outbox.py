@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ...errors import TensordError
@@ -18,17 +17,10 @@ from ...ipc.messages import control as messages
 from ..claims.claims import Verdict
 from ..reports.counters import StoreCounters
 from .effects import Announce, Effect, Send
+from .events import ClientJoined
 
 Client = TypeVar("Client")
 Wanted = TypeVar("Wanted")
-
-
-@dataclass(slots=True)
-class StoreClient:
-    """The peer of a connection, as identified by the socket."""
-
-    uid: int
-    name: str
 
 
 class Outbox(Generic[Client, Wanted]):
@@ -76,7 +68,7 @@ class Outbox(Generic[Client, Wanted]):
             self.send(client, messages.Error.of(error, request))
 
 
-class StoreOutbox(Outbox[StoreClient, Effect]):
+class StoreOutbox(Outbox[ClientJoined, Effect]):
     """The store's outbox, with its counters and the time of the present event."""
 
     def __init__(self, counters: StoreCounters) -> None:

@@ -3,7 +3,7 @@
     end(rows, reason) ─ Spans.end ─┐
     victims after a scan ──────────┴→ `gone`, a batch: counters, histograms, history, hits, announcements
 
-Reasons: capacity, entries, tokens, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
+Reasons: capacity, entries, tokens, pressure (victims); ttl, explicit, cleared, invalidated,
 corrupt. The descendants of an ended entry end for the same reason, in slices.
 
 Owns the entries that have ended and have children which have not. Does not own spans (`store.spans`), the choice of
@@ -26,7 +26,7 @@ import numpy as np
 from ..forms.outbox import StoreOutbox
 from ..replacement import Replacement
 from ..reports.hits import Hits
-from ..reports.removal_history import RemovalHistory, Removed
+from ..reports.removal_history import REASONS, REMOVED, RemovalHistory
 from ..store.details import Details
 from ..store.families import Families
 from ..store.spans import Spans
@@ -125,25 +125,16 @@ class Removals:
         self.end(rows, RemovalProgress("corrupt"))
 
     def _gone(self, rows: Sequence[int], reasons: Sequence[str]) -> None:
-        table, details, counters, now = self._table, self._details, self._outbox.counters, self._outbox.now
+        table, details, now = self._table, self._details, self._outbox.now
         at = np.array(rows, np.int64)
         created = details.created(at, now)
         uses, used = details.uses(at)
-        sizes = table.column("sizes")[at]
-        gone = Removed(
-            details.keys(at),
-            reasons,
-            now,
-            now - created,
-            np.maximum(now - np.maximum(used, created), 0.0),
-            uses,
-            self._policy.worth(at),
-            sizes,
-        )
-        for reason, of in gone.by_reason().items():
-            counters.evictions[reason] += len(of)
-        counters.evicted_bytes += int(sizes.sum())
-        counters.count_idle(gone)
+        gone = np.zeros(len(at), REMOVED)
+        gone["key"], gone["at"], gone["age_s"] = details.keys(at), now, now - created
+        gone["idle_s"] = np.maximum(now - np.maximum(used, created), 0.0)
+        gone["uses"], gone["worth"] = uses, self._policy.worth(at)
+        gone["span_bytes"], gone["reason"] = table.column("sizes")[at], [REASONS.index(each) for each in reasons]
+        self._outbox.counters.removed(gone)
         self._history.add(gone)
         self._hits.ended(at, reasons)
         if len(self._pins):
@@ -157,22 +148,13 @@ class Removals:
         if self._outbox.is_watched():
             self._announce(gone)
 
-    def _announce(self, gone: Removed) -> None:
-        columns = (gone.sizes, gone.age_s, gone.idle_s, gone.uses, gone.worth)
-        numbers = zip(*(column.tolist() for column in columns), strict=True)
-        for key, reason, each in zip(gone.keys, gone.reasons, numbers, strict=True):
+    def _announce(self, gone: Array) -> None:
+        for each in gone:
+            reason = REASONS[each["reason"]]
             if reason not in _WITH_OTHERS:
-                size, age_s, idle_s, uses, worth = each
-                self._outbox.announce(
-                    "expire" if reason == "ttl" else "evict",
-                    key=key.tobytes().hex(),
-                    reason=reason,
-                    span_bytes=size,
-                    age_s=age_s,
-                    idle_s=idle_s,
-                    uses=uses,
-                    worth=worth,
-                )
+                figures = {name: each[name].item() for name in ("span_bytes", "age_s", "idle_s", "uses", "worth")}
+                event = "expire" if reason == "ttl" else "evict"
+                self._outbox.announce(event, key=each["key"].tobytes().hex(), reason=reason, **figures)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

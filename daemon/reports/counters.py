@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .removal_history import Array, Removed
+from .removal_history import REASONS, Array
 
 BOUNDS_S: Final = (
     0.1,
@@ -103,10 +103,13 @@ class StoreCounters:
     remote_written_bytes: int = 0
     idle_at_eviction_s: dict[str, Histogram] = field(default_factory=dict)
 
-    def count_idle(self, gone: Removed) -> None:
-        """Counts the idle times of removed entries."""
-        for reason, at in gone.by_reason().items():
-            self.idle_at_eviction_s.setdefault(reason, Histogram()).count_all(gone.idle_s[at])
+    def removed(self, gone: Array) -> None:
+        """Counts removed entries, (n,) REMOVED."""
+        for number in set(gone["reason"].tolist()):
+            reason, idle_s = REASONS[number], gone["idle_s"][gone["reason"] == number]
+            self.evictions[reason] += len(idle_s)
+            self.idle_at_eviction_s.setdefault(reason, Histogram()).count_all(idle_s)
+        self.evicted_bytes += int(gone["span_bytes"].sum())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for status."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tensord.daemon import ending
+from tensord.daemon import app
 
 
 class Part:
@@ -27,13 +27,13 @@ class Part:
 
 def test_the_end_waits_for_the_store_and_every_session() -> None:
     sessions, store = [Part(0), Part(3)], Part(2)
-    asyncio.run(ending.finish(sessions, store))
+    asyncio.run(app.settle(sessions, store))
     assert all(session.deaf for session in sessions)
     assert store.looks < 0 and all(session.looks < 0 for session in sessions)
 
 
 def test_the_end_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "ENDING_S_MAX", 0.02)
+    monkeypatch.setattr(app, "ENDING_S_MAX", 0.02)
     store = Part(1 << 30)
-    asyncio.run(ending.finish([], store))
+    asyncio.run(app.settle([], store))
     assert store.looks > 0

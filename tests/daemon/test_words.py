@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from tensord.daemon.actors.mailbox import Mailbox
-from tensord.daemon.actors.messages import Deliver, HangUp, Joined, WatchEvent
+from tensord.daemon.actors.messages import Deliver, HangUp, Joined
 from tensord.daemon.connections.status import Watchers
 from tensord.ipc.messages import control as messages
 from tensord.ipc.wire.descriptors import Peer
@@ -29,7 +29,7 @@ def test_a_watcher_that_does_not_keep_up_loses_the_oldest_events_and_is_told_how
         watchers = Watchers(outbox_max=2, unix_s=lambda: 5.0)
         watcher = watchers.add()
         for number in range(5):
-            watchers.tell(WatchEvent({"event": "put", "n": number}))
+            watchers.tell({"event": "put", "n": number})
         events = [await watcher.next() for _ in range(2)]
         assert [(event.body["n"], event.dropped) for event in events] == [(3, 3), (4, 0)]
         assert events[0].body["unix_s"] == 5.0

@@ -130,8 +130,8 @@ class Daemon:
                     self.govern(effect)
                 case effects.Announce(body):
                     self._announce(body)
-                case effects.Again(number, message, counted):
-                    self.do(events.Received(number, message, counted))
+                case events.Received():
+                    self.do(effect)
                 case effects.Seek() | effects.ReadRemote() | effects.SaveRemote() | effects.RemoveRemote():
                     self.work.requests.append(effect)
                 case effects.AskGenerations() | effects.RaiseGeneration() | effects.WithdrawClaim():
@@ -182,7 +182,7 @@ class Daemon:
         number, uid = wire.number, 1000 + wire.number % 2
         self.wires[number] = wire
         self.clients.add(number)
-        self.do(events.ClientJoined(number, uid, "simulated"))
+        self.do(events.ClientJoined(number, uid))
         self.govern(governor_events.GovernorClientJoined(number, "simulated", number))
         if brought is not None and not self.memory.has_lane_for(brought):
             brought = None

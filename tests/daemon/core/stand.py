@@ -12,7 +12,7 @@ import numpy as np
 from tensord.daemon.claims.quotas import Quotas
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.daemon.forms.effects import Again, Announce, Effect, Send
+from tensord.daemon.forms.effects import Announce, Effect, Send
 from tensord.daemon.forms.events import (
     Accessed,
     ClientJoined,
@@ -133,8 +133,8 @@ class Stand(MemorySide):
                     self.holds = effect
                 case Announce(body):
                     self.told.append(body)
-                case Again(client, message, counted):
-                    self.do(Received(client, message, counted))
+                case Received():
+                    self.do(effect)
                 case _:
                     self.take_memory(effect)
 
@@ -143,7 +143,7 @@ class Stand(MemorySide):
         for client in clients:
             self.answers[client], self.refused[client], self.places[client] = [], {}, []
             self.records[client] = 0
-            self.do(ClientJoined(client, 1000 + client if uid is None else uid, f"client {client}"))
+            self.do(ClientJoined(client, 1000 + client if uid is None else uid))
             self.do(WritesInPlace(client))
 
     def leave(self, client: int) -> list[View]:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tensord.daemon.forms.effects import Announce
-from tensord.daemon.forms.events import Accessed
-from tensord.daemon.forms.outbox import StoreClient
+from tensord.daemon.forms.events import Accessed, ClientJoined
 from tensord.ipc.messages import control as messages
 from tensord.shm.lanes.records import NO_KEY
 
@@ -27,7 +26,7 @@ class LifetimesStand:
         parts = self.rows.parts
         self.now = 1.0
         self.outbox, self.hits = parts.outbox, parts.hits
-        self.outbox.clients.update({number: StoreClient(0, f"client {number}") for number in (1, 2, 3)})
+        self.outbox.clients.update({number: ClientJoined(number, 0) for number in (1, 2, 3)})
         self.lifetimes = parts.lifetimes
         self.uses, self.sweeps = self.lifetimes.uses, self.lifetimes.sweeps
         self.reports = parts.reports

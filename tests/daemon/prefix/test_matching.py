@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tensord.daemon.forms.effects import Send
-from tensord.daemon.forms.events import PrefixAsked
-from tensord.daemon.forms.outbox import StoreClient, StoreOutbox
+from tensord.daemon.forms.events import ClientJoined, PrefixAsked
+from tensord.daemon.forms.outbox import StoreOutbox
 from tensord.daemon.prefix.matching import USES_MAX, USES_SLICE, Matching
 from tensord.daemon.reports.counters import StoreCounters
 from tensord.errors import BadPrefix, LimitReached
@@ -27,7 +27,7 @@ class Asked:
     def __init__(self, stand: SequenceStore, wait_s: float = 1.0) -> None:
         self.stand = stand
         self.outbox = StoreOutbox(StoreCounters())
-        self.outbox.clients[1] = StoreClient(0, "client")
+        self.outbox.clients[1] = ClientJoined(1, 0)
         self.uses: list[tuple[int, int]] = []
         store = stand.store
         self.matching = Matching(store.table, store.slots, store.agents, stand.blocks, self.used, self.outbox, wait_s)

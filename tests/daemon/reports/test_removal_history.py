@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensord.daemon.reports.removal_history import LATEST, RECORDS_MAX, RemovalHistory, RemovalRecord, Removed
+from tensord.daemon.reports.removal_history import LATEST, REASONS, RECORDS_MAX, REMOVED, RemovalHistory
 
 
-def gone(key: bytes, number: int = 0, reason: str = "capacity") -> RemovalRecord:
-    return RemovalRecord(key, reason, float(number), 10.0 + number, 1.0 + number, number, 0.5 * number)
+def gone(key: bytes, number: int = 0, reason: str = "capacity") -> dict[str, Any]:
+    figures = {"at": float(number), "age_s": 10.0 + number, "idle_s": 1.0 + number, "uses": number}
+    return {"key": key, "reason": reason, **figures, "worth": 0.5 * number}
 
 
-def add(history: RemovalHistory, *gone: RemovalRecord) -> None:
-    """Adds a batch, whose removals are all of the time of the last one."""
-    age, idle, uses, worth = np.array([(each.age_s, each.idle_s, each.uses, each.worth) for each in gone]).T
-    keys = np.array([np.frombuffer(each.key, np.uint64) for each in gone])
-    history.add(Removed(keys, [each.reason for each in gone], gone[-1].at, age, idle, uses, worth, age))
+def add(history: RemovalHistory, *gone: dict[str, Any]) -> None:
+    batch = np.zeros(len(gone), REMOVED)
+    for record, each in zip(batch, gone, strict=True):
+        whole = {**each, "key": np.frombuffer(each["key"], np.uint64), "reason": REASONS.index(each["reason"])}
+        for name, value in whole.items():
+            record[name] = value
+    history.add(batch)
 
 
 def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
     chance, history = random.Random(1), RemovalHistory(100)
     keys = [chance.randbytes(32) for _ in range(60)]
-    model: list[RemovalRecord] = []
+    model: list[dict[str, Any]] = []
     for number in range(1000):
         reasons = ["capacity", "ttl", "explicit"]
         batch = [gone(chance.choice(keys), number, chance.choice(reasons)) for _ in range(chance.choice([1, 1, 2, 7]))]
@@ -32,8 +36,8 @@ def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
         model += batch
         assert len(history) == min(len(model), 100)
         key = chance.choice(keys)
-        latest = [each for each in model[-100:] if each.key == key]
-        assert history.find(key) == (latest[-1] if latest else None)
+        latest = [each for each in model[-100:] if each["key"] == key]
+        assert history.find(key) == ({n: v for n, v in latest[-1].items() if n != "key"} if latest else None)
 
 
 def test_nothing_is_found_before_any_removal() -> None:
