@@ -53,7 +53,7 @@ def stored(store: RowStore, numbers: Iterable[int] = range(40)) -> set[int]:
 def finish(store: RowStore) -> None:
     """Nothing is left behind once everything has ended and no one pins anything."""
     store.pinned.clear()
-    store.spans.end(sorted(store.table.by_key.values(), key=lambda row: -store.table.depths[row]), "clear")
+    store.spans.end(sorted(store.table.by_key.values(), key=lambda row: -store.table.depths[row]), "cleared")
     for submitter in store.submitters.values():
         for grant in submitter.grants.values():
             store.grants.revoke(grant)
@@ -95,7 +95,7 @@ def test_what_was_no_entry_is_free_after_a_scan_that_finds_no_pin(pinned: bool) 
     pins = {grant.span_id, store.table.span_ids[ended], store.table.span_ids[hidden]}
     # A record in the middle of the grant.
     store.commits._grants.carve(grant, store.table.offsets[grant.pieces[0]] + SPAN, SPAN)
-    store.spans.end([ended], "evict")
+    store.spans.end([ended], "explicit")
     store.spans.hide([hidden], "capacity")
     after, found = taken_over(store)
     assert (stored(after), found.corrupt, after.holes.total_bytes) == (set(), 0, 2 * SPAN)
