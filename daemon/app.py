@@ -31,7 +31,7 @@ from ..ipc.wire.descriptors import peer_of
 from ..shm.ring.layout import boot_s
 from . import reloading
 from .actors.governor import GovernorActor
-from .actors.messages import Grown, Reloaded
+from .actors.messages import Reloaded
 from .actors.pressure import PressureActor
 from .actors.store import StoreActor
 from .claims.quotas import Quotas
@@ -45,6 +45,7 @@ from .connections.status import Documents, StatusSession, Watchers
 from .connections.timing import measure_lag
 from .core.parts import StoreMemory
 from .core.store import Store
+from .forms.events import RingGrown
 from .gauges.gauges import THREAD_NAME, open_gauges
 from .gauges.psi import watch_stalls
 from .governor.forms import events as governor_events
@@ -337,8 +338,8 @@ class _Daemon:
 
     async def _grow(self, memory: Segments, actor: StoreActor) -> None:
         """Allocates and prefaults the rest of the ring piece by piece, while the first piece is in use."""
-        ready = memory.ready_bytes
-        while ready < memory.superblock.ring_bytes:
+        ready, ring_bytes = memory.ready_bytes, memory.superblock.ring_bytes
+        while ready < ring_bytes:
             try:
                 ready = await asyncio.to_thread(
                     memory.grow,
@@ -347,9 +348,10 @@ class _Daemon:
                     huge_pages=self._config.memory.huge_pages,
                 )
             except (TensordError, *NO_MEMORY_OR_THREAD) as error:
-                await actor.inbox.tell(Grown(ready, error))
+                _log.error("the ring stays smaller than configured", have_bytes=ready, why=str(error))
+                await actor.inbox.tell(RingGrown(ready, more=False, why=str(error)))
                 return
-            await actor.inbox.tell(Grown(ready))
+            await actor.inbox.tell(RingGrown(ready, more=ready < ring_bytes))
 
 
 async def settle(sessions: Collection[Session], store: StoreActor) -> None:
@@ -380,8 +382,10 @@ def _warn(memory: Segments) -> None:
 
 def _take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: Scrub) -> None:
     """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
+    ring_bytes = memory.superblock.ring_bytes
     if not memory.recovered:
-        store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
+        ready = memory.grow(0, prefault=False)
+        store.inbox.tell_now(RingGrown(ready, more=ready < ring_bytes))
         return
 
     def taken_over() -> None:
@@ -389,4 +393,4 @@ def _take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: 
         scrub.begin()
 
     store.recover(taken_over)
-    store.inbox.tell_now(Grown(memory.ready_bytes))
+    store.inbox.tell_now(RingGrown(memory.ready_bytes, more=memory.ready_bytes < ring_bytes))

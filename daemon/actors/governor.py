@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, assert_never
 
 from ...ipc.messages import control as messages
@@ -29,6 +30,7 @@ from .pump import Pump
 _log = logger("governor")
 
 
+@dataclass(eq=False, repr=False)
 class GovernorActor:
     """Runs `governor` on the messages of `inbox`.
 
@@ -41,27 +43,20 @@ class GovernorActor:
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
     """
 
-    def __init__(
-        self,
-        governor: Governor,
-        *,
-        clock: Callable[[], float],
-        tell_store: Callable[[Pressed | AgentsTurned], object],
-        reading: Callable[[messages.ReadDevice], object],
-        hasten: Callable[[], object],
-        tell_watchers: Callable[[dict[str, Any]], object],
-    ) -> None:
+    _governor: Governor
+    _: KW_ONLY
+    clock: Callable[[], float]
+    tell_store: Callable[[Pressed | AgentsTurned], object]
+    reading: Callable[[messages.ReadDevice], object]
+    hasten: Callable[[], object]
+    tell_watchers: Callable[[dict[str, Any]], object]
+
+    def __post_init__(self) -> None:
         self.inbox: Mailbox[GovernorMessage] = Mailbox(INBOX_MAX)
-        self._governor = governor
-        self._clock = clock
-        self._tell_store = tell_store
-        self._reading = reading
-        self._hasten = hasten
-        self._tell_watchers = tell_watchers
         self._clients: dict[int, Joined] = {}
-        self._pump = Pump(self.inbox, self._receive, clock)
+        self._pump = Pump(self.inbox, self._receive, self.clock)
         self._neighbours = NeighbourAsker(self.inbox.tell_now)
-        self._every_s = governor.sample_every_s
+        self._every_s = self._governor.sample_every_s
         readings: dict[type[Any], Callable[[int, Any], None]] = {messages.ReadDevice: self._read_device}
         self._readings = handlers(messages.GaugeRequest, readings)
         queries: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -83,10 +78,10 @@ class GovernorActor:
                 await self.inbox.wait(idle_s)
             self._pump.turn()
             timer = self._governor.next_timer()
-            if timer is not None and timer <= self._clock():
+            if timer is not None and timer <= self.clock():
                 self._handle(Tick())
             if self.sample_every_s < self._every_s:
-                self._hasten()
+                self.hasten()
             self._every_s = self.sample_every_s
             # The other tasks of the loop run between two turns.
             await asyncio.sleep(0)
@@ -95,7 +90,7 @@ class GovernorActor:
         if self._pump.busy:
             return 0.0
         timer = self._governor.next_timer()
-        return None if timer is None else max(0.0, timer - self._clock())
+        return None if timer is None else max(0.0, timer - self.clock())
 
     def _receive(self, message: GovernorMessage) -> None:
         match message:
@@ -116,16 +111,16 @@ class GovernorActor:
                 self._handle(message)
 
     def _handle(self, event: events.Event) -> None:
-        for effect in self._governor.handle(event, self._clock()):
+        for effect in self._governor.handle(event, self.clock()):
             match effect:
                 case Send(client, message):
                     self._clients[client].deliver(Deliver(message))
                 case Pressed() | AgentsTurned():
-                    self._tell_store(effect)
+                    self.tell_store(effect)
                 case events.AskNeighbour():
                     self._neighbours.ask(effect)
                 case Announce(body):
-                    self._tell_watchers(body)
+                    self.tell_watchers(body)
                 case events.GovernorLog(level, event_name, fields):
                     getattr(_log, level)(event_name, **fields)
                 case _:
@@ -133,7 +128,7 @@ class GovernorActor:
 
     def _read_device(self, client: int, reading: messages.ReadDevice) -> None:
         if self._governor.devices.owner(client, reading.device) is not None:
-            self._reading(reading)
+            self.reading(reading)
 
     def _answer(self, query: messages.StatusRequest) -> dict[str, Any]:
         return self._queries[type(query)](self._governor.status())

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import numpy as np
@@ -41,6 +42,7 @@ ACCESSED_AT_ONCE: Final = 512
 _log = logger("lanes")
 
 
+@dataclass(eq=False, repr=False)
 class LaneJobs:
     """The jobs on the lanes of `memory`.
 
@@ -51,21 +53,15 @@ class LaneJobs:
         report: takes the result of a fence. Called in the thread that made the fence.
     """
 
-    def __init__(
-        self,
-        memory: Segments,
-        *,
-        clock: Callable[[], float],
-        handle: Callable[[events.Event], None],
-        begin: Callable[[Iterator[None]], None],
-        report: Callable[[Fenced], object],
-    ) -> None:
-        self._memory = memory
-        self._clock = clock
-        self._handle = handle
-        self._begin = begin
-        self._report = report
-        self._holders = Holders(*memory.index.held())
+    _memory: Segments
+    _: KW_ONLY
+    clock: Callable[[], float]
+    handle: Callable[[events.Event], None]
+    begin: Callable[[Iterator[None]], None]
+    report: Callable[[Fenced], object]
+
+    def __post_init__(self) -> None:
+        self._holders = Holders(*self._memory.index.held())
         self._drain_at = self._holders_at = 0.0
         self._drain_from = 0
         self._drain_asked = False
@@ -82,17 +78,17 @@ class LaneJobs:
         """Begins the jobs that are due."""
         if now >= self._drain_at:
             self._drain_at = math.inf
-            self._begin(self._drain())
+            self.begin(self._drain())
         if now >= self._holders_at:
             self._holders_at = math.inf
-            self._begin(self._count_holders())
+            self.begin(self._count_holders())
 
     def drain(self) -> None:
         """Begins a round of draining, which ends with a Drained event. A round under way is finished first."""
         self._drain_asked = True
         if self._drain_at < math.inf:
             self._drain_at = math.inf
-            self._begin(self._drain())
+            self.begin(self._drain())
 
     def scan(self) -> None:
         """Begins a fence and then a scan, which ends with a Scanned event.
@@ -101,7 +97,7 @@ class LaneJobs:
         """
         if self._memory.fence_is_quick:
             self._memory.fence()
-            self._begin(self._scan())
+            self.begin(self._scan())
         else:
             self.fencing = True
             asyncio.get_running_loop().run_in_executor(None, self._fence)
@@ -115,7 +111,7 @@ class LaneJobs:
         self.fencing = False
         if fenced.error is not None:
             raise fenced.error
-        self._begin(self._scan())
+        self.begin(self._scan())
 
     def _fence(self) -> None:
         error: Exception | None = None
@@ -123,23 +119,23 @@ class LaneJobs:
             self._memory.fence()
         except Exception as failure:
             error = failure
-        self._report(Fenced(error))
+        self.report(Fenced(error))
 
     def _scan(self) -> Iterator[None]:
         scan = LaneScan(self._memory.readers, self._memory.index.span_ids)
         yield from scan
-        self._handle(events.Scanned(scan.pinned))
+        self.handle(events.Scanned(scan.pinned))
 
     def _drain(self) -> Iterator[None]:
         while True:
             asked, self._drain_asked = self._drain_asked, False
             yield from self._round()
             if asked:
-                self._handle(events.Drained())
+                self.handle(events.Drained())
             if not self._drain_asked:
                 break
         self._memory.forget_abandoned()
-        self._drain_at = self._clock() + DRAIN_EVERY_S
+        self._drain_at = self.clock() + DRAIN_EVERY_S
 
     def _round(self) -> Iterator[None]:
         readers = self._memory.readers
@@ -159,10 +155,10 @@ class LaneJobs:
 
     def _report_uses(self, drained: LaneRecords) -> Iterator[None]:
         ids = drained.span_ids
-        self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost))
+        self.handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost))
         for start in range(ACCESSED_AT_ONCE, len(ids), ACCESSED_AT_ONCE):
             yield
-            self._handle(events.Accessed(ids[start : start + ACCESSED_AT_ONCE]))
+            self.handle(events.Accessed(ids[start : start + ACCESSED_AT_ONCE]))
 
     def _counted(self, count: Count) -> Iterator[None]:
         lanes = words = 0
@@ -175,7 +171,7 @@ class LaneJobs:
                 yield
         for number, changes in enumerate(count.changes()):
             if changes:
-                self._handle(events.HoldersCounted(changes))
+                self.handle(events.HoldersCounted(changes))
             if changes or number % LANES_AT_ONCE == 0:
                 yield
 
@@ -183,12 +179,12 @@ class LaneJobs:
         spent_s = 0.0
         try:
             count = self._holders.count(self._memory.index.span_ids)
-            began = self._clock()
+            began = self.clock()
             for _ in self._counted(count):
-                spent_s += self._clock() - began
+                spent_s += self.clock() - began
                 yield
-                began = self._clock()
-            spent_s += self._clock() - began
+                began = self.clock()
+            spent_s += self.clock() - began
         except Exception as error:
             _log.error(
                 "cannot count the holders of entries; the shown numbers stay as they are until the next count",
@@ -196,4 +192,4 @@ class LaneJobs:
                 why=repr(error),
             )
         finally:
-            self._holders_at = self._clock() + max(HOLDERS_EVERY_S, HOLDERS_SHARE * spent_s)
+            self._holders_at = self.clock() + max(HOLDERS_EVERY_S, HOLDERS_SHARE * spent_s)

@@ -26,6 +26,7 @@ from ..forms.events import (
     Punched,
     Received,
     RemoteDone,
+    RingGrown,
     WritesInPlace,
 )
 from ..forms.host_memory import Pressed
@@ -94,14 +95,6 @@ class MemoryRequest(Struct, frozen=True):
     fds: Sequence[int]
 
 
-class Grown(Struct, frozen=True):
-    """To the store, from the thread that allocates the ring: the bytes that may be used now. `error`: why the thread
-    has stopped there."""
-
-    ring_bytes: int
-    error: Exception | None = None
-
-
 class Fenced(Struct, frozen=True):
     """To the store, from the thread that makes slow fences: the fence is done. `error`: why it failed."""
 
@@ -142,7 +135,7 @@ StoreMessage = (
     | Moved
     | RemoteDone
     | Fenced
-    | Grown
+    | RingGrown
     | Scrubbed
     | Queried
     | Reloaded

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from ...ipc.messages import control as messages
@@ -25,32 +26,28 @@ TOGETHER_S: Final = 0.2
 """Seconds for which a sample waits for its answers. A reading takes milliseconds, unless a library is opened for it."""
 
 
+@dataclass(eq=False, repr=False)
 class PressureActor:
     """Gives every sample to `report`.
 
     `every_s` returns the interval between samples. Call `hasten` when it has become shorter.
     """
 
-    def __init__(
-        self,
-        gauges: Gauges,
-        *,
-        clock: Callable[[], float],
-        report: Callable[[Sampled], object],
-        every_s: Callable[[], float],
-    ) -> None:
-        self._gauges = gauges
-        self._clock = clock
-        self._report = report
-        self._every_s = every_s
+    _gauges: Gauges
+    _: KW_ONLY
+    clock: Callable[[], float]
+    report: Callable[[Sampled], object]
+    every_s: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._look = asyncio.Event()
         self._at_once = False
         self._loop = asyncio.get_running_loop()
-        gauges.answered = self._answered
+        self._gauges.answered = self._answered
 
     def reading(self, message: messages.ReadDevice) -> None:
         """Passes a client's reading of its device to the gauges."""
-        now = self._clock()
+        now = self.clock()
         # The client's clock is this machine's. A time to come is a mistake, and none means that the client is older.
         read_at = message.read_at_s if 0 < message.read_at_s <= now else now
         self._gauges.report(message.device, message.used_bytes, message.total_bytes, read_at)
@@ -69,7 +66,7 @@ class PressureActor:
         try:
             while True:
                 self._at_once = False
-                began_at = self._clock()
+                began_at = self.clock()
                 self._gauges.begin(began_at)
                 await self._until_answered(began_at)
                 self._take()
@@ -80,14 +77,14 @@ class PressureActor:
             self._gauges.close()
 
     async def _until_answered(self, began_at: float) -> None:
-        while self._gauges.awaited and (left_s := began_at + TOGETHER_S - self._clock()) > 0:
+        while self._gauges.awaited and (left_s := began_at + TOGETHER_S - self.clock()) > 0:
             self._look.clear()
             if self._gauges.awaited:
                 await self._looked(left_s)
 
     async def _until_next(self, began_at: float) -> None:
         """Waits until the next sample is due. The governor may shorten the interval meanwhile, due to this sample."""
-        while not self._at_once and (left_s := began_at + self._every_s() - self._clock()) > 0:
+        while not self._at_once and (left_s := began_at + self.every_s() - self.clock()) > 0:
             self._look.clear()
             if self._gauges.has_answers:
                 self._take()
@@ -106,7 +103,7 @@ class PressureActor:
         return False
 
     def _take(self) -> None:
-        self._report(self._gauges.take(self._clock(), self._every_s()))
+        self.report(self._gauges.take(self.clock(), self.every_s()))
 
     def _answered(self) -> None:
         """Called in the thread of a source, even after the loop has ended."""

@@ -20,7 +20,6 @@ from typing import Any, Final
 from ...errors import TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
-from ...shm.ring.layout import unix_at_boot_s
 from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..config.limits import TREE_DEPTH_MAX
@@ -28,7 +27,6 @@ from ..core.store import Store
 from ..forms import effects, events
 from ..forms.host_memory import HostHolds
 from ..memory.copier import Copier, InboxCopied
-from ..memory.lane_room import LaneRoom
 from ..memory.pages import Pages
 from ..memory.scrub import Scrubbed, applied
 from ..memory.segments import Segments
@@ -42,7 +40,6 @@ from .mailbox import INBOX_MAX, Mailbox
 from .messages import (
     Deliver,
     Fenced,
-    Grown,
     HangUp,
     Joined,
     MemoryRequest,
@@ -68,7 +65,6 @@ class StoreActor:
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
         tell_governor: sends the governor the sizes of the host tier. Must not block.
         is_watched: whether somebody wants to hear of events.
-        unix_at_zero: gives the Unix time at which `clock` was zero.
         remote: the store behind the ring.
     """
 
@@ -80,11 +76,10 @@ class StoreActor:
         *,
         clock: Callable[[], float],
         tell_watchers: Callable[[dict[str, Any]], object],
-        tell_governor: Callable[[HostHolds], object] = lambda _: None,
-        is_watched: Callable[[], bool] = lambda: True,
-        unix_at_zero: Callable[[], float] = unix_at_boot_s,
-        times: RequestTimes | None = None,
-        remote: RemoteStore | None = None,
+        tell_governor: Callable[[HostHolds], object],
+        is_watched: Callable[[], bool],
+        times: RequestTimes,
+        remote: RemoteStore | None,
     ) -> None:
         self.inbox: Mailbox[StoreMessage] = Mailbox(INBOX_MAX)
         self._store = store
@@ -97,7 +92,6 @@ class StoreActor:
         self._clients: dict[int, Joined] = {}
         self._look_at = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
-        self._lane_room = LaneRoom()
         loop = asyncio.get_running_loop()
 
         def tell(message: StoreMessage) -> None:
@@ -108,20 +102,6 @@ class StoreActor:
         self._remote: RemoteThreads | None = None
         if remote is not None:
             self._remote = RemoteThreads(remote, memory.ring, self._copier.check, tell, clock)
-        times = times or RequestTimes(config.log.slow_s)
-        self._report = StoreReport(
-            store,
-            memory,
-            config,
-            self._copier,
-            self._clients,
-            self._lane_room,
-            clock=clock,
-            unix_at_zero=unix_at_zero,
-            waiting=lambda: len(self.inbox),
-            times=times,
-            remote=self._remote,
-        )
         self._lanes = LaneJobs(
             memory,
             clock=clock,
@@ -147,7 +127,19 @@ class StoreActor:
         """Messages that came before the store has taken over the memory of an earlier daemon."""
         self._recovered: Callable[[], object] = lambda: None
         self._attachments = Attachments(
-            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of, self._writes_in_place
+            store, memory, self._copier, self._queues, self._send, self._tell_of, self._writes_in_place
+        )
+        self._report = StoreReport(
+            store,
+            memory,
+            config,
+            self._copier,
+            self._clients,
+            self._attachments,
+            clock=clock,
+            waiting=lambda: len(self.inbox),
+            times=times,
+            remote=self._remote,
         )
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
@@ -249,8 +241,9 @@ class StoreActor:
             case events.ClientLeft(client):
                 if client in self._clients:
                     self._queues.after_added(client, partial(self._left, message))
-            case Grown():
-                self._grow(message)
+            case events.RingGrown():
+                self._report.grow_error = message.why
+                self._handle(message)
             case Scrubbed():
                 if (corrupt := applied(self._memory, message)) is not None:
                     self._handle(corrupt)
@@ -329,14 +322,6 @@ class StoreActor:
             self._send(client, Deliver(messages.Error.of(error, query.id)))
             return
         self._handle(events.PrefixAsked(client, query, record, folded))
-
-    def _grow(self, grown: Grown) -> None:
-        ring_bytes = self._memory.superblock.ring_bytes
-        self._report.grown(grown)
-        if grown.error is not None:
-            _log.error("the ring stays smaller than configured", have_bytes=grown.ring_bytes, why=str(grown.error))
-        more = grown.error is None and grown.ring_bytes < ring_bytes
-        self._handle(events.RingGrown(grown.ring_bytes, more))
 
     def _tell_of(self, client: Joined, event: str) -> None:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}

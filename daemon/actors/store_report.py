@@ -1,8 +1,7 @@
 """The store actor's answers to queries of the status socket: status, entries, why, clients,
 health, configuration, times of requests.
 
-Owns: the table of queries, and the number of ready bytes of the ring that status and health show. Does not own the
-figures of the core (`Store.status`).
+Owns: the table of queries, and the findings of health. Does not own the figures of the core (`Store.status`).
 
 Invariant: no query changes the store.
 """
@@ -12,21 +11,23 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from tensord import __version__
 
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
+from ...shm.ring.layout import unix_at_boot_s
 from ..config.config import Config
 from ..core.store import Store
 from ..memory.copier import Copier
-from ..memory.lane_room import LaneRoom
 from ..memory.lane_scan import lanes_pinning, read_pins
 from ..memory.segments import HeldLane, Segments
 from ..remote_stores.threads import RemoteThreads
 from ..reports.request_times import RequestTimes
-from .messages import Grown, Joined
+from .attachments import Attachments
+from .messages import Joined
 
 HELD_BY_MAX: Final = 4
 """Lanes listed of those that pin the entry of a query."""
@@ -34,6 +35,7 @@ _MUST_STAY_0: Final = ("found_corrupt",)
 _AT_START: Final = "It grows at a start only: free memory, and restart the daemon. At its last start"
 
 
+@dataclass(eq=False, repr=False)
 class StoreReport:
     """Answers queries about the store and its memory.
 
@@ -41,42 +43,29 @@ class StoreReport:
         config: the current configuration. The store actor replaces it after a reload.
         clients: the connected clients, by their numbers.
         clock: gives the seconds of `shm.clock`.
-        unix_at_zero: gives the Unix time at which `clock` was zero.
         waiting: gives the number of messages that wait for the actor.
         times: how long requests took.
         remote: the threads of the remote store, if there is one.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        memory: Segments,
-        config: Config,
-        copier: Copier,
-        clients: Mapping[int, Joined],
-        lane_room: LaneRoom,
-        *,
-        clock: Callable[[], float],
-        unix_at_zero: Callable[[], float],
-        waiting: Callable[[], int],
-        times: RequestTimes,
-        remote: RemoteThreads | None = None,
-    ) -> None:
-        self.config = config
+    _store: Store
+    _memory: Segments
+    config: Config
+    _copier: Copier
+    _clients: Mapping[int, Joined]
+    _attachments: Attachments
+    _: KW_ONLY
+    clock: Callable[[], float]
+    waiting: Callable[[], int]
+    times: RequestTimes
+    remote: RemoteThreads | None = None
+
+    def __post_init__(self) -> None:
         self.reload: dict[str, Any] = {"number": 0, "at_unix_s": 0.0, "refused": "", "applied": [], "waiting": []}
         """The verdict of the last reload."""
-        self._store = store
-        self._memory = memory
-        self._copier = copier
-        self._clients = clients
-        self._lane_room = lane_room
-        self._clock = clock
-        self._unix_at_zero = unix_at_zero
-        self._waiting = waiting
-        self._remote = remote
-        self._began = clock()
-        self._grown_bytes = 0
-        self._grow_error = ""
+        self._began = self.clock()
+        self.grow_error = ""
+        """Why the ring has stopped growing; empty if it has not."""
         queries: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
             messages.StatusQuery: self._status,
             messages.EntriesQuery: self._entries,
@@ -85,7 +74,7 @@ class StoreReport:
             messages.ClientsQuery: self._client_rows,
             messages.HealthQuery: self._health,
             messages.ConfigQuery: self._settings,
-            messages.LatencyQuery: lambda _: times.as_dict(),
+            messages.LatencyQuery: lambda _: self.times.as_dict(),
             messages.Watch: lambda _: {},
         }
         self._queries = handlers(messages.StatusRequest, queries)
@@ -98,42 +87,28 @@ class StoreReport:
         """
         return self._queries[type(query)](query)
 
-    def grown(self, grown: Grown) -> None:
-        """Records how many bytes of the ring may be used, and why the ring has stopped growing."""
-        self._grown_bytes = grown.ring_bytes
-        if grown.error is not None:
-            self._grow_error = str(grown.error)
-
     def _entries(self, query: messages.EntriesQuery) -> dict[str, Any]:
-        self._store.reports.unix_at_zero_s = self._unix_at_zero()
-        entries, behind = self._store.reports.page(query.after, query.count, query.namespace, self._clock())
+        self._store.reports.unix_at_zero_s = unix_at_boot_s()
+        entries, behind = self._store.reports.page(query.after, query.count, query.namespace, self.clock())
         return {"entries": entries, "behind": None if behind is None else behind.hex()}
 
     def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
         """As `Reports.why`, with the lanes that pin the entry now: `lanes` of them (None: too many lanes to read them),
         of which the first HELD_BY_MAX are listed in `held_by`. `up_s`: the daemon's age."""
-        self._store.reports.unix_at_zero_s = self._unix_at_zero()
+        self._store.reports.unix_at_zero_s = unix_at_boot_s()
         span_id = self._store.span_id(query.key)
         lanes = None if span_id is None else lanes_pinning(self._memory.lanes, span_id)
-        answer = self._store.reports.why(query.key, self._clock(), None if lanes is None else bool(lanes))
+        answer = self._store.reports.why(query.key, self.clock(), None if lanes is None else bool(lanes))
         if answer["standing"] is not None:
             answer["standing"]["lanes"] = None if lanes is None else len(lanes)
-            answer["standing"]["held_by"] = [self._holder(lane) for lane in (lanes or ())[:HELD_BY_MAX]]
-        return {**answer, "up_s": self._clock() - self._began}
-
-    def _holder(self, lane: HeldLane) -> dict[str, Any]:
-        joined = self._clients.get(lane.client) if lane.client is not None else None
-        return {
-            "client": lane.client,
-            "name": joined.name if joined else "",
-            "pid": joined.pid if joined else None,
-            "lane": lane.reader.lane_id,
-        }
+            rows = [self._client_row(lane.client, lane, 0) for lane in (lanes or ())[:HELD_BY_MAX]]
+            answer["standing"]["held_by"] = [{n: row[n] for n in ("client", "name", "pid", "lane")} for row in rows]
+        return {**answer, "up_s": self.clock() - self._began}
 
     def _status(self, query: messages.StatusQuery) -> dict[str, Any]:
         superblock = self._memory.superblock
         lanes = self._memory.lanes
-        store = self._store.status(self._clock())
+        store = self._store.status(self.clock())
         return {
             "version": __version__,
             "protocol": messages.PROTOCOL_VERSION,
@@ -142,10 +117,10 @@ class StoreReport:
             "recovered": self._memory.recovered,
             "pid": os.getpid(),
             "uid": os.geteuid(),
-            "uptime_s": self._clock() - self._began,
+            "uptime_s": self.clock() - self._began,
             "ring_bytes": superblock.limit_bytes,
             "ring_segment_bytes": superblock.ring_bytes,
-            "ring_ready_bytes": self._grown_bytes,
+            "ring_ready_bytes": store["ring_bytes"],
             "configured": {
                 name: None if self.config.is_derived(name) else self.config.value(name)
                 for name in ("ring_bytes", "max_entries")
@@ -162,7 +137,7 @@ class StoreReport:
                 "requests_delayed": self._store.quotas.rates.delayed,
                 "uids": self._uid_rows(),
             },
-            "remote": None if self._remote is None else {**self._remote.status(), **store.pop("remote_state")},
+            "remote": None if self.remote is None else {**self.remote.status(), **store.pop("remote_state")},
             "store": store,
         }
 
@@ -171,12 +146,7 @@ class StoreReport:
         clients = Counter(joined.peer.uid for joined in self._clients.values())
         lanes = Counter(lane.uid for lane in self._memory.lanes if lane.uid is not None)
         return [
-            {
-                "uid": uid,
-                "clients": clients[uid],
-                "lanes": lanes[uid],
-                **stored,
-            }
+            {"uid": uid, "clients": clients[uid], "lanes": lanes[uid], **stored}
             for uid, stored in sorted(self._store.reports.by_uid({*clients, *lanes}).items())
         ]
 
@@ -229,8 +199,8 @@ class StoreReport:
                 f"the ring has {ring_bytes} of {self.config.ring_bytes} configured bytes. {_AT_START}: "
                 f"{self._memory.shortage}"
             )
-        if self._grow_error:
-            problems.append(f"the ring has {self._grown_bytes} of {ring_bytes} bytes. {_AT_START}: {self._grow_error}")
+        if self.grow_error:
+            problems.append(f"the ring has {store['ring_bytes']} of {ring_bytes} bytes. {_AT_START}: {self.grow_error}")
         if store["regrow_error"]:
             problems.append(
                 f"{store['withdrawn_bytes']} bytes of the ring cannot be allocated again; retrying: "
@@ -251,13 +221,11 @@ class StoreReport:
                 f"{remote['removals_dropped']} evicted entries were not removed from the remote store, since too many "
                 "removals waited: other hosts may still find them; remove them from the store"
             )
-        no_lane = self._lane_room.problem()
-        if no_lane is not None:
-            problems.append(no_lane)
+        problems += self._attachments.no_lane()
         return {
             "healthy": not problems,
             "problems": problems,
             "notices": self._memory.notices,
-            "ring_ready_bytes": self._grown_bytes,
-            "inbox_messages": self._waiting(),
+            "ring_ready_bytes": store["ring_bytes"],
+            "inbox_messages": self.waiting(),
         }

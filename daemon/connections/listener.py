@@ -18,6 +18,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import IO, Final
@@ -94,6 +95,7 @@ class Listening:
         return str(name)
 
 
+@dataclass(eq=False, repr=False)
 class Listener:
     """Runs `serve(number, socket)` for each connection on `listening`. `quotas` limit the simultaneous connections.
 
@@ -101,17 +103,12 @@ class Listener:
     peers would wait in the kernel's queue until their time limits.
     """
 
-    def __init__(
-        self,
-        listening: Listening,
-        kind: Kind,
-        quotas: Quotas,
-        serve: Callable[[int, socket.socket], Coroutine[None, None, None]],
-    ) -> None:
-        self._listening = listening
-        self._kind = kind
-        self._quotas = quotas
-        self._serve = serve
+    _listening: Listening
+    _kind: Kind
+    _quotas: Quotas
+    _serve: Callable[[int, socket.socket], Coroutine[None, None, None]]
+
+    def __post_init__(self) -> None:
         self._numbers = count(1)
         self._logged = Repeats()
         # Opened before the daemon says that it is ready: from then on it has the descriptors that it needs itself.

@@ -14,6 +14,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from tensord import __version__
@@ -49,31 +50,24 @@ _logged = Repeats()
 _TURN_MESSAGES = 64
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """Serves the client with the number `client` on `channel`, until one side closes the connection."""
 
-    def __init__(
-        self,
-        client: int,
-        channel: AsyncChannel,
-        peer: Peer,
-        store: Mailbox[StoreMessage],
-        governor: Mailbox[GovernorMessage],
-        rates: Rates,
-        times: RequestTimes,
-        *,
-        welcome: Callable[[messages.Hello], messages.Welcome],
-    ) -> None:
+    _client: int
+    _channel: AsyncChannel
+    _peer: Peer
+    _store: Mailbox[StoreMessage]
+    _governor: Mailbox[GovernorMessage]
+    _rates: Rates
+    _times: RequestTimes
+    _: KW_ONLY
+    welcome: Callable[[messages.Hello], messages.Welcome]
+
+    def __post_init__(self) -> None:
         self.inbox: SessionInbox = Mailbox(OUTBOX_MAX)
-        self._client = client
-        self._channel = channel
-        self._peer = peer
-        self._sender: Sender = (peer.uid, client)
-        self._store = store
-        self._governor = governor
-        self._rates = rates
-        self._timer = RequestTimer(times, client)
-        self._welcome = welcome
+        self._sender: Sender = (self._peer.uid, self._client)
+        self._timer = RequestTimer(self._times, self._client)
         self._joined = False
         self._passing = False
         self._query: int | None = None
@@ -138,7 +132,7 @@ class Session:
                     # From here on the store and the governor must get a ClientLeft, however the connection ends.
                     self._joined = True
                     self._rates.joined(self._peer.uid)
-                    self._channel.send(self._welcome(message))
+                    self._channel.send(self.welcome(message))
                     return True
         except TimeoutError:
             if self._should_log("no Hello"):

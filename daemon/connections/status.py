@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ...errors import ProtocolError, TensordError
@@ -156,27 +157,22 @@ def _new_answer() -> asyncio.Future[dict[str, Any]]:
     return asyncio.get_running_loop().create_future()
 
 
+@dataclass(eq=False, repr=False)
 class StatusSession:
-    """One reader of the status socket."""
+    """One reader of the status socket. `_number`: the number of its connection."""
 
-    def __init__(
-        self,
-        number: int,
-        uid: int,
-        channel: AsyncChannel,
-        documents: Documents,
-        watchers: Watchers,
-        rates: Rates,
-        times: RequestTimes,
-    ) -> None:
-        """`number`: the number of the connection on the status socket."""
-        self._timer = RequestTimer(times, 0, f"a reader of uid {uid}")
-        self._rates = rates
+    _number: int
+    _uid: int
+    _channel: AsyncChannel
+    _documents: Documents
+    _watchers: Watchers
+    _rates: Rates
+    _times: RequestTimes
+
+    def __post_init__(self) -> None:
+        self._timer = RequestTimer(self._times, 0, f"a reader of uid {self._uid}")
         # Negative, because the numbers of clients are positive.
-        self._sender: Sender = (uid, -number)
-        self._channel = channel
-        self._documents = documents
-        self._watchers = watchers
+        self._sender: Sender = (self._uid, -self._number)
 
     async def run(self) -> None:
         """Answers until the reader closes the connection."""

@@ -150,10 +150,11 @@ class HoldersCounted(Struct, frozen=True):
 
 
 class RingGrown(Struct, frozen=True):
-    """The ring's first `ring_bytes` may be used now; `more`: the ring is still growing."""
+    """The ring's first `ring_bytes` may be used now; `more`: the ring is still growing. `why`: why it stays smaller."""
 
     ring_bytes: int
     more: bool = True
+    why: str = ""
 
 
 class Punched(Struct, frozen=True):

@@ -16,6 +16,7 @@ one at which they are looked at again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
@@ -33,14 +34,16 @@ LOOKED_AT_PER_S: Final = 4e6
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(eq=False, repr=False)
 class Expiry:
     """The times of expiry of one store's entries."""
 
-    def __init__(self, table: RowTable, details: Details, pins: Pins) -> None:
-        self._table = table
-        self._details = details
-        self._pins = pins
-        self._ends = table.column("ends")
+    _table: RowTable
+    _details: Details
+    _pins: Pins
+
+    def __post_init__(self) -> None:
+        self._ends = self._table.column("ends")
         self._top = 0
         """Above all rows that ever had a time."""
         self._next = inf

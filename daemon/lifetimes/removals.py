@@ -53,34 +53,24 @@ class RemovalProgress:
     waiting: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Removals:
     """Ends entries, and counts the ends of all. Adds itself to `spans.gone`."""
 
-    def __init__(
-        self,
-        table: RowTable,
-        details: Details,
-        families: Families,
-        spans: Spans,
-        policy: Replacement,
-        pins: Pins,
-        expiry: Expiry,
-        history: RemovalHistory,
-        hits: Hits,
-        outbox: StoreOutbox,
-    ) -> None:
-        self._table = table
-        self._details = details
-        self._families = families
-        self._spans = spans
-        self._policy = policy
-        self._pins = pins
-        self._expiry = expiry
-        self._history = history
-        self._hits = hits
-        self._outbox = outbox
+    _table: RowTable
+    _details: Details
+    _families: Families
+    _spans: Spans
+    _policy: Replacement
+    _pins: Pins
+    _expiry: Expiry
+    _history: RemovalHistory
+    _hits: Hits
+    _outbox: StoreOutbox
+
+    def __post_init__(self) -> None:
         self._parents: deque[tuple[int, RemovalProgress]] = deque()
-        spans.gone.append(self._gone)
+        self._spans.gone.append(self._gone)
 
     @property
     def ending(self) -> bool:

@@ -55,28 +55,21 @@ class _Sweep:
         return self.rows is not None and self.at >= len(self.rows)
 
 
+@dataclass(eq=False, repr=False)
 class Sweeps:
     """The jobs, in order of request."""
 
-    def __init__(
-        self,
-        table: RowTable,
-        details: Details,
-        tenants: Tenants,
-        generations: GenerationWriter,
-        removals: Removals,
-        outbox: StoreOutbox,
-        quotas: Quotas,
-    ) -> None:
-        self._table = table
-        self._details = details
-        self._tenants = tenants
-        self._generations = generations
-        self._removals = removals
-        self._outbox = outbox
-        self._quotas = quotas
-        self._states: Array = np.frombuffer(table.states, np.uint8)
-        self._names, self._records = table.column("namespaces"), table.column("records")
+    _table: RowTable
+    _details: Details
+    _tenants: Tenants
+    _generations: GenerationWriter
+    _removals: Removals
+    _outbox: StoreOutbox
+    _quotas: Quotas
+
+    def __post_init__(self) -> None:
+        self._states: Array = np.frombuffer(self._table.states, np.uint8)
+        self._names, self._records = self._table.column("namespaces"), self._table.column("records")
         self._jobs: deque[_Sweep] = deque()
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ Invariant: an id that is no entry's, or of an entry that has ended, counts as an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,26 +27,20 @@ from .expiry import Expiry
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(eq=False, repr=False)
 class Uses:
     """Counts the uses of one store's entries."""
 
-    def __init__(
-        self,
-        table: RowTable,
-        details: Details,
-        policy: Replacement,
-        expiry: Expiry,
-        hits: Hits,
-        outbox: StoreOutbox,
-    ) -> None:
-        self._table = table
-        self._details = details
-        self._policy = policy
-        self._expiry = expiry
-        self._hits = hits
-        self._outbox = outbox
-        self._states: Array = np.frombuffer(table.states, np.uint8)
-        self._span_ids = table.column("span_ids")
+    _table: RowTable
+    _details: Details
+    _policy: Replacement
+    _expiry: Expiry
+    _hits: Hits
+    _outbox: StoreOutbox
+
+    def __post_init__(self) -> None:
+        self._states: Array = np.frombuffer(self._table.states, np.uint8)
+        self._span_ids = self._table.column("span_ids")
 
     def accessed(self, event: Accessed, now: float) -> Array:
         """Counts what a lane's log and counters have. Returns the rows that were used, in order, some several times."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -49,6 +49,7 @@ Route = Callable[[h11.Request], Awaitable[HttpAnswer]]
 """Answers one request. A TensordError becomes status 503 with its text, any other error status 500."""
 
 
+@dataclass(eq=False, repr=False)
 class HttpServer:
     """Serves `routes`, the answers by path.
 
@@ -62,28 +63,19 @@ class HttpServer:
         connection_s_max: the longest duration of a connection, in seconds.
     """
 
-    def __init__(
-        self,
-        what: str,
-        listening: Sequence[Listening],
-        routes: Mapping[bytes, Route],
-        elsewhere: str,
-        *,
-        guard: Callable[[h11.Request], HttpAnswer | None] = lambda _: None,
-        headers: Sequence[tuple[str, str]] = (),
-        connections_max: int = CONNECTIONS_MAX,
-        connection_s_max: float = CONNECTION_S_MAX,
-    ) -> None:
-        self._what = what
-        self._log = logger(what)
+    _what: str
+    _listening: Sequence[Listening]
+    _routes: Mapping[bytes, Route]
+    _elsewhere: str
+    _: KW_ONLY
+    guard: Callable[[h11.Request], HttpAnswer | None] = lambda _: None
+    headers: Sequence[tuple[str, str]] = ()
+    connections_max: int = CONNECTIONS_MAX
+    connection_s_max: float = CONNECTION_S_MAX
+
+    def __post_init__(self) -> None:
+        self._log = logger(self._what)
         self._logged = Repeats()
-        self._listening = tuple(listening)
-        self._routes = routes
-        self._elsewhere = elsewhere
-        self._guard = guard
-        self._headers = tuple(headers)
-        self._connections_max = connections_max
-        self._connection_s_max = connection_s_max
 
     async def run(self) -> None:
         """Serves until it is cancelled. Then it ends every connection. Without a socket it ends at once."""
@@ -99,7 +91,7 @@ class HttpServer:
         silent: dict[socket.socket, None] = {}  # those without a request yet, the oldest first
 
         async def make_room() -> None:
-            while len(peers) >= self._connections_max:
+            while len(peers) >= self.connections_max:
                 if silent:
                     peers[next(iter(silent))].cancel()
                 await asyncio.wait(peers.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -123,10 +115,10 @@ class HttpServer:
 
     async def _serve(self, peer: socket.socket, silent: dict[socket.socket, None]) -> None:
         try:
-            async with asyncio.timeout(self._connection_s_max):
+            async with asyncio.timeout(self.connection_s_max):
                 await self._converse(peer, silent)
         except TimeoutError:
-            self._log.info("connection took too long; closed", connection_s_max=self._connection_s_max)
+            self._log.info("connection took too long; closed", connection_s_max=self.connection_s_max)
         except OSError as error:
             self._log.info("connection ended", why=str(error))
         except Exception:
@@ -152,7 +144,7 @@ class HttpServer:
             ("Content-Type", answer.content_type),
             ("Content-Length", str(len(answer.body))),
             ("Connection", "close"),
-            *self._headers,
+            *self.headers,
         ]
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
             headers.append(("Allow", ", ".join(name.decode() for name in _METHODS)))
@@ -167,7 +159,7 @@ class HttpServer:
                 left -= len(read)
 
     async def _answer(self, request: h11.Request) -> HttpAnswer:
-        refused = self._guard(request)
+        refused = self.guard(request)
         if refused is not None:
             return refused
         route = self._routes.get(request.target.partition(b"?")[0])

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
-from tensord.daemon.actors.store import StoreActor
+from tensord.daemon.actors import store_report
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import span_bytes
 
@@ -157,9 +156,8 @@ def test_a_time_to_live_ends_although_messages_never_stop_coming() -> None:
 
 def has_a_clock(step: str) -> None:
     """Runs in the daemon: the wall clock is later by the seconds that stand in the file `step`."""
-    defaults: Any = StoreActor.__init__.__kwdefaults__
-    real = defaults["unix_at_zero"]
-    defaults["unix_at_zero"] = lambda: real() + float(Path(step).read_text())
+    real = store_report.unix_at_boot_s
+    store_report.unix_at_boot_s = lambda: real() + float(Path(step).read_text())
 
 
 def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:
