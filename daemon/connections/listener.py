@@ -1,7 +1,7 @@
 """A listening socket, and the actor that accepts its connections and starts a session for each.
 
-Owns: the socket that is accepted from now, the wait for its next connection, the session tasks, and the number of
-connections of each uid. Does not own the address (`sockets`), the limits (`Quotas`), nor the sessions' work.
+Owns: the socket that is accepted from now, the wait for its next connection, and the session tasks. Does not own the
+address (`sockets`), the limits (`Quotas`), nor the sessions' work.
 
 Accepted sockets are raw and non-blocking. asyncio transports are not used, because a transport that reads loses
 descriptors.
@@ -15,11 +15,9 @@ import asyncio
 import errno
 import os
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import IO, Final
 
@@ -113,10 +111,9 @@ class Listener:
         self._logged = Repeats()
         # Opened before the daemon says that it is ready: from then on it has the descriptors that it needs itself.
         self._spare: IO[bytes] | None = open(os.devnull, "rb")  # noqa: SIM115 - as long as it accepts
-        self.sessions: set[asyncio.Task[None]] = set()
+        self.sessions: dict[asyncio.Task[None], int] = {}
+        """The uid of each connection's peer."""
         self._accepting: asyncio.Task[None] | None = None
-        self.by_uid: Counter[int] = Counter()
-        """The number of connections of each uid. A uid without connections has no item."""
 
     async def run(self) -> None:
         """Accepts connections until `stop_accepting`. Ends every session when it is cancelled."""
@@ -151,9 +148,8 @@ class Listener:
                     _turn_away(accepted, refusal)
                     continue
                 task = asyncio.create_task(self._serve(next(self._numbers), accepted))
-                self.sessions.add(task)
-                self.by_uid[peer.uid] += 1
-                task.add_done_callback(partial(self._ended, peer.uid))
+                self.sessions[task] = peer.uid
+                task.add_done_callback(self._ended)
         finally:
             self._give_up_spare()
 
@@ -188,13 +184,10 @@ class Listener:
             raise LimitReached(
                 f"{rule.limit} is {rule.total}, and that many connections are open: raise it, or close connections"
             )
-        self._quotas.admit(self._kind, uid, self.by_uid[uid])
+        self._quotas.admit(self._kind, uid, sum(each == uid for each in self.sessions.values()))
 
-    def _ended(self, uid: int, task: asyncio.Task[None]) -> None:
-        self.sessions.discard(task)
-        self.by_uid[uid] -= 1
-        if not self.by_uid[uid]:
-            del self.by_uid[uid]
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self.sessions[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a session failed; its connection is closed", exc_info=error)
 

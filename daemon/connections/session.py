@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final
+from typing import Final
 
 from tensord import __version__
 
 from ...errors import ProtocolError, TensordError
 from ...ipc.messages import control as messages
-from ...ipc.messages.declared import handlers, id_of
+from ...ipc.messages.declared import id_of
 from ...ipc.messages.schema import ClientLimits
 from ...ipc.wire.channel import AsyncChannel
 from ...ipc.wire.descriptors import Peer
@@ -83,7 +83,7 @@ class Session:
                     self._timer.began(message)
                     if self._rates.limits(self._peer.uid):
                         await paced(self._channel, self._rates, self._peer.uid)
-                    await _ROUTES[type(message)](self, message, fds)
+                    await self._pass_on(message, fds)
                     self._passing = False
             if self._channel.failure is not None:
                 raise self._channel.failure
@@ -148,28 +148,21 @@ class Session:
         """True if the event is to be logged. A refused client retries every second."""
         return _logged.is_new((self._peer.uid, self._peer.pid, *what), asyncio.get_running_loop().time())
 
-    # ---- the routes of messages, by the base class with which a message is declared
-
-    async def _greeted(self, message: messages.GreetingRequest, fds: Sequence[int]) -> None:
-        """Does nothing. `_greet` has handled the Hello, and the protocol allows no second one."""
-
-    async def _attach(self, message: messages.AttachmentRequest, fds: Sequence[int]) -> None:
-        await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
-
-    async def _ask_store(self, message: messages.StoreRequest, fds: Sequence[int]) -> None:
-        await self._store.tell(Received(self._client, message), self._sender)
-
-    async def _match(self, message: messages.PrefixRequest, fds: Sequence[int]) -> None:
-        # One prefix query at a time: a client that sends many long queries waits only for its own.
-        self._answered.clear()
-        self._query = id_of(message)
-        await self._store.tell(Received(self._client, message), self._sender)
-        await self._answered.wait()
-
-    async def _ask_governor(
-        self, message: messages.GovernorRequest | messages.GaugeRequest, fds: Sequence[int]
-    ) -> None:
-        await self._governor.tell(Governed(self._client, message), self._sender)
+    async def _pass_on(self, message: messages.ControlRequest, fds: Sequence[int]) -> None:
+        """Hands a message to the part that its base class names. The protocol allows no second Hello."""
+        match message:
+            case messages.StoreRequest():
+                await self._store.tell(Received(self._client, message), self._sender)
+            case messages.GovernorRequest() | messages.GaugeRequest():
+                await self._governor.tell(Governed(self._client, message), self._sender)
+            case messages.AttachmentRequest():
+                await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
+            case messages.PrefixRequest():
+                # One prefix query at a time: a client that sends many long queries waits only for its own.
+                self._answered.clear()
+                self._query = message.id
+                await self._store.tell(Received(self._client, message), self._sender)
+                await self._answered.wait()
 
     async def _send_messages(self) -> None:
         while True:
@@ -200,7 +193,7 @@ class Session:
             self._note_answer(message)
 
     def _note_answer(self, message: messages.Answer) -> None:
-        """Ends the request that `message` answers: `_match` goes on. Called even if the answer could not be sent."""
+        """Ends the request that `message` answers: `_pass_on` goes on. Called even if the answer could not be sent."""
         self._timer.answered(message)
         if self._query is not None and id_of(message) == self._query:
             self._query = None
@@ -218,17 +211,6 @@ class Session:
         for delivery in self.inbox.close():
             if isinstance(delivery, Deliver):
                 _close(delivery.close)
-
-
-_BY_BASE: Final[dict[type[Any], Callable[[Session, Any, Sequence[int]], Awaitable[None]]]] = {
-    messages.GreetingRequest: Session._greeted,
-    messages.AttachmentRequest: Session._attach,
-    messages.StoreRequest: Session._ask_store,
-    messages.PrefixRequest: Session._match,
-    messages.GovernorRequest: Session._ask_governor,
-    messages.GaugeRequest: Session._ask_governor,
-}
-_ROUTES: Final = handlers(messages.ControlRequest, _BY_BASE)
 
 
 def welcome_for(

@@ -16,7 +16,6 @@ import grp
 import os
 import socket
 import stat
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -34,8 +33,7 @@ _FOLDER_MODE: Final = 0o700
 class SocketFile:
     """The socket at `path`.
 
-    `problem`: why no new client can reach the socket, with what to do; empty while its file is there. `look` and `end`
-    may be called in different threads.
+    `problem`: why no new client can reach the socket, with what to do; empty while its file is there.
     """
 
     def __init__(self, path: Path, mode: int, group: str | int | None) -> None:
@@ -46,8 +44,6 @@ class SocketFile:
         self._own: tuple[int, int] | None = None
         self._made_here = False
         self._folder: tuple[int, int] | None = None
-        self._ended = False
-        self._looking = threading.Lock()
 
     @classmethod
     def made(cls, path: Path, mode: int, group: str | None) -> tuple[Self, socket.socket]:
@@ -92,35 +88,30 @@ class SocketFile:
         Returns:
             The new socket; None if there is none.
         """
-        with self._looking:
-            if self._ended:
-                return None
-            before, made = self.problem, None
-            try:
-                there = os.lstat(self.path)
-                mine = (there.st_dev, there.st_ino) == self._own
-                self.problem = "" if mine else self._taken(there)
-            except (FileNotFoundError, NotADirectoryError):
-                made = self._made_anew()
-            except OSError as error:
-                self.problem = f"the socket {self.path} cannot be looked at: {error.strerror}"
-            at = str(self.path)
-            if made is not None:
-                _log.warning("the file of a socket was removed; made anew, with no effect on attached clients", at=at)
-            elif self.problem and self.problem != before:
-                _log.error("a socket cannot be reached by new clients", why=self.problem)
-            elif before and not self.problem:
-                _log.info("a socket can be reached again", at=at)
-            return made
+        before, made = self.problem, None
+        try:
+            there = os.lstat(self.path)
+            mine = (there.st_dev, there.st_ino) == self._own
+            self.problem = "" if mine else self._taken(there)
+        except (FileNotFoundError, NotADirectoryError):
+            made = self._made_anew()
+        except OSError as error:
+            self.problem = f"the socket {self.path} cannot be looked at: {error.strerror}"
+        at = str(self.path)
+        if made is not None:
+            _log.warning("the file of a socket was removed; made anew, with no effect on attached clients", at=at)
+        elif self.problem and self.problem != before:
+            _log.error("a socket cannot be reached by new clients", why=self.problem)
+        elif before and not self.problem:
+            _log.info("a socket can be reached again", at=at)
+        return made
 
     def end(self) -> None:
-        """Removes the file, if this process has made it. `look` does nothing from then on."""
-        with self._looking:
-            self._ended = True
-            with suppress(OSError):
-                there = os.lstat(self.path)
-                if self._made_here and (there.st_dev, there.st_ino) == self._own:
-                    self.path.unlink(missing_ok=True)
+        """Removes the file, if this process has made it."""
+        with suppress(OSError):
+            there = os.lstat(self.path)
+            if self._made_here and (there.st_dev, there.st_ino) == self._own:
+                self.path.unlink(missing_ok=True)
 
     def _made_anew(self) -> socket.socket | None:
         try:

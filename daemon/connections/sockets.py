@@ -14,7 +14,6 @@ import asyncio
 import errno
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -22,7 +21,6 @@ from ...errors import BadConfiguration, InstanceBusy
 from ...ipc.places import METRICS_NAME
 from ..config.config import Config
 from ..config.settings import host_and_port
-from ..process.limits import NO_MEMORY_OR_THREAD
 from .listener import Listening
 from .socket_files import BACKLOG, SocketFile
 
@@ -71,10 +69,7 @@ class Sockets:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for file, listening in self._files:
-                made = None
-                with suppress(*NO_MEMORY_OR_THREAD):
-                    made = await asyncio.to_thread(file.look)
-                if made is not None:
+                if (made := file.look()) is not None:
                     listening.replace(made)
 
     def _close(self) -> None:

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import shake_256
 from itertools import count
-from typing import Any, Final
-
-from msgspec.structs import asdict
+from typing import Final
 
 from ...ipc.messages import control as messages
 from ...shm.index.index import IndexWriter
@@ -21,7 +19,6 @@ from ..claims.claims import NOBODY, ClaimTable
 from ..claims.quotas import Quotas
 from ..claims.unstorable import Unstorable
 from ..forms.budget import RingBudget
-from ..forms.host_memory import Pressed
 from ..forms.limits import StoreLimits
 from ..forms.outbox import StoreOutbox
 from ..host_memory.host_memory import HostMemory
@@ -200,22 +197,6 @@ class Parts:
     def ring_bytes(self) -> int:
         """The ring's final size."""
         return self.limits.ring_bytes if self.runway.is_growing else self.holes.capacity_bytes
-
-    def besides(self, now: float) -> dict[str, Any]:
-        """What status says of host memory, the ring's growth, and the remote store."""
-        residency, withdrawn, pressed = self.host_memory.residency, self.host_memory.withdrawn, self.host_memory.pressed
-        return {
-            "ring_bytes_final": self.limits.ring_bytes,
-            "ring_growing": self.runway.is_growing,
-            "resident_bytes": residency.resident_bytes,
-            # Pages that are still being punched are resident.
-            "withdrawn_bytes": residency.punched_bytes,
-            "withdrawn_extents": len(withdrawn.rows),
-            "regrow_error": residency.error,
-            "pressed": None if pressed == Pressed() else asdict(pressed),
-            "grants_waiting": self.lending.waiting,
-            "remote_state": self.remote.state(now) if self.limits.remote_s else None,
-        }
 
     def is_past(self, key: bytes) -> bool:
         """Whether the key's generation is past."""

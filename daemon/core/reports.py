@@ -17,6 +17,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from ...shm.ring.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
+from ..forms.host_memory import Pressed
 from ..store.table import LIVE
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Reports:
         """
         parts = self._parts
         claims, pins, budget = parts.claims, parts.lifetimes.pins, parts.budget
+        host_memory, residency = parts.host_memory, parts.host_memory.residency
         return {
             "epoch": self._epoch,
             "policy": parts.policy.name,
@@ -88,7 +90,16 @@ class Reports:
             "prefix_blocks": len(parts.blocks.index),
             "prefix_rebuilding": parts.blocks.rebuilding,
             "prefix_queries_waiting": parts.matching.held,
-            **parts.besides(now),
+            "ring_bytes_final": parts.limits.ring_bytes,
+            "ring_growing": parts.runway.is_growing,
+            "resident_bytes": residency.resident_bytes,
+            # Pages that are still being punched are resident.
+            "withdrawn_bytes": residency.punched_bytes,
+            "withdrawn_extents": len(host_memory.withdrawn.rows),
+            "regrow_error": residency.error,
+            "pressed": None if host_memory.pressed == Pressed() else asdict(host_memory.pressed),
+            "grants_waiting": parts.lending.waiting,
+            "remote_state": parts.remote.state(now) if parts.limits.remote_s else None,
             **parts.counters.as_dict(),
         }
 

@@ -63,20 +63,12 @@ class Store:
         parts.commit_own = self._commit_own
         self._dispatch = Dispatch(parts)
         self._outbox = parts.outbox
-        self.epoch = epoch
         self.reports = parts.reports
         self.policy = parts.policy
         self.counters = parts.counters
-        self.claims = parts.claims
-        self.hits = parts.hits
         self.is_lent = parts.lending.is_lent
         self._putter = NOBODY
         """The client whose puts nothing has followed from yet (`Commits.fresh`)."""
-
-    @property
-    def limits(self) -> StoreLimits:
-        """The limits in force."""
-        return self.parts.limits
 
     def submitted(
         self, client: int, records: memoryview, now: float, errors: dict[int, TensordError]
@@ -204,7 +196,7 @@ class Store:
 
     def _reason(self, reason: int, key: bytes, tokens: int) -> TensordError:
         past = self.parts.generations.refusal(key)
-        return past if past is not None else refusals.of_record(reason, key, tokens, self.limits)
+        return past if past is not None else refusals.of_record(reason, key, tokens, self.parts.limits)
 
     def _commit_own(self, record: memoryview, now: float) -> None:
         """Stores an entry that was fetched from the remote store."""

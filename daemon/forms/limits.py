@@ -1,17 +1,11 @@
 """The store's budgets and limits, each under its name in the configuration and in refusals.
 
-Owns the values and their checks. Does not own where they come from (`daemon.config`). Invariant: each value is in its
-range.
+Owns the values. Does not own where they come from, nor their bounds (`daemon.config`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
-from ...errors import BadConfiguration
-
-_MAY_BE_NONE = ("max_tokens", "default_ttl_s")
-_MAY_BE_0 = ("pinned_bytes_max", "max_tokens", "prefix_wait_s", "remote_s", "remote_writes")
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +35,3 @@ class StoreLimits:
     rescan_s: float = 0.05
     remote_s: float = 0.0
     remote_writes: bool = False
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.name in _MAY_BE_NONE:
-                continue
-            smallest = 0 if field.name in _MAY_BE_0 else None
-            if value is None or value < 0 or (value == 0 and smallest is None):
-                raise BadConfiguration(f"{field.name} = {value!r} must be more than 0")
-        if self.claim_s > self.claim_s_max:
-            raise BadConfiguration(
-                f"claim_s = {self.claim_s:g} is more than claim_s_max = {self.claim_s_max:g}, at which a claim ends"
-            )

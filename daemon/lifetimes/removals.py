@@ -37,6 +37,7 @@ from .pins import Pins
 SLICE: Final = 256
 """Entries that one event ends: about 1 ms."""
 EXPIRED_AT_ONCE: Final = 128
+_NUMBERS: Final = {reason: number for number, reason in enumerate(REASONS)}
 _WITH_OTHERS: Final = frozenset({"cleared", "invalidated"})
 """Reasons of ends that are announced together, by the job that ends them (`sweeps`)."""
 
@@ -123,7 +124,7 @@ class Removals:
         gone["key"], gone["at"], gone["age_s"] = details.keys(at), now, now - created
         gone["idle_s"] = np.maximum(now - np.maximum(used, created), 0.0)
         gone["uses"], gone["worth"] = uses, self._policy.worth(at)
-        gone["span_bytes"], gone["reason"] = table.column("sizes")[at], [REASONS.index(each) for each in reasons]
+        gone["span_bytes"], gone["reason"] = table.column("sizes")[at], [_NUMBERS[each] for each in reasons]
         self._outbox.counters.removed(gone)
         self._history.add(gone)
         self._hits.ended(at, reasons)

@@ -26,7 +26,6 @@ every HALVE_AFTER sampled requests, so older requests count less and less.
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -94,7 +93,7 @@ class HitCurve:
     """The requests by group and distance, scaled to all requests: GROUPS rows of _COLUMNS."""
 
     def __init__(self) -> None:
-        self._counts = array("d", bytes(8 * GROUPS * _COLUMNS))
+        self._counts = np.zeros((GROUPS, _COLUMNS))
         self._sampled = 0
         self._asked = 0.0
         self._unsampled = 0.0
@@ -107,10 +106,10 @@ class HitCurve:
     def sampled(self, number: int, distance_bytes: int, factor: int, *, here: bool) -> None:
         """Counts a sampled request. `factor`: the number of requests that it stands for."""
         self._unsampled -= here * factor
-        self._counts[(number >> _GROUP_SHIFT & GROUPS - 1) * _COLUMNS + column_of(distance_bytes)] += factor
+        self._counts[number >> _GROUP_SHIFT & GROUPS - 1, column_of(distance_bytes)] += factor
         self._sampled += 1
         if self._sampled >= HALVE_AFTER:
-            self._table()[:] *= 0.5
+            self._counts *= 0.5
             self._asked *= 0.5
             self._unsampled *= 0.5
             self._sampled //= 2
@@ -126,14 +125,10 @@ class HitCurve:
             "points": [[size, *self._point(size, 1 / factor)] for size in sizes],
         }
 
-    def _table(self) -> Array:
-        """The counts as (GROUPS, _COLUMNS) float64, the same memory."""
-        return np.frombuffer(self._counts).reshape(GROUPS, _COLUMNS)
-
     def _point(self, size_bytes: int, sampled_share: float) -> tuple[float, float]:
         """The hit ratio of a cache of `size_bytes`, and its error. `sampled_share`: the share of the keys that are in
         the sample. The sample lacks `_unsampled` requests for stored keys, or has too many of them if below 0."""
-        counts, column, unsampled = self._table(), column_of(size_bytes), self._unsampled
+        counts, column, unsampled = self._counts, column_of(size_bytes), self._unsampled
         below = _within(size_bytes)
         hits = counts[:, :column].sum(axis=1) + below * counts[:, column]
         requests = counts.sum(axis=1)

@@ -9,9 +9,7 @@ import pytest
 from tensord.daemon.actors.mailbox import Mailbox, Sender
 
 LOUD: Sender = (1000, 1)
-ALSO_LOUD: Sender = (1000, 2)
 QUIET: Sender = (1000, 3)
-OTHER: Sender = (2000, 4)
 
 
 async def flood(inbox: Mailbox[str], sender: Sender, count: int) -> None:
@@ -37,18 +35,6 @@ def test_a_sender_that_waits_for_room_delays_no_other_sender() -> None:
         await turns()
         assert len(inbox) == 4, "the flood fills what it may, and no more"
         flooding.cancel()
-
-    asyncio.run(scene())
-
-
-def test_uids_take_turns_and_so_do_the_clients_of_each() -> None:
-    async def scene() -> None:
-        inbox: Mailbox[str] = Mailbox(8)
-        await flood(inbox, LOUD, 8)
-        await flood(inbox, ALSO_LOUD, 8)
-        await inbox.tell("a", OTHER)
-        await inbox.tell("b", OTHER)
-        assert await inbox.take(5) == ["flood 1 0", "a", "flood 2 0", "b", "flood 1 1"]
 
     asyncio.run(scene())
 

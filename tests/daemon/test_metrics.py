@@ -104,12 +104,6 @@ def test_a_fault_of_a_tier_is_shown() -> None:
     assert at(samples, "tensord_device_owners_unresponsive", device=OTHER) == 0
 
 
-def test_counters_that_must_stay_0_are_there_from_the_start() -> None:
-    samples = told(documents.status())
-    assert at(samples, "tensord_found_corrupt_total") == 0
-    assert at(told(documents.status(store=documents.store(found_corrupt=2))), "tensord_found_corrupt_total") == 2
-
-
 def test_names_cannot_break_out_of_their_label() -> None:
     name = 'a"} 1\nb{x="\\'
     governor = documents.governor(gauges=[documents.gauge(name, 1, 2, "normal")])

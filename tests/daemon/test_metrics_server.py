@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -159,20 +158,6 @@ def test_a_scraper_that_disconnects_at_once_does_no_harm(serving: Serving) -> No
             with serving.connect() as sock:
                 sock.sendall(said)
     assert serving.ask()[0].status == 200
-
-
-@pytest.mark.parametrize("said", [b"", b"GET /hea", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
-def test_connections_without_a_request_make_room_for_one_that_asks(serving: Serving, said: bytes) -> None:
-    """Each may last PATIENCE_S, and a health check waits for none of them."""
-    with ExitStack() as silent:
-        first = silent.enter_context(serving.connect(tcp=True))
-        for _ in range(5 * CONNECTIONS_MAX):
-            silent.enter_context(serving.connect(tcp=True)).sendall(said)
-        assert first.recv(1) == b"", "the oldest ends"
-        began = time.monotonic()
-        for _ in range(3):
-            assert serving.ask(path="/healthz", tcp=True)[0].status == 200
-        assert time.monotonic() - began < PATIENCE_S
 
 
 def test_an_answer_that_is_being_made_is_not_cut_off(serving: Serving) -> None:

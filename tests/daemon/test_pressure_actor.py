@@ -65,12 +65,6 @@ def _governor(hasten: Callable[[], object], sample_s: float, sample_pressed_s: f
     )
 
 
-async def _turns(number: int = 20) -> None:
-    """Lets everybody else on the loop have theirs."""
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
 class Full:
     """A card that shows pressure."""
 

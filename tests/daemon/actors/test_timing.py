@@ -21,7 +21,8 @@ def counts(times: RequestTimes) -> dict[str, int]:
 
 @pytest.fixture
 def times() -> RequestTimes:
-    return RequestTimes(0.0, 8)
+    """Keeps the last three slow requests, and takes all for slow."""
+    return RequestTimes(0.0, 3)
 
 
 def test_a_request_ends_with_its_answer_and_not_with_a_push(times: RequestTimes) -> None:
@@ -34,23 +35,29 @@ def test_a_request_ends_with_its_answer_and_not_with_a_push(times: RequestTimes)
     timer.answered(messages.GrantsLent(4, []))
     assert counts(times) == {"AskForGrants": 1}
     (slow,) = times.as_dict()["slow"]
-    assert (slow["kind"], slow["client"], slow["name"]) == ("AskForGrants", 7, "x")
+    assert (slow["kind"], slow["payload_bytes"], slow["client"], slow["name"]) == ("AskForGrants", 100, 7, "x")
 
 
-def test_an_error_ends_a_request(times: RequestTimes) -> None:
-    timer = RequestTimer(times, 7)
-    timer.began(messages.Touch(1, [KEY]))
-    timer.answered(messages.Error.of(StoreFull("full"), 1))
-    timer.answered(messages.Error.of(StoreFull("of no request"), None))
-    assert counts(times) == {"Touch": 1}
-
-
-def test_a_claim_is_measured_to_its_first_answer(times: RequestTimes) -> None:
+def test_a_claim_is_measured_to_its_first_answer_and_an_error_ends_a_request(times: RequestTimes) -> None:
     timer = RequestTimer(times, 7)
     timer.began(messages.RequestClaim(1, KEY))
     for answer in ("wait", "hit"):
         timer.answered(messages.Claimed(1, answer))
-    assert counts(times) == {"RequestClaim": 1}
+    timer.began(messages.Touch(1, [KEY]))
+    timer.answered(messages.Error.of(StoreFull("full"), 1))
+    timer.answered(messages.Error.of(StoreFull("of no request"), None))
+    assert counts(times) == {"RequestClaim": 1, "Touch": 1}
+
+
+def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit(times: RequestTimes) -> None:
+    for slow_s in (0.0, 60.0):
+        times.slow_s = slow_s
+        for client in range(1, 6):
+            timer = RequestTimer(times, client)
+            timer.began(messages.Touch(1, [KEY]))
+            timer.answered(messages.Counted(1, 0))
+    assert [row["client"] for row in times.as_dict()["slow"]] == [5, 4, 3]
+    assert counts(times) == {"Touch": 10}
 
 
 def test_the_lag_of_the_event_loop_is_measured_until_it_ends(
@@ -65,3 +72,4 @@ def test_the_lag_of_the_event_loop_is_measured_until_it_ends(
         task.cancel()
 
     asyncio.run(asyncio.wait_for(measured(), 30))
+    assert counts(times) == {}

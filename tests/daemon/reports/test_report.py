@@ -69,6 +69,7 @@ def test_status_and_entry_say_what_is_there() -> None:
     assert entry["expires_unix_s"] == pytest.approx(UNIX_AT_ZERO_S + 13)
     assert (entry["pinned_by_message"], entry["prefix"], entry["children"]) == (True, None, 0)
     assert (entry["parent"], stand.entry(0)["children"]) == (key_of(0).hex(), 1)
+    assert stand.reports.why(key_of(0), stand.now)["standing"]["children"] == 1
     assert (stand.entry(0)["expires_unix_s"], stand.entry(0)["parent"]) == (None, None)
     assert stand.rows.lend(640) is not None
     status = stand.status()

@@ -85,13 +85,6 @@ def test_an_entry_in_use_is_compared_with_none() -> None:
     assert [each["held"] for each in held] == ["lease", None]
 
 
-def test_why_counts_children() -> None:
-    stand = LifetimesStand()
-    for number, parent in ((1, None), (2, 1), (3, 2)):
-        stand.put(number, parent=parent)
-    assert why(stand, 1)["standing"]["children"] == 1
-
-
 @pytest.mark.parametrize(
     ("end", "reason"), [("put", "capacity"), ("evict", "explicit"), ("time", "ttl"), ("clear", "cleared")]
 )
