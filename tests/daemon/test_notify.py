@@ -23,14 +23,6 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield reader
 
 
-def test_the_manager_reads_what_is_sent(manager: socket.socket) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
-    assert notifier.send(notify.READY, notify.status("12 entries\n3 clients"))
-    assert manager.recv(4096) == b"READY=1\nSTATUS=12 entries 3 clients"
-    notifier.close()
-    assert not notifier.send(notify.READY)
-
-
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/notify", "/" + "x" * 200])
 def test_no_manager_is_no_error(address: str) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": address} if address else {})

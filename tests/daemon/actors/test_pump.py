@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tensord.daemon.actors.mailbox import Mailbox
-from tensord.daemon.actors.pump import ITEMS_MAX, TURN_S, Pump
+from tensord.daemon.actors.pump import TURN_S, Pump
 
 
 class Clock:
@@ -56,12 +56,3 @@ def test_jobs_take_turns_with_each_other_and_with_messages() -> None:
     pump.turn()
     assert done == ["0", "a0", "1", "b0", "a1", "b1", "a2"]
     assert not pump.busy
-
-
-def test_a_job_that_is_longer_than_a_turn_keeps_no_message_waiting_for_its_end() -> None:
-    done: list[str] = []
-    pump, received = pump_of(1, Clock())
-    pump.begin(job(done, "a", 10 * ITEMS_MAX))
-    pump.turn()
-    assert received == [0]
-    assert 0 < len(done) <= ITEMS_MAX

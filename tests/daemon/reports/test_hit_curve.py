@@ -61,11 +61,6 @@ def test_the_curve_is_within_2_points_of_exact_caches_of_each_size(name: str) ->
         assert error < 0.15
 
 
-def test_a_curve_never_falls_with_the_size() -> None:
-    ratios = [ratio for _, ratio, _ in curve_of(workload("popular keys"), 100_000, 1000)["points"]]
-    assert ratios == sorted(ratios)
-
-
 def test_without_requests_nothing_is_known() -> None:
     every = HitCurve().as_dict(1000, 1)
     assert every["requests"] == 0

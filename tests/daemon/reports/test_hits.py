@@ -7,30 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tensord.daemon.reports.hits import SAMPLED_PER_S_MAX, SLOTS, Recent
+from tensord.daemon.reports.hits import SAMPLED_PER_S_MAX, SLOTS
 
 from ..lifetimes.stand import SPAN, LifetimesStand
 from ..store.rows import key_of
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 5)), min_size=1, max_size=60), st.floats(0, 200))
-def test_sums_are_of_the_last_stretch_to_one_part_of_it(steps: list[tuple[float, int]], later: float) -> None:
-    recent, at, came = Recent(100.0, 2), 0.0, list[tuple[float, int]]()
-    for pause, amount in steps:
-        at += pause
-        recent.add(at, (amount, 1))
-        assert len(recent) <= SLOTS
-        came.append((at, amount))
-    now = at + later
-    least = [amount for when, amount in came if when > now - 100 + 100 / SLOTS]
-    most = [amount for when, amount in came if when >= now - 100]
-    total, times = recent.sums(now)
-    assert sum(least) <= total <= sum(most)
-    assert len(least) <= times <= len(most)
 
 
 def told(stand: LifetimesStand) -> dict[str, Any]:
