@@ -1,7 +1,6 @@
 """Serves the requests for shared memory: a lane, an inbox, and the ring for writing.
 
-Owns: the refusals, whether there is memory for the next lane, of which the log has begin and end once each, and which
-descriptors an answer brings. Does not own lanes (`Segments`), inboxes (`Copier`), nor the
+Owns: the refusals, and which descriptors an answer brings. Does not own lanes (`Segments`), inboxes (`Copier`), nor the
 clients (`StoreActor`).
 """
 
@@ -10,28 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers, id_of
 from ...ipc.messages.schema import PREFIX_BYTES_MAX
 from ...ipc.wire.descriptors import lacks_descriptor, no_descriptor
-from ...shm.ring import segments
-from ...shm.ring.layout import LANE_BYTES
 from ..config.config import Config
 from ..core.store import Store
 from ..memory.copier import Copier
+from ..memory.lane_room import LaneRoom
 from ..memory.segments import Segments
-from ..process.logs import logger
 from .messages import Deliver, Joined, MemoryRequest
 from .queues import Queues
-
-_REMEDY: Final = (
-    ": new clients are refused; remount /dev/shm with a larger size=, remove unused files from it, or let the daemon "
-    "return memory with `tensorctl limit SIZE`"
-)
-_log = logger("store")
 
 
 @dataclass(eq=False, repr=False)
@@ -48,13 +39,12 @@ class Attachments:
     _memory: Segments
     _copier: Copier
     _queues: Queues
+    _lane_room: LaneRoom
     _send: Callable[[int, Deliver], None]
     _tell_of: Callable[[Joined, str], None]
     _writes_in_place: Callable[[int], None]
 
     def __post_init__(self) -> None:
-        self._short = False
-        """Whether a client was refused for lack of memory, and there was none since."""
         requests: dict[type[Any], Callable[[Joined, Any, Sequence[int], Config], None]] = {
             messages.Attach: self._attach,
             messages.OpenInbox: self._open_inbox,
@@ -75,22 +65,6 @@ class Attachments:
             for fd in asked.fds:
                 os.close(fd)
 
-    def no_lane(self) -> list[str]:
-        """Why the next client would be refused for lack of memory; empty if it would not. Reads files of /proc and
-        /sys."""
-        try:
-            segments.check_memory(LANE_BYTES, "the lane of the next client", _REMEDY)
-        except NotEnoughMemory as error:
-            return [str(error)]
-        self._made()
-        return []
-
-    def _made(self) -> None:
-        """A lane was allocated, or could be."""
-        if self._short:
-            self._short = False
-            _log.info("new clients are accepted again: there is memory for a lane")
-
     def _attach(self, client: Joined, request: messages.Attach, brought: Sequence[int], config: Config) -> None:
         lanes_max, uid = config.limits.lanes_max, client.peer.uid
         back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
@@ -104,14 +78,12 @@ class Attachments:
         try:
             lane, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, brought=back)
         except NotEnoughMemory as error:
-            if not self._short:
-                self._short = True
-                _log.error("new clients are refused: no memory for a lane", why=str(error))
+            self._lane_room.refused(error)
             raise
         except OSError as error:
             raise NotEnoughMemory(f"the lane cannot be allocated: {error}") from error
         if back is None:
-            self._made()
+            self._lane_room.made()
         superblock = self._memory.superblock
         self._queues.attached(client.client, uid, lane)
         sizes = superblock.ring_bytes, superblock.geometry.index_bytes

@@ -22,11 +22,11 @@ from ...shm.ring.layout import unix_at_boot_s
 from ..config.config import Config
 from ..core.store import Store
 from ..memory.copier import Copier
+from ..memory.lane_room import LaneRoom
 from ..memory.lane_scan import lanes_pinning, read_pins
 from ..memory.segments import HeldLane, Segments
 from ..remote_stores.threads import RemoteThreads
 from ..reports.request_times import RequestTimes
-from .attachments import Attachments
 from .messages import Joined
 
 HELD_BY_MAX: Final = 4
@@ -53,7 +53,7 @@ class StoreReport:
     config: Config
     _copier: Copier
     _clients: Mapping[int, Joined]
-    _attachments: Attachments
+    _lane_room: LaneRoom
     _: KW_ONLY
     clock: Callable[[], float]
     waiting: Callable[[], int]
@@ -221,7 +221,9 @@ class StoreReport:
                 f"{remote['removals_dropped']} evicted entries were not removed from the remote store, since too many "
                 "removals waited: other hosts may still find them; remove them from the store"
             )
-        problems += self._attachments.no_lane()
+        no_lane = self._lane_room.problem()
+        if no_lane is not None:
+            problems.append(no_lane)
         return {
             "healthy": not problems,
             "problems": problems,
