@@ -17,8 +17,7 @@ from typing import Any, assert_never
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
 from ..forms.effects import Announce, Send
-from ..forms.events import AgentsTurned, ClientLeft, Tick
-from ..forms.host_memory import Pressed
+from ..forms.events import AgentsTurned, ClientLeft, Pressed, Tick
 from ..governor.forms import events
 from ..governor.governor import Governor
 from ..process.logs import logger

@@ -23,13 +23,13 @@ from ..forms.events import (
     Allocated,
     ClientLeft,
     Moved,
+    Pressed,
     Punched,
     Received,
     RemoteDone,
     RingGrown,
     WritesInPlace,
 )
-from ..forms.host_memory import Pressed
 from ..forms.limits import StoreLimits
 from ..governor.forms import events as governor
 from ..memory.copier import InboxCopied

@@ -14,6 +14,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from ..config.config import Config
 from ..config.limits import TREE_DEPTH_MAX
 from ..core.store import Store
 from ..forms import effects, events
-from ..forms.host_memory import HostHolds
+from ..forms.effects import HostHolds
 from ..memory.copier import Copier, InboxCopied
 from ..memory.lane_room import LaneRoom
 from ..memory.pages import Pages
@@ -58,6 +59,7 @@ TIMERS_S: Final = 0.002
 _log = logger("store")
 
 
+@dataclass(eq=False, repr=False)
 class StoreActor:
     """Runs `store` on the messages of `inbox`, over the shared memory of `memory`.
 
@@ -69,26 +71,20 @@ class StoreActor:
         remote: the store behind the ring.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        memory: Segments,
-        config: Config,
-        *,
-        clock: Callable[[], float],
-        tell_watchers: Callable[[dict[str, Any]], object],
-        tell_governor: Callable[[HostHolds], object],
-        is_watched: Callable[[], bool],
-        times: RequestTimes,
-        remote: RemoteStore | None,
-    ) -> None:
+    _store: Store
+    _memory: Segments
+    _config: Config
+    _: KW_ONLY
+    clock: Callable[[], float]
+    tell_watchers: Callable[[dict[str, Any]], object]
+    tell_governor: Callable[[HostHolds], object]
+    is_watched: InitVar[Callable[[], bool]]
+    times: InitVar[RequestTimes]
+    remote: InitVar[RemoteStore | None]
+
+    def __post_init__(self, is_watched: Callable[[], bool], times: RequestTimes, remote: RemoteStore | None) -> None:
+        store, memory, clock = self._store, self._memory, self.clock
         self.inbox: Mailbox[StoreMessage] = Mailbox(INBOX_MAX)
-        self._store = store
-        self._memory = memory
-        self._config = config
-        self._clock = clock
-        self._tell_watchers = tell_watchers
-        self._tell_governor = tell_governor
         store.parts.outbox.is_watched = is_watched
         self._clients: dict[int, Joined] = {}
         self._look_at = 0.0
@@ -134,7 +130,7 @@ class StoreActor:
         self._report = StoreReport(
             store,
             memory,
-            config,
+            self._config,
             self._copier,
             self._clients,
             self._lane_room,
@@ -154,7 +150,7 @@ class StoreActor:
     def recover(self, then: Callable[[], object]) -> None:
         """Has the store take over the memory of an earlier daemon, in slices, before it serves. Clients attach
         meanwhile. `then` is called at the end."""
-        self._recovering, self._recovered = self._store.recover(self._clock(), self._memory.missing), then
+        self._recovering, self._recovered = self._store.recover(self.clock(), self._memory.missing), then
         self._pump.begin(self._recover(self._recovering))
 
     def _recover(self, steps: Iterator[None]) -> Iterator[None]:
@@ -200,7 +196,7 @@ class StoreActor:
 
         While the actor is busy, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
         """
-        now = self._clock()
+        now = self.clock()
         if busy and now < self._look_at and not self._store.postponed:
             return 0.0
         self._look_at = now + TIMERS_S
@@ -279,13 +275,13 @@ class StoreActor:
 
     def _submitted(self, client: int, records: memoryview, errors: dict[int, TensordError]) -> int:
         """Gives the core records of a client. Returns the number of the last one."""
-        last, made = self._store.submitted(client, records, self._clock(), errors)
+        last, made = self._store.submitted(client, records, self.clock(), errors)
         self._carry_out(made)
         return last
 
     def _handle(self, event: events.Event) -> None:
         """Gives the core one event and carries its effects out. Their results come later, as a message or a job."""
-        self._carry_out(self._store.handle(event, self._clock()))
+        self._carry_out(self._store.handle(event, self.clock()))
 
     def _carry_out(self, made: list[effects.Effect]) -> None:
         for effect in made:
@@ -293,9 +289,9 @@ class StoreActor:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
                 case effects.Announce(body):
-                    self._tell_watchers(body)
+                    self.tell_watchers(body)
                 case effects.RemoteTurned():
-                    self._tell_watchers(remote_turned(effect))
+                    self.tell_watchers(remote_turned(effect))
                 case effects.Move() if self._copier.is_small(effect):
                     self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
@@ -307,7 +303,7 @@ class StoreActor:
                 case effects.Punch() | effects.Allocate():
                     self._pages.submit(effect, self._config.memory)
                 case HostHolds():
-                    self._tell_governor(effect)
+                    self.tell_governor(effect)
                 case events.Received(client):
                     self.inbox.tell_first(effect, (self._clients[client].peer.uid, client))
                 case _:
@@ -327,7 +323,7 @@ class StoreActor:
 
     def _tell_of(self, client: Joined, event: str) -> None:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
-        self._tell_watchers({"event": event, **who})
+        self.tell_watchers({"event": event, **who})
 
     def _hang_up(self, client: int, reason: str) -> None:
         self._clients[client].inbox.tell_now(HangUp(reason))

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from ...errors import TensordError
 from ..forms import events
-from ..forms.host_memory import Pressed
+from ..forms.events import Pressed
 from ..forms.limits import StoreLimits
 from ..store.table import LIVE, VICTIM
 from .parts import Parts

@@ -18,8 +18,7 @@ from ...shm.ring.layout import IndexGeometry
 from ..claims.claims import NOBODY, ClaimTable
 from ..claims.quotas import Quotas
 from ..claims.unstorable import Unstorable
-from ..forms.budget import RingBudget
-from ..forms.limits import StoreLimits
+from ..forms.limits import RingBudget, StoreLimits
 from ..forms.outbox import StoreOutbox
 from ..host_memory.host_memory import HostMemory
 from ..lifetimes.lifetimes import Lifetimes

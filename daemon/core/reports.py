@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from ...shm.ring.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
-from ..forms.host_memory import Pressed
+from ..forms.events import Pressed
 from ..store.table import LIVE
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from ...ipc.messages import control as messages
 from .events import Received
-from .host_memory import HostHolds
 
 
 class Send(Struct, frozen=True):
@@ -53,6 +52,20 @@ class Allocate(Struct, frozen=True):
 
     offset: int
     size_bytes: int
+
+
+class HostHolds(Struct, frozen=True):
+    """How much of the ring is in memory: an event for the governor.
+
+    Args:
+        resident_bytes: the bytes of the ring that are in memory now.
+        wanted_bytes: the bytes that would be in memory without pressure.
+        settled: the store has done all that the last Pressed asked for, as far as that is possible.
+    """
+
+    resident_bytes: int
+    wanted_bytes: int
+    settled: bool
 
 
 class Announce(Struct, frozen=True):

@@ -20,7 +20,6 @@ from msgspec import Struct
 from ...errors import TensordError
 from ...ipc.messages import control as messages
 from ...shm.payloads.prefix import PrefixRecord, Tokens
-from .host_memory import Pressed
 from .limits import StoreLimits
 
 AGENTS_MAX: Final = 1024
@@ -155,6 +154,21 @@ class RingGrown(Struct, frozen=True):
     ring_bytes: int
     more: bool = True
     why: str = ""
+
+
+class Pressed(Struct, frozen=True):
+    """The limits that the governor sets for the store from now on: an effect of the governor. If all fields have their
+    defaults, there is no pressure. Sent whenever a field has changed, and answered with HostHolds.
+
+    Args:
+        resident_bytes_max: the ring may keep this number of bytes in memory; None: all its bytes.
+        refuse: puts are refused.
+        reason: why puts are refused, for the text of the refusal.
+    """
+
+    resident_bytes_max: int | None = None
+    refuse: bool = False
+    reason: str = ""
 
 
 class Punched(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The store's budgets and limits, each under its name in the configuration and in refusals.
 
-Owns the values. Does not own where they come from, nor their bounds (`daemon.config`).
+Owns the values, and which are in force. Does not own where they come from, nor their bounds (`daemon.config`), nor the
+amounts taken (daemon/room/places). Invariant: `put_bytes_max` is at most `max_bytes`.
 """
 
 from __future__ import annotations
@@ -35,3 +36,23 @@ class StoreLimits:
     rescan_s: float = 0.05
     remote_s: float = 0.0
     remote_writes: bool = False
+
+
+@dataclass(slots=True)
+class RingBudget:
+    """The present limits. `max_bytes` changes while running.
+
+    `resident_bytes_max`: the bytes of the ring that are in memory, or will be once it has shrunk. Puts stay within it.
+    No entry is evicted for it alone, since only whole pages return memory to the system.
+    """
+
+    max_entries: int
+    max_bytes: int
+    max_tokens: int | None
+    resident_bytes_max: int | None = None
+
+    @property
+    def put_bytes_max(self) -> int:
+        """The limit on the bytes taken once a put has its span."""
+        resident = self.resident_bytes_max
+        return self.max_bytes if resident is None else min(self.max_bytes, resident)

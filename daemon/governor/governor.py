@@ -28,8 +28,8 @@ from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers, id_of
 from ...ipc.messages.modes import HOST_GAUGE, Tier
 from ...ipc.messages.schema import SIZE_BYTES_MAX
+from ..forms.effects import HostHolds
 from ..forms.events import ClientLeft, Tick
-from ..forms.host_memory import HostHolds
 from . import report
 from .devices.choices import Circumstances
 from .devices.devices import Devices

@@ -19,7 +19,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ..forms.host_memory import HostHolds, Pressed
+from ..forms.effects import HostHolds
+from ..forms.events import Pressed
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
 from .tiers import Gauge

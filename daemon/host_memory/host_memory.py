@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from ..forms.budget import RingBudget
-from ..forms.host_memory import HostHolds, Pressed
+from ..forms.effects import HostHolds
+from ..forms.events import Pressed
+from ..forms.limits import RingBudget
 from ..forms.outbox import StoreOutbox
 from ..remote.writes import Writes
 from ..replacement import Replacement

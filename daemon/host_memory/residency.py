@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import TensordError
-from ..forms.budget import RingBudget
 from ..forms.effects import Allocate, Punch
+from ..forms.limits import RingBudget
 from ..forms.outbox import StoreOutbox
 from ..store.holes import Holes
 from .withdrawn import Withdrawn, page_at, paged

@@ -28,8 +28,7 @@ from ...ipc.messages import control as messages
 from ...shm.ring.layout import span_bytes
 from ..claims.claims import NOBODY
 from ..claims.turns import Turns
-from ..forms.budget import RingBudget
-from ..forms.limits import StoreLimits
+from ..forms.limits import RingBudget, StoreLimits
 from ..store.commit import Submitter
 from ..store.grants import Grants, LentGrant
 from ..store.holes import Holes

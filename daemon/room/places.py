@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from ..forms.budget import RingBudget
+from ..forms.limits import RingBudget
 from ..store.grants import Grants
 from ..store.holes import Holes
 from ..store.table import EDGE, ENDED, RowTable

@@ -17,8 +17,7 @@ from ...errors import (
     UnderPressure,
 )
 from ...shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, span_bytes
-from ..forms.budget import RingBudget
-from ..forms.limits import StoreLimits
+from ..forms.limits import RingBudget, StoreLimits
 from ..store import commit
 
 

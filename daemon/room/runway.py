@@ -17,8 +17,8 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from ..forms.budget import RingBudget
 from ..forms.effects import Drain, Move, Scan
+from ..forms.limits import RingBudget
 from ..host_memory.host_memory import HostMemory
 from ..replacement import Replacement
 from ..reports.counters import StoreCounters

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..forms.budget import RingBudget
+from ..forms.limits import RingBudget
 from ..store.tenants import Tenants
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..forms.budget import RingBudget
+from ..forms.limits import RingBudget
 from ..store.families import Families
 from ..store.holes import Holes
 from ..store.table import FREE, LIVE, WITHDRAWN, RowTable

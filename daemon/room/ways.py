@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from ..forms.budget import RingBudget
+from ..forms.limits import RingBudget
 from ..replacement import Replacement
 from ..store.families import Families
 from ..store.grants import Grants

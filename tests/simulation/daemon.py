@@ -15,7 +15,8 @@ from tensord.daemon.actors.queues import Queues
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.forms import effects, events
-from tensord.daemon.forms.host_memory import HostHolds, Pressed
+from tensord.daemon.forms.effects import HostHolds
+from tensord.daemon.forms.events import Pressed
 from tensord.daemon.governor.forms import events as governor_events
 from tensord.daemon.governor.governor import Governor
 from tensord.daemon.memory.segments import Segments

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Final
 
-from tensord.daemon.forms.host_memory import Pressed
+from tensord.daemon.forms.events import Pressed
 from tensord.daemon.governor.forms.events import FormerDaemonFound
 from tensord.ipc.messages import control as messages
 from tensord.shm.lanes import fence

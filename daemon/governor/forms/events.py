@@ -15,9 +15,8 @@ from msgspec import Struct, field
 
 from ....ipc.messages import control as messages
 from ....ipc.messages.modes import Tier
-from ...forms.effects import Announce, Send
-from ...forms.events import AgentsTurned, ClientLeft, Tick
-from ...forms.host_memory import HostHolds, Pressed
+from ...forms.effects import Announce, HostHolds, Send
+from ...forms.events import AgentsTurned, ClientLeft, Pressed, Tick
 from .limits import GovernorLimits, NeighbourPlace
 
 OWNERS_EVERY_S: Final = 2.0

@@ -12,19 +12,19 @@ import numpy as np
 from tensord.daemon.claims.quotas import Quotas
 from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
-from tensord.daemon.forms.effects import Announce, Effect, Send
+from tensord.daemon.forms.effects import Announce, Effect, HostHolds, Send
 from tensord.daemon.forms.events import (
     Accessed,
     ClientJoined,
     ClientLeft,
     Event,
     PrefixAsked,
+    Pressed,
     Received,
     RingGrown,
     Tick,
     WritesInPlace,
 )
-from tensord.daemon.forms.host_memory import HostHolds, Pressed
 from tensord.daemon.forms.limits import StoreLimits
 from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.forms.effects import SaveRemote
-from tensord.daemon.forms.events import LimitsChanged, Tick
-from tensord.daemon.forms.host_memory import Pressed
+from tensord.daemon.forms.events import LimitsChanged, Pressed, Tick
 from tensord.daemon.remote.writes import DEMOTION_S
 from tensord.errors import TierFull, TierTimedOut
 from tensord.ipc.messages import control as messages

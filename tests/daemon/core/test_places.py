@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.forms.host_memory import Pressed
+from tensord.daemon.forms.events import Pressed
 from tensord.daemon.room import lending
 from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages

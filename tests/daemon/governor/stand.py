@@ -8,9 +8,8 @@ from typing import Any
 
 from msgspec import structs
 
-from tensord.daemon.forms.effects import Announce, Send
-from tensord.daemon.forms.events import AgentsTurned, ClientLeft, Tick
-from tensord.daemon.forms.host_memory import HostHolds, Pressed
+from tensord.daemon.forms.effects import Announce, HostHolds, Send
+from tensord.daemon.forms.events import AgentsTurned, ClientLeft, Pressed, Tick
 from tensord.daemon.governor.forms.events import (
     AskNeighbour,
     Effect,

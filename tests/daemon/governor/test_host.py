@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.forms.host_memory import Pressed
+from tensord.daemon.forms.events import Pressed
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
 from .stand import MIB, TOTAL, Make, Stand

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.forms.effects import Effect as StoreEffect
-from tensord.daemon.forms.host_memory import HostHolds, Pressed
+from tensord.daemon.forms.effects import HostHolds
+from tensord.daemon.forms.events import Pressed
 from tensord.ipc.messages.modes import HOST_GAUGE
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
