@@ -84,7 +84,7 @@ DAEMON: Final = {
         "daemon.memory.sizes:resolved_sizes",
         "daemon.memory.segments:Segments.__init__",
         "daemon.memory.segments:Segments.grow",
-        "daemon.core.dispatch:Dispatch._ring_grown",
+        "daemon.room.runway:Runway.grown",
         "daemon.host_memory.residency:Residency._withdraw",
     ),
     "creation": (

@@ -127,15 +127,6 @@ def test_a_scraper_that_asks_for_openmetrics_gets_it(serving: Serving) -> None:
     assert text.endswith("# EOF\n")
 
 
-def test_other_paths_and_methods_are_refused(serving: Serving) -> None:
-    response, text = serving.ask(path="/etc/passwd")
-    assert response.status == 404
-    assert "/metrics" in text
-    response, _ = serving.ask("POST", body=b"x" * 100_000)
-    assert response.status == 405
-    assert response.getheader("Allow") == "GET, HEAD"
-
-
 @pytest.mark.parametrize(
     ("said", "status"),
     [

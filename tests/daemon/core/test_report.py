@@ -9,7 +9,7 @@ from tensord.ipc.messages import control as messages
 from .stand import SPAN, Make, key
 
 
-def test_watchers_get_every_announced_event(make: Make) -> None:
+def test_watchers_get_every_announced_event_and_nothing_is_made_without_them(make: Make) -> None:
     stand = make(2 * SPAN)
     stand.put(1)
     stand.put(2)
@@ -20,6 +20,9 @@ def test_watchers_get_every_announced_event(make: Make) -> None:
     events = [event["event"] for event in stand.told]
     assert [each for each in events if each != "evict"] == ["put", "put", "refuse", "claim", "limit", "clear"]
     assert "evict" in events
+    stand.store.parts.outbox.is_watched = lambda: False
+    stand.put(4)
+    assert len(stand.told) == len(events)
 
 
 def test_puts_are_counted_by_outcome_and_bytes_by_what_has_them(make: Make) -> None:
