@@ -24,7 +24,10 @@ from typing import Final
 
 import uvloop
 
+from tensord import __version__
+
 from ..errors import BadConfiguration, TensordError
+from ..ipc.messages import control as messages
 from ..ipc.wire.channel import AsyncChannel
 from ..ipc.wire.connection import Connection
 from ..ipc.wire.descriptors import peer_of
@@ -39,7 +42,7 @@ from .config import usage
 from .config.config import Config
 from .config.limits import NAMESPACES_MAX, governor_limits, quota_rules, store_limits, wire_limits
 from .connections.listener import Listener
-from .connections.session import Session, welcome_for
+from .connections.session import Session
 from .connections.sockets import Sockets
 from .connections.status import Documents, StatusSession, Watchers
 from .connections.timing import measure_lag
@@ -264,9 +267,8 @@ class _Daemon:
         """The listeners of the control and the status socket. They keep `sessions`, the connected clients, current."""
         config = self._config
         client_limits = wire_limits(config, memory.superblock.limit_bytes)
-        welcome = welcome_for(
-            config.instance, memory.superblock.epoch, client_limits, remote=config.remote.url is not None
-        )
+        epoch, remote = memory.superblock.epoch, config.remote.url is not None
+        welcome = messages.Welcome(0, 0, __version__, config.instance, epoch, client_limits, remote)
 
         async def serve_client(number: int, accepted: socket.socket) -> None:
             session = Session(
@@ -277,7 +279,7 @@ class _Daemon:
                 parts.governor.inbox,
                 self._quotas.rates,
                 self._times,
-                welcome=welcome,
+                welcome,
             )
             sessions.add(session)
             try:

@@ -72,8 +72,9 @@ class GovernorActor:
     async def run(self) -> None:
         """Serves until it is cancelled."""
         while True:
-            idle_s = self._idle_s()
-            if idle_s is None or idle_s > 0:
+            timer = self._governor.next_timer()
+            idle_s = None if timer is None else timer - self.clock()
+            if not self._pump.busy and (idle_s is None or idle_s > 0):
                 await self.inbox.wait(idle_s)
             self._pump.turn()
             timer = self._governor.next_timer()
@@ -84,12 +85,6 @@ class GovernorActor:
             self._every_s = self.sample_every_s
             # The other tasks of the loop run between two turns.
             await asyncio.sleep(0)
-
-    def _idle_s(self) -> float | None:
-        if self._pump.busy:
-            return 0.0
-        timer = self._governor.next_timer()
-        return None if timer is None else max(0.0, timer - self.clock())
 
     def _receive(self, message: GovernorMessage) -> None:
         match message:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Final
 
-from tensord import __version__
+from msgspec.structs import replace
 
 from ...errors import ProtocolError, TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import id_of
-from ...ipc.messages.schema import ClientLimits
 from ...ipc.wire.channel import AsyncChannel
 from ...ipc.wire.descriptors import Peer
 from ..actors.mailbox import Mailbox, Sender
@@ -61,8 +60,8 @@ class Session:
     _governor: Mailbox[GovernorMessage]
     _rates: Rates
     _times: RequestTimes
-    _: KW_ONLY
-    welcome: Callable[[messages.Hello], messages.Welcome]
+    _welcome: messages.Welcome
+    """For any Hello: without its id and version."""
 
     def __post_init__(self) -> None:
         self.inbox: SessionInbox = Mailbox(OUTBOX_MAX)
@@ -132,7 +131,8 @@ class Session:
                     # From here on the store and the governor must get a ClientLeft, however the connection ends.
                     self._joined = True
                     self._rates.joined(self._peer.uid)
-                    self._channel.send(self.welcome(message))
+                    # Its version is one that the connection has accepted.
+                    self._channel.send(replace(self._welcome, id=message.id, protocol=message.protocol))
                     return True
         except TimeoutError:
             if self._should_log("no Hello"):
@@ -211,14 +211,6 @@ class Session:
         for delivery in self.inbox.close():
             if isinstance(delivery, Deliver):
                 _close(delivery.close)
-
-
-def welcome_for(
-    instance: str, epoch: int, limits: ClientLimits, *, remote: bool = False
-) -> Callable[[messages.Hello], messages.Welcome]:
-    """A function that makes the answer to Hello. It has the client's protocol version, which the connection has
-    accepted."""
-    return lambda hello: messages.Welcome(hello.id, hello.protocol, __version__, instance, epoch, limits, remote)
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -89,6 +89,7 @@ class _Watcher:
         return messages.Event(body, dropped)
 
 
+@dataclass(eq=False, repr=False)
 class Documents:
     """The bodies of answers to queries, merged from the answers of the store and of the governor.
 
@@ -96,19 +97,15 @@ class Documents:
         socket_problems: which sockets no new client can reach, and why.
     """
 
-    def __init__(
-        self,
-        store: Mailbox[StoreMessage],
-        governor: Mailbox[GovernorMessage],
-        socket_problems: Callable[[], list[str]] = list,
-    ) -> None:
-        self._store = store
-        self._governor = governor
-        self._socket_problems = socket_problems
+    _store: Mailbox[StoreMessage]
+    _governor: Mailbox[GovernorMessage]
+    _socket_problems: Callable[[], list[str]]
+
+    def __post_init__(self) -> None:
         merges: dict[type[Any], Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
             messages.StatusQuery: lambda store, governor: {
                 **store,
-                "socket_problems": socket_problems(),
+                "socket_problems": self._socket_problems(),
                 "governor": governor,
             },
             messages.HealthQuery: self._health,

@@ -50,8 +50,8 @@ class RequestTimer:
         expected: Any = kind.answered_by
         if isinstance(answer, (expected, messages.Error)):
             del self._open[id_of(answer) or 0]
-            took_s = time.monotonic() - began
-            self._times.took(kind.__name__, took_s, size_bytes, self._client, self.name, time.time())
+            about = {"payload_bytes": size_bytes, "client": self._client, "name": self.name, "unix_s": time.time()}
+            self._times.took(kind.__name__, time.monotonic() - began, **about)
 
 
 async def paced(channel: AsyncChannel, rates: Rates, uid: int, cost: float = 1.0) -> None:

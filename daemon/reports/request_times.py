@@ -35,13 +35,11 @@ class RequestTimes:
         self._by_kind: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(BOUNDS_REQUEST_S))
         self._lag = Histogram(BOUNDS_REQUEST_S)
 
-    def took(self, kind: str, took_s: float, size_bytes: int, client: int, name: str, unix_s: float) -> None:
-        """Counts an answered request. `size_bytes`: of the places that it asked for. `client`: 0 for a reader of the
-        status socket."""
+    def took(self, kind: str, took_s: float, **about: Any) -> None:
+        """Counts an answered request. `about`: what is told of a slow one besides."""
         self._by_kind[kind].count(took_s)
         if took_s > self.slow_s:
-            row = {"kind": kind, "took_s": took_s, "payload_bytes": size_bytes, "client": client, "name": name}
-            self._slow.append({**row, "unix_s": unix_s})
+            self._slow.append({"kind": kind, "took_s": took_s, **about})
 
     def lagged(self, late_s: float) -> None:
         """Counts by how much the event loop ran a timer too late."""

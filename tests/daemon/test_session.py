@@ -10,7 +10,7 @@ from contextlib import suppress
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
 from tensord.daemon.claims.rates import Rates
-from tensord.daemon.connections.session import Session, welcome_for
+from tensord.daemon.connections.session import Session
 from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits
@@ -37,7 +37,7 @@ class Scene:
             governor,
             Rates(1.0, 0),
             RequestTimes(1.0, 8),
-            welcome=welcome_for("test", 1, ClientLimits()),
+            messages.Welcome(0, 0, "0", "test", 1, ClientLimits()),
         )
         self.client.send(pack(messages.Hello(1, PROTOCOL_VERSION, "test", 1, True)))
 
