@@ -1,25 +1,37 @@
-"""Dispatches each event to the part of the store that carries it out.
+"""Dispatches each event to the part of the store that carries it out, and answers the clients' messages.
 
-Owns the way of each event, and the propagation of new limits to every part. Does not own the order of the steps around
-an event (`store`), nor the requests of clients (`requests`).
+Owns the way of each event, the table from message to method, the answers, one to each request, and the propagation of
+new limits to every part. Does not own the order of the steps around an event (`store`), entries, claims or pins.
+
+Invariant: a refused request changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
-from ...errors import TensordError
+from ...errors import LimitReached, TensordError
+from ...ipc.messages import control as messages
+from ...ipc.messages.declared import handlers, id_of
+from ..claims.claims import Verdict
 from ..forms import events
-from ..forms.events import Pressed
+from ..forms.events import Pressed, Received
 from ..forms.limits import StoreLimits
 from ..store.table import LIVE, VICTIM
 from .parts import Parts
-from .requests import Requests
 
 DUE_MAX = 128
 """Deadlines of one kind that one Tick processes."""
+
+
+SLICE = 256
+"""Keys of one request that one event carries out: 1 to 2 ms."""
+
+Carry = Callable[[int, Any, float], object]
+"""(client, message, now); raises a TensordError before it changes anything."""
 
 
 class Dispatch:
@@ -27,14 +39,35 @@ class Dispatch:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._requests = Requests(parts)
+        self._table = parts.table
+        self._claims = parts.claims
+        self._outbox = parts.outbox
+        requests: dict[type[Any], Carry] = {
+            messages.AskForGrants: self._ask_for_grants,
+            messages.ReturnGrants: lambda client, request, now: parts.lending.returned(client, request.grants),
+            messages.Doorbell: lambda client, request, now: None,
+            messages.Limit: self._limit,
+            messages.Evict: self._of_keys,
+            messages.Touch: self._of_keys,
+            messages.RequestClaim: self._claim,
+            messages.FetchRun: self._fetch,
+            messages.Renew: self._renew,
+            messages.Abandon: self._abandon,
+            messages.Clear: lambda client, request, now: parts.lifetimes.sweeps.clear(client, request),
+            messages.Invalidate: self._invalidate,
+            messages.Pin: self._pin,
+            messages.Unpin: self._unpin,
+            messages.AgentTurn: self._agent_turn,
+            messages.NameAgent: lambda client, request, now: parts.agents.named(request.agent),
+        }
+        self._carry = handlers(messages.StoreRequest, requests)
 
     def carry_out(self, event: events.Event, now: float) -> None:
         """Changes the store as the event says."""
         parts = self._parts
         match event:
             case events.Received():
-                self._requests.received(event, now)
+                self._received(event, now)
             case events.Tick():
                 self._tick(now)
             case events.Accessed():
@@ -138,3 +171,118 @@ class Dispatch:
         parts.lifetimes.removals.corrupt([row for row in failed if states[row] == LIVE])
         # A parent of a victim may have been put again: then the victim has no ancestors any more.
         parts.lifetimes.end([row for row in failed if states[row] == VICTIM], "capacity")
+
+    # ---- the messages of clients
+
+    def _received(self, event: Received, now: float) -> None:
+        message = event.message
+        try:
+            if isinstance(message, messages.Evict | messages.Touch):
+                self._of_keys(event.client, message, now, event.counted)
+            else:
+                self._carry[type(message)](event.client, message, now)
+        except TensordError as error:
+            number = id_of(message)
+            assert number is not None, "a message without an id is never refused"
+            self._outbox.refuse(event.client, number, error)
+
+    def _ask_for_grants(self, client: int, request: messages.AskForGrants, now: float) -> None:
+        self._parts.lending.returned(client, request.returned)
+        self._parts.lending.ask(client, request.id, request.sizes, ahead=request.ahead)
+
+    def _limit(self, client: int, request: messages.Limit, now: float) -> None:
+        budget = self._parts.budget
+        before_bytes = budget.max_bytes
+        budget.max_bytes = after_bytes = min(request.limit_bytes, self._parts.limits.ring_bytes)
+        self._outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
+        self._outbox.announce("limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes)
+        self._parts.lending.limit_changed()
+
+    def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
+        past = self._parts.generations.refusal(request.key)
+        if past is not None:
+            raise past
+        if request.key in self._table.by_key:
+            self._outbox.counters.claims["hit"] += 1
+            self._outbox.send(client, messages.Claimed(request.id, "hit"))
+            return
+        if self._parts.unstorable.remembers(request.key, now):
+            self._outbox.send_verdicts([Verdict(client, request.id, request.key, "alone")])
+            return
+        uid = self._outbox.clients[client].uid
+        self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
+        verdict = None
+        if request.key not in self._claims.by_key:
+            verdict = self._parts.remote.fetches.begin(client, uid, request, now)
+        if verdict is None:
+            verdict = self._claims.claim(request.key, client, request.id, now, uid, request.within_s)
+        self._outbox.send_verdicts([verdict])
+
+    def _fetch(self, client: int, request: messages.FetchRun, now: float) -> None:
+        self._check_keys(request.keys)
+        self._parts.remote.fetches.run(client, self._outbox.clients[client].uid, request, now)
+
+    def _renew(self, client: int, request: messages.Renew, now: float) -> None:
+        for token in request.tokens:
+            self._claims.renew(token, client, now)
+
+    def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
+        uid = self._outbox.clients[client].uid
+        key = None if request.error is None else self._claims.key_held(request.token, uid)
+        if request.error is None or key is None:
+            self._outbox.send_verdicts(self._claims.abandon(request.token, uid, now))
+            return
+        error = request.error.to_error()
+        self._outbox.count_refusal(client, error)
+        self._parts.unstorable.note(key, error, now)
+        self._outbox.send_verdicts(self._claims.refused(request.token, uid, key, now))
+
+    def _of_keys(self, client: int, request: messages.Evict | messages.Touch, now: float, counted: int = 0) -> None:
+        """Carries the request out for a slice of its keys. The rest comes again (`Received.counted`)."""
+        self._check_keys(request.keys)
+        keys = list(dict.fromkeys(request.keys))
+        rows = self._stored(keys[:SLICE])
+        if isinstance(request, messages.Touch):
+            self._parts.lifetimes.uses.touched(rows, now)
+        else:
+            self._parts.lifetimes.end(rows, "explicit")
+            self._parts.remote.evicted(keys[:SLICE], now)
+        counted += len(rows)
+        if len(keys) > SLICE:
+            self._outbox.add(Received(client, type(request)(request.id, keys[SLICE:]), counted))
+        else:
+            self._outbox.send(client, messages.Counted(request.id, counted))
+
+    def _stored(self, keys: list[bytes]) -> list[int]:
+        """The rows of the keys' entries, victims included, since a victim may be published again."""
+        published, hidden = self._table.by_key, self._parts.spans.hidden
+        rows = [published.get(key) or hidden.get(key, 0) for key in keys]
+        return [row for row in rows if row]
+
+    def _check_keys(self, keys: list[bytes]) -> None:
+        most = self._parts.limits.keys_per_request_max
+        if len(keys) > most:
+            raise LimitReached(f"{len(keys)} keys in one request, and it may have {most}: send fewer at a time")
+
+    def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
+        if self._parts.lifetimes.sweeps.invalidate(client, request):
+            self._outbox.send_verdicts(self._claims.void(request.namespace))
+            self._parts.remote.agreement.invalidated(request.namespace, now)
+
+    def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
+        self._parts.policy.turn(self._parts.agents.named(request.agent), request.state, now)
+        self._outbox.send(client, messages.Done(request.id))
+
+    def _pin(self, client: int, request: messages.Pin, now: float) -> None:
+        row = self._table.by_key.get(request.key)
+        lasts_s = 0.0
+        if row:
+            lasts_s = min(request.for_s, self._parts.limits.pin_s_max)
+            self._parts.lifetimes.pin(client, row, now + lasts_s)
+        self._outbox.send(client, messages.Pinned(request.id, lasts_s))
+
+    def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:
+        row = self._table.by_key.get(request.key)
+        if row:
+            self._parts.lifetimes.pins.unpin(client, row)
+        self._outbox.send(client, messages.Done(request.id))

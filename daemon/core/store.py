@@ -1,8 +1,7 @@
 """The store's core: entries, grants, claims. Records and events in, effects out; time is an argument.
 
     submitted(client, records) ─ commit (daemon/store) ─→ entries; answers, claims, uses (here)
-    handle(event) ─┬─ dispatch    chooses the part that carries out the event
-                   ├─ requests    the messages of clients
+    handle(event) ─┬─ dispatch    chooses the part that carries out the event, or the client's message
                    ├─ room        grants, and the room that is made ahead of them
                    ├─ lifetimes   uses, ends, times to live, pins by message, sweeps
                    ├─ prefix      the longest cached prefix

@@ -56,7 +56,7 @@ DAEMON: Final = {
         "daemon.lifetimes.sweeps:Sweeps.clear",
     ),
     "touch": (
-        "daemon.core.requests:Requests._of_keys",
+        "daemon.core.dispatch:Dispatch._of_keys",
         "daemon.store.details:Details.set_expires",
     ),
     "pages": (
@@ -109,7 +109,7 @@ DAEMON: Final = {
         "daemon.memory.segments:Segments.forget_abandoned",
     ),
     "invalidate": (
-        "daemon.core.requests:Requests._invalidate",
+        "daemon.core.dispatch:Dispatch._invalidate",
         "daemon.lifetimes.sweeps:Sweeps.invalidate",
         "shm.index.generations:GenerationWriter.raise_to",
         "daemon.lifetimes.sweeps:Sweeps.advance",

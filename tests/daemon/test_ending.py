@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,8 @@ class Part:
 
 
 def test_the_end_waits_for_the_store_and_every_session() -> None:
-    sessions, store = [Part(0), Part(3)], Part(2)
+    sessions: list[Any] = [Part(0), Part(3)]
+    store: Any = Part(2)
     asyncio.run(app.settle(sessions, store))
     assert all(session.deaf for session in sessions)
     assert store.looks < 0 and all(session.looks < 0 for session in sessions)
@@ -34,6 +36,6 @@ def test_the_end_waits_for_the_store_and_every_session() -> None:
 
 def test_the_end_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "ENDING_S_MAX", 0.02)
-    store = Part(1 << 30)
+    store: Any = Part(1 << 30)
     asyncio.run(app.settle([], store))
     assert store.looks > 0

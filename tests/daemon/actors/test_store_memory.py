@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ RECORDS = 1_000
 SMALL_SLICES = {
     "tensord.daemon.room.ways.ROUND_ROWS_MAX": 1,
     "tensord.daemon.store.spans.SCAN_ROWS_MAX": 1,
-    "tensord.daemon.core.requests.SLICE": 16,
+    "tensord.daemon.core.dispatch.SLICE": 16,
 }
 
 
@@ -156,8 +157,9 @@ def test_a_time_to_live_ends_although_messages_never_stop_coming() -> None:
 
 def has_a_clock(step: str) -> None:
     """Runs in the daemon: the wall clock is later by the seconds that stand in the file `step`."""
-    real = store_report.unix_at_boot_s
-    store_report.unix_at_boot_s = lambda: real() + float(Path(step).read_text())
+    reports: Any = store_report
+    real = reports.unix_at_boot_s
+    reports.unix_at_boot_s = lambda: real() + float(Path(step).read_text())
 
 
 def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:
