@@ -93,9 +93,9 @@ class Serving:
         return connect(self.port if tcp else self.path)
 
     def ask(
-        self, method: str = "GET", path: str = "/metrics", body: bytes | None = None, *, tcp: bool = False, **more: str
+        self, method: str = "GET", path: str = "/metrics", *, tcp: bool = False, **more: str
     ) -> tuple[http.client.HTTPResponse, str]:
-        return asked(self.port if tcp else self.path, path, method, body=body, **more)
+        return asked(self.port if tcp else self.path, path, method, **more)
 
     def say(self, said: bytes) -> bytes:
         """What comes back until the server closes."""
