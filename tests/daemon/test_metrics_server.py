@@ -93,7 +93,7 @@ class Serving:
         return connect(self.port if tcp else self.path)
 
     def ask(
-        self, method: str = "GET", path: str = "/metrics", *, tcp: bool = False, **more: str
+        self, method: str = "GET", path: str = "/metrics", *, tcp: bool = False, **more: Any
     ) -> tuple[http.client.HTTPResponse, str]:
         return asked(self.port if tcp else self.path, path, method, **more)
 
