@@ -57,7 +57,6 @@ class BlockingChannel:
         # Reentrant: only the thread that has one can give it back, and `send` tries to in any case.
         self._receiving = threading.RLock()
         self._sending = threading.RLock()
-        self._state = threading.Lock()
 
     @classmethod
     def connect(
@@ -110,31 +109,20 @@ class BlockingChannel:
         self._check_open()
         if self._writing:
             raise self._timed_out("the signal handler that sends has interrupted a send of its thread", timeout_s)
+        data = self.connection.send(*messages, fds=len(fds))
         try:
             self._writing = True
-            self._send_alone(messages, fds, deadline, timeout_s)
-        finally:
-            self._writing = False
-
-    def _send_alone(self, messages: Sequence[Message], fds: Sequence[int], deadline: float, timeout_s: float) -> None:
-        with self._state:
-            data = self.connection.send(*messages, fds=len(fds))
-        try:
             sent = self._write(data, fds, deadline)
         except DaemonUnavailable:
-            # These requests get no answer. They must not count as open until the end of the connection is noticed.
-            with self._state:
-                self.connection.revert_send(*messages)
             if (refusal := self._refusal()) is not None:
                 raise refusal from None
             raise
+        finally:
+            self._writing = False
         if sent == len(data):
             return
         if sent:
             self.shut()
-        else:
-            with self._state:
-                self.connection.revert_send(*messages)
         raise self._timed_out("the peer does not read", timeout_s)
 
     def receive(self, timeout_s: float) -> Delivery:
@@ -240,8 +228,7 @@ class BlockingChannel:
         if not chunk.data:
             self._failure = self._gone("the peer closed the connection")
             return True
-        with self._state:
-            arrival = self.connection.receive_data(*chunk)
+        arrival = self.connection.receive_data(*chunk)
         close_all(arrival.discarded)
         self._ready.extend(arrival.messages)
         if arrival.failure is not None:

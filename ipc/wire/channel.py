@@ -15,21 +15,23 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from ...errors import LimitReached, TensordError
 from ..messages.schema import Message
 from .connection import Connection, Delivery
-from .descriptors import READ_BYTES, OutBuffer, close_all, read, write
+from .descriptors import READ_BYTES, close_all, read, write
 
 OUT_BYTES_MAX: Final = 1 << 20
 INBOX_MESSAGES_MAX: Final = 256
 LAST_READS_MAX: Final = 64
+HELD_FDS_MAX: Final = 64
 
 
 class AsyncChannel:
@@ -58,8 +60,12 @@ class AsyncChannel:
         self._inbox: deque[Delivery] = deque()
         self._inbox_max = inbox_messages_max
         self._read_bytes = read_bytes
-        self._out = OutBuffer(out_bytes_max)
-        self._batch: bytearray | None = None
+        self.unsent_bytes = 0
+        self._out_bytes_max = out_bytes_max
+        self._out: deque[tuple[bytearray, list[int]]] = deque()
+        """The bytes that the socket did not take yet, in order, with duplicates of their descriptors."""
+        self._flushing = False  # the loop flushes once the socket takes bytes
+        self._batching = False
         self._out_broken = False  # the peer no longer reads; messages that it sent are still read
         self._reading = False
         self._reading_ended = False
@@ -68,10 +74,6 @@ class AsyncChannel:
         self._consumer: asyncio.Future[None] | None = None
         self._drainer: asyncio.Future[None] | None = None
         self.resume()
-
-    @property
-    def unsent_bytes(self) -> int:
-        return self._out.held_bytes
 
     @property
     def unconsumed(self) -> int:
@@ -106,20 +108,20 @@ class AsyncChannel:
         if self.closed or self.connection.closed:
             return False
         self._write(self.connection.send(*messages, fds=len(fds)), fds)
-        self._follow()
+        if self.connection.closed:
+            self._end(None)  # after a refused Hello
         return not self.closed
 
     @contextmanager
     def batched(self) -> Iterator[None]:
         """A context that batches sends: its messages are written in one call when it ends. A message with descriptors
-        is written in a call of its own, in order."""
-        self._batch = bytearray()
+        is written at once, after those before it."""
+        self._batching = True
         try:
             yield
         finally:
-            data, self._batch = self._batch, None
-            if data:
-                self._write(data)
+            self._batching = False
+            self._flush()
 
     async def drained(self) -> None:
         """Waits until the socket has taken all sent bytes, or the channel is closed. One task at a time may wait."""
@@ -167,7 +169,8 @@ class AsyncChannel:
         self._wake()
         if arrival.replies:
             self._write(arrival.replies)
-        self._follow(arrival.failure)
+        if self.connection.closed:
+            self._end(arrival.failure)
         if self._reading and self._hang_up.poll(0):
             # The peer has closed its end. If the peer left answers unread, the socket reports an error, and libuv
             # stops watching the socket. The rest of the bytes, and the end of the stream, would never be read.
@@ -175,55 +178,75 @@ class AsyncChannel:
             self.resume()
         return True
 
-    def _follow(self, failure: TensordError | None = None) -> None:
-        """Ends the channel if the connection is closed: after a failure, or after a refused Hello."""
-        if self.connection.closed:
-            self._end(failure)
-
     def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
-        if self._out_broken or self.closed:
-            return
-        if self._batch is not None:
-            if not fds:
-                self._batch += data
-                return
-            before, self._batch = self._batch, None
-            if before:
-                self._write(before)
-            self._write(data, fds)
-            self._batch = bytearray()
-            return
         sent = 0
+        if fds or not self._batching:
+            self._flush()
+        if self._out_broken:
+            return
         try:
-            if not self._out:
-                try:
+            if not self._out and (fds or not self._batching):
+                with suppress(BlockingIOError):
                     sent = write(self._sock, data, fds)
-                except BlockingIOError:
-                    pass
-                if sent == len(data):
-                    return
-                self._loop.add_writer(self._fd, self._writable)
-            self._out.push(memoryview(data)[sent:], () if sent else fds)
+            if sent < len(data):
+                self._keep(memoryview(data)[sent:], () if sent else fds)
         except LimitReached as unread:
             self._end(unread)
         except OSError:
             self._break_out()
+        else:
+            if self._out and not self._batching:
+                self._flush()
 
-    def _writable(self) -> None:
+    def _keep(self, data: memoryview, fds: Sequence[int]) -> None:
+        """Keeps what the socket did not take, with duplicates of `fds`: the caller may close its own."""
+        unsent_bytes = self.unsent_bytes + len(data)
+        held = len(fds) + sum(len(copies) for _, copies in self._out)
+        if unsent_bytes > self._out_bytes_max or held > HELD_FDS_MAX:
+            raise LimitReached(
+                f"the peer leaves {unsent_bytes} bytes and {held} descriptors unread; out_bytes_max is "
+                f"{self._out_bytes_max}, and {HELD_FDS_MAX} descriptors may wait: the connection is closed"
+            )
+        self.unsent_bytes = unsent_bytes
+        if fds or not self._out:
+            self._out.append((bytearray(), []))
+        self._out[-1][0].extend(data)
+        self._out[-1][1].extend(os.dup(fd) for fd in fds)
+
+    def _flush(self) -> None:
+        """Writes as much as the socket takes of what was kept. The loop writes the rest."""
         try:
-            self._out.flush(self._sock)
+            while self._out:
+                data, fds = self._out[0]
+                sent = write(self._sock, data, fds)
+                self.unsent_bytes -= sent
+                close_all(fds)
+                fds.clear()
+                del data[:sent]  # free the sent bytes now: the peer may never read the rest
+                if not data:
+                    self._out.popleft()
+        except BlockingIOError:
+            if not self._flushing:
+                self._flushing = True
+                self._loop.add_writer(self._fd, self._flush)
         except OSError:
             self._break_out()
         else:
-            if not self._out:
-                self._loop.remove_writer(self._fd)
-                self._wake_drainer()
+            self._stop_flushing()
+
+    def _stop_flushing(self) -> None:
+        if self._flushing:
+            self._flushing = False
+            self._loop.remove_writer(self._fd)
+        if self._drainer is not None and not self._drainer.done():
+            self._drainer.set_result(None)
 
     def _break_out(self) -> None:
         self._out_broken = True
-        self._out.clear()
-        self._loop.remove_writer(self._fd)
-        self._wake_drainer()
+        while self._out:
+            close_all(self._out.popleft()[1])
+        self.unsent_bytes = 0
+        self._stop_flushing()
 
     def _end(self, failure: TensordError | None) -> None:
         if self.closed:
@@ -235,10 +258,6 @@ class AsyncChannel:
         close_all(self.connection.close())
         self._sock.close()
         self._wake()
-
-    def _wake_drainer(self) -> None:
-        if self._drainer is not None and not self._drainer.done():
-            self._drainer.set_result(None)
 
     def _wake(self) -> None:
         if self._consumer is not None and not self._consumer.done():

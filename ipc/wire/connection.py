@@ -5,14 +5,15 @@
     FRESH ──Hello, Welcome──> GREETED ──Attach, Attached──> ATTACHED
 
 The status socket has no order. A connection ends in CLOSED: the peer is gone, or broke the protocol, or Hello was
-refused. The daemon judges what comes when; a client counts its open requests, and believes the daemon.
+refused. The daemon judges what comes when, and counts open requests; a client believes the daemon.
 
-Owns: the open requests, and the descriptors that arrived before the message that declares them. Does not own the socket
-(`channel`, `blocking`), nor the effect of a request.
+Owns: the daemon's open requests, and the descriptors that arrived before the message that declares them. Does not own
+the socket (`channel`, `blocking`), nor the effect of a request.
 
 Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
 from `close`. After a failure the connection is CLOSED and accepts nothing. A message whose descriptors this process
-could not open has no effect: a server refuses it, and a client gets an Error in its place. The connection goes on.
+could not open has no effect: a server refuses it, and a client gets an Error in its place. A server refuses requests
+over the client's limits. The connection goes on after a refusal.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ...errors import (
     VersionMismatch,
 )
 from ..messages import control as m
-from ..messages.declared import Kinds, Request, answers, declared, id_of
+from ..messages.declared import Kinds, answers, declared, id_of
 from ..messages.schema import PROTOCOL_VERSION, ClientLimits, Message
 from ..places import CONTROL_NAME, STATUS_NAME
 from .frames import CONTROL_BYTES_MAX, DOCUMENT_BYTES_MAX, FrameReader, UnknownMessage, decode, pack, unpack
@@ -57,7 +58,8 @@ Delivery = tuple[Any, tuple[int, ...]]
 
 
 class ConnectionState(StrEnum):
-    """How far a connection has come. One of the status socket is FRESH until it is CLOSED, and so is a client's."""
+    """How far a connection has come. One of the status socket is FRESH until it is CLOSED. A client's is GREETED at
+    most."""
 
     FRESH = "fresh"
     GREETED = "greeted"
@@ -77,40 +79,34 @@ class Arrival(Struct):
 class Connection:
     """The protocol of one side of one socket. Create it with one of the four class methods."""
 
-    def __init__(self, *, serving: bool, control: bool, limits: ClientLimits) -> None:
+    def __init__(self, known: Kinds, received_bytes_max: int, sent_bytes_max: int, limits: ClientLimits | None) -> None:
+        """`limits`: of the client that a server serves; None for a client."""
         self.state = ConnectionState.FRESH
-        self.serving = serving
-        self.limits = limits
-        if control:
-            self._known = CONTROL_REQUESTS if serving else CONTROL_ANSWERS
-            received, sent = limits.message_bytes_max if serving else CONTROL_BYTES_MAX, CONTROL_BYTES_MAX
-        else:
-            self._known = STATUS_REQUESTS if serving else STATUS_ANSWERS
-            received, sent = CONTROL_BYTES_MAX, DOCUMENT_BYTES_MAX
-            if not serving:
-                received, sent = sent, received
-        self._reader = FrameReader(received)
-        self._send_bytes_max = sent
-        self._open: dict[int, type[Message]] = {}  # unanswered requests by id
+        self.serving = limits is not None
+        self._known = known
+        self._reader = FrameReader(received_bytes_max)
+        self._send_bytes_max = sent_bytes_max
+        self._limits = limits or ClientLimits()
+        self._open: dict[int, type[Message]] = {}  # unanswered requests by id, on a server
         self._fds: deque[int] = deque()
         self._limit: ProcessLimit | None = None  # why descriptors were lost
 
     @classmethod
     def control_server(cls, limits: ClientLimits) -> Connection:
-        return cls(serving=True, control=True, limits=limits)
+        return cls(CONTROL_REQUESTS, limits.message_bytes_max, CONTROL_BYTES_MAX, limits)
 
     @classmethod
     def control_client(cls) -> Connection:
-        """`limits` are the defaults until Welcome brings the daemon's limits."""
-        return cls(serving=False, control=True, limits=ClientLimits())
+        """Sends no longer messages than the daemon's Welcome allows."""
+        return cls(CONTROL_ANSWERS, CONTROL_BYTES_MAX, CONTROL_BYTES_MAX, None)
 
     @classmethod
     def status_server(cls, limits: ClientLimits) -> Connection:
-        return cls(serving=True, control=False, limits=limits)
+        return cls(STATUS_REQUESTS, CONTROL_BYTES_MAX, DOCUMENT_BYTES_MAX, limits)
 
     @classmethod
     def status_client(cls) -> Connection:
-        return cls(serving=False, control=False, limits=ClientLimits())
+        return cls(STATUS_ANSWERS, DOCUMENT_BYTES_MAX, CONTROL_BYTES_MAX, None)
 
     @property
     def closed(self) -> bool:
@@ -168,27 +164,29 @@ class Connection:
                 arrival.replies += pack(m.Error.of(elsewhere or unknown, unknown.id))
             return
         fds = self._fds_for(type(message).__name__, getattr(message, "fds", 0))
-        if _LOST in fds:
-            arrival.discarded += fds[:-1]
-            self._replace(message, arrival)
-        elif not self.serving:
-            self._answered(message)
-            if isinstance(message, m.Welcome):
-                self.limits = message.limits
+        lost = self._limit if _LOST in fds else None
+        back = [fd for fd in fds if fd != _LOST]
+        if not self.serving:
+            if lost is not None:
+                arrival.discarded += back
+                message, fds = m.Error.of(lost, id_of(message)), ()
+            elif isinstance(message, m.Welcome):
+                self.state = ConnectionState.GREETED
                 self._send_bytes_max = message.limits.message_bytes_max
             arrival.messages.append((message, fds))
-        elif (refusal := self._over_keys(message)) is not None:
-            arrival.discarded += fds
-            number = id_of(message)
-            if number is not None:  # an Error without an id would end the connection
-                arrival.replies += pack(m.Error.of(refusal, number))
-        else:
-            try:
-                self._requested(message)
-            except ProtocolError:
-                arrival.discarded += fds
-                raise
+            return
+        try:
+            refusal = self._refusal(message, lost)
+        except ProtocolError:
+            arrival.discarded += back
+            raise
+        if refusal is None:
             arrival.messages.append((message, fds))
+            return
+        arrival.discarded += back
+        number = id_of(message)
+        if number is not None:  # an Error without an id would end the connection
+            arrival.replies += pack(m.Error.of(refusal, number))
 
     def _check_version(self, found: object) -> None:
         """Raises VersionMismatch. Called before the fields are decoded: another version may have other fields."""
@@ -215,15 +213,6 @@ class Connection:
             )
         return tuple(self._fds.popleft() for _ in there)
 
-    def _replace(self, message: Any, arrival: Arrival) -> None:
-        """Answers a request whose descriptors were lost, or replaces such an answer, with an Error."""
-        if self.serving:
-            arrival.replies += pack(m.Error.of(LimitReached(f"the daemon refuses it: {self._limit}"), message.id))
-            return
-        error = m.Error.of(self._limit or ProcessLimit(), message.id)
-        self._answered(error)
-        arrival.messages.append((error, ()))
-
     def _refuse_undeclared(self) -> None:
         waiting = len(self._fds)
         if waiting > FDS_MAX:
@@ -240,7 +229,7 @@ class Connection:
         descriptors travel with the first byte of the call, and would wait for a message that has not begun to arrive.
 
         Raises:
-            LimitReached, MessageTooLarge: a message is over a limit. None of them counts as sent then.
+            MessageTooLarge: a message is over the limit. None of them counts as sent then.
             DaemonUnavailable: the connection is closed.
         """
         if self.closed:
@@ -257,56 +246,37 @@ class Connection:
         if self.serving:
             for message in messages:
                 self._answered(message)
-        else:
-            self._count(messages)
         return packed[0] if len(packed) == 1 else b"".join(packed)
-
-    def _count(self, messages: Sequence[Message]) -> None:
-        """Counts a client's requests as open."""
-        asked: dict[int, type[Message]] = {}
-        for message in messages:
-            if (refusal := self._over_keys(message)) is not None:
-                raise refusal
-            if _is_answered(message):
-                asked[getattr(message, "id")] = type(message)  # noqa: B009
-        if asked and len(self._open) + len(asked) > self.limits.requests_in_flight_max:
-            raise LimitReached(self._in_flight(type(messages[-1])))
-        self._open |= asked
-
-    def revert_send(self, *messages: Message) -> None:
-        """Reverts a `send` whose bytes were never written: its requests are no longer open."""
-        for message in messages:
-            if _is_answered(message):
-                self._open.pop(getattr(message, "id"), None)  # noqa: B009
 
     # ---- requests and their answers
 
-    def _over_keys(self, message: Message) -> LimitReached | None:
-        most = self.limits.keys_per_request_max
-        keys = getattr(message, "keys", ())
-        if len(keys) <= most:
-            return None
-        return LimitReached(
-            f"{type(message).__name__} of {len(keys)} keys; keys_per_request_max is {most}: ask in several requests"
-        )
+    def _refusal(self, message: Any, lost: ProcessLimit | None) -> LimitReached | None:
+        """Why a request that has come to the daemon is not carried out. None: it is, and counts as open.
 
-    def _in_flight(self, kind: type[Message]) -> str:
-        most = self.limits.requests_in_flight_max
-        return f"{kind.__name__} over requests_in_flight_max, which is {most}: wait for an answer first"
-
-    def _requested(self, message: Any) -> None:
-        """A request has come to the daemon."""
-        kind = type(message)
+        Raises:
+            ProtocolError: it may not come now.
+        """
+        kind, limits = type(message), self._limits
         if issubclass(kind, m.ControlRequest) and (remedy := self._remedy(kind)):
             raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {remedy}")
-        if not _is_answered(message):
-            return
-        number = message.id
-        if number in self._open:
-            raise ProtocolError(f"{kind.__name__} with id {number}, which is still open: choose another id")
-        if len(self._open) >= self.limits.requests_in_flight_max:
-            raise ProtocolError(self._in_flight(kind))
-        self._open[number] = kind
+        if lost is not None:
+            return LimitReached(f"the daemon refuses it: {lost}")
+        keys, most = len(getattr(message, "keys", ())), limits.keys_per_request_max
+        if keys > most:
+            return LimitReached(
+                f"{kind.__name__} of {keys} keys; keys_per_request_max is {most}: ask in several requests"
+            )
+        if message.answered_by is None:
+            return None
+        if message.id in self._open:
+            raise ProtocolError(f"{kind.__name__} with id {message.id}, which is still open: choose another id")
+        most = limits.requests_in_flight_max
+        if len(self._open) >= most:
+            return LimitReached(
+                f"{kind.__name__} over requests_in_flight_max, which is {most}: wait for an answer first"
+            )
+        self._open[message.id] = kind
+        return None
 
     def _remedy(self, kind: type[m.ControlRequest]) -> str:
         """What a client has to do before such a request; empty if it may come now."""
@@ -321,7 +291,7 @@ class Connection:
         return ""
 
     def _answered(self, message: Any) -> None:
-        """An answer or a push has come to the client, or leaves the daemon."""
+        """An answer or a push leaves the daemon."""
         number = id_of(message)
         if number is None or (isinstance(message, m.Claimed) and message.answer == "wait"):
             return
@@ -337,10 +307,6 @@ class Connection:
     def check_invariants(self) -> None:
         assert not self.closed or not self._fds
         assert len(self._fds) <= FDS_MAX
-
-
-def _is_answered(message: Message) -> bool:
-    return isinstance(message, Request) and message.answered_by is not None
 
 
 def _of_other_socket(name: str) -> BadMessage | None:

@@ -1,7 +1,7 @@
-"""Reads and writes bytes and descriptors on a Unix socket, and buffers output that the socket does not take.
+"""Reads and writes bytes and descriptors on a Unix socket.
 
-Owns: the two system calls, the identity of the peer, the closing of descriptors, and the output buffer. Does not own
-which message a descriptor belongs to (`connection`), nor what a uid may do.
+Owns: the two system calls, the identity of the peer, and the closing of descriptors. Does not own which message a
+descriptor belongs to (`connection`), nor what a uid may do.
 
 Invariant: descriptors never arrive later than the message that declares them. They travel with the first byte of the
 call that sends them, and the kernel ends a read after bytes that came with descriptors.
@@ -15,15 +15,13 @@ import os
 import resource
 import socket
 import struct
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from ...errors import DaemonUnavailable, LimitReached, ProcessLimit, ProtocolError
+from ...errors import DaemonUnavailable, ProcessLimit, ProtocolError
 from .connection import FDS_MAX
 
 READ_BYTES: Final = 32_768
-HELD_FDS_MAX: Final = 64
 _ITEM_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * _ITEM_BYTES)
 _CREDENTIALS: Final = struct.Struct("@iII")
@@ -91,79 +89,6 @@ def close_all(fds: Iterable[int]) -> None:
             os.close(fd)
         except OSError:
             pass
-
-
-class OutBuffer:
-    """The bytes that a socket did not take yet, in order, with duplicates of their descriptors.
-
-    Invariant: holds at most `bytes_max`. Holds the descriptors of a `push` only until the first byte of that push is
-    sent.
-    """
-
-    __slots__ = ("_pieces", "bytes_max", "held_bytes")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.held_bytes = 0
-        self._pieces: deque[tuple[bytearray, list[int]]] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._pieces)
-
-    def push(self, data: bytes | memoryview, fds: Sequence[int] = ()) -> None:
-        """Appends bytes and duplicates of descriptors.
-
-        Raises LimitReached if more than bytes_max, or more than HELD_FDS_MAX descriptors, would wait.
-        """
-        if self.held_bytes + len(data) > self.bytes_max:
-            raise LimitReached(
-                f"the peer leaves {self.held_bytes + len(data)} bytes unread; out_bytes_max is "
-                f"{self.bytes_max}: the connection is closed"
-            )
-        if fds or not self._pieces:
-            self._pieces.append((bytearray(data), self._copies(fds)))
-        else:
-            self._pieces[-1][0].extend(data)
-        self.held_bytes += len(data)
-
-    def _copies(self, fds: Sequence[int]) -> list[int]:
-        """Duplicates of `fds`, so that the caller may close its own descriptors at once."""
-        held = sum(len(copies) for _, copies in self._pieces)
-        if held + len(fds) > HELD_FDS_MAX:
-            raise LimitReached(
-                f"{held + len(fds)} descriptors wait for a peer that does not read; at most "
-                f"{HELD_FDS_MAX} may: the connection is closed"
-            )
-        copies: list[int] = []
-        try:
-            for fd in fds:
-                copies.append(os.dup(fd))  # noqa: PERF401 - those made so far are closed below
-        except OSError:
-            close_all(copies)
-            raise
-        return copies
-
-    def flush(self, sock: socket.socket) -> None:
-        """Writes as much as the socket takes. Raises OSError, but never BlockingIOError."""
-        while self._pieces:
-            data, fds = self._pieces[0]
-            try:
-                sent = write(sock, data, fds)
-            except BlockingIOError:
-                return
-            self.held_bytes -= sent
-            close_all(fds)
-            fds.clear()
-            if sent < len(data):
-                del data[:sent]  # free the sent bytes now: the peer may never read the rest
-                return
-            self._pieces.popleft()
-
-    def clear(self) -> None:
-        for _, fds in self._pieces:
-            close_all(fds)
-        self._pieces.clear()
-        self.held_bytes = 0
 
 
 class Peer(NamedTuple):

@@ -17,7 +17,7 @@ from tensord.ipc.wire.blocking import BlockingChannel
 from tensord.ipc.wire.connection import CONTROL_REQUESTS, Connection
 from tensord.ipc.wire.frames import FrameReader, decode, pack
 
-from .examples import ATTACHED, HELLO, LIMITS, attached, attaching
+from .examples import ATTACHED, HELLO, attached, attaching
 
 Sockets = tuple[socket.socket, socket.socket]
 
@@ -119,7 +119,6 @@ def test_a_daemon_that_does_not_read_costs_no_more_than_the_time_limit(
     with pytest.raises(TimedOut, match="does not read"):
         channel.send(*both, timeout_s=0.01)
     # Nothing of it was sent: the channel goes on, and the same may be sent.
-    assert len(channel.connection._open) == 0
     while filled:
         filled -= len(sockets[1].recv(filled))
     channel.send(*both, timeout_s=60)
@@ -191,15 +190,6 @@ def test_a_child_gives_up_its_copy_and_the_parents_connection_goes_on(
     assert channel.receive(60)[0] == m.PutRefused(1)
     channel.send(m.Renew([1]), timeout_s=60)
     assert select.select([sockets[1]], [], [], 60)[0]
-
-
-def test_messages_that_a_dead_daemon_did_not_read_are_not_in_flight(channel: BlockingChannel, sockets: Sockets) -> None:
-    """Until its end is noticed, each of however many requests is told that it is gone, and none that they are too
-    many."""
-    sockets[1].close()
-    for number in range(3, 3 + 2 * LIMITS.requests_in_flight_max):
-        with pytest.raises(DaemonUnavailable):
-            channel.send(m.AskForGrants(number, [100]), timeout_s=60)
 
 
 def test_the_descriptor_of_a_channel_that_is_closed_while_a_thread_sends_is_closed_by_that_thread(
