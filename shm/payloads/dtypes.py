@@ -38,27 +38,12 @@ _NARROW: Final = (
 _SIZED: Final = re.compile(
     r"(\|S|[<>]U)[1-9][0-9]{0,8}|[<>][Mm]8(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 )
-_TORCH_NAMES: Final = {
-    "|b1": "bool",
-    "|i1": "int8",
-    "<i2": "int16",
-    "<i4": "int32",
-    "<i8": "int64",
-    "|u1": "uint8",
-    "<u2": "uint16",
-    "<u4": "uint32",
-    "<u8": "uint64",
-    "<f2": "float16",
-    "<f4": "float32",
-    "<f8": "float64",
-    "<c8": "complex64",
-    "<c16": "complex128",
-} | {name: name for name in _NARROW}
-
 _DTYPES: Final[dict[str, DType]] = {name: np.dtype(name) for name in _PLAIN} | {
     name: np.dtype(getattr(ml_dtypes, name)) for name in _NARROW if hasattr(ml_dtypes, name)
 }
 _NAMES: Final[dict[DType, str]] = {dtype: name for name, dtype in _DTYPES.items()}
+_TORCH_NAMES: Final = {name: dtype.name for name, dtype in _DTYPES.items() if dtype.isnative}
+"""Torch calls its dtypes as numpy does."""
 
 # The integer dtype as which an ml_dtypes array is copied: numpy copies its own integers without the GIL, but a
 # registered dtype with it.

@@ -34,7 +34,7 @@ the node lies within [start + len(header), end).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -70,11 +70,11 @@ _NUMBERS: Final[dict[object, DType]] = {name: np.dtype(name) for name in ("<i8",
 
 
 class LeafAt(NamedTuple):
-    """One leaf at `offset`, in bytes from the payload's start: an array, the bytes of a long str or bytes value, or the
-    numbers of a long list.
+    """One leaf at `offset`, in bytes from the payload's start: an array, the bytes of a long str or bytes value, the
+    numbers of a long list, or, in place of a tree's root, the header of the tree.
 
-    `tag` is ARRAY, TENSOR, BYTES, TEXT, NUMBERS or NUMBERS_TUPLE. BYTES and TEXT leaves have shape (length,) and dtype
-    uint8.
+    `tag` is ARRAY, TENSOR, BYTES, TEXT, NUMBERS, NUMBERS_TUPLE or LONG. BYTES, TEXT and LONG leaves have shape
+    (length,) and dtype uint8.
     """
 
     tag: int
@@ -83,28 +83,13 @@ class LeafAt(NamedTuple):
     offset: int
 
 
-class ListNode(NamedTuple):
+class Container(NamedTuple):
+    """A LIST, TUPLE or DICT of nodes: one key for each child, which is a number for a list or tuple. A run of scalars
+    is a plain list or tuple."""
+
+    tag: int
+    keys: Sequence[Any]
     children: list[Any]
-
-
-class TupleNode(NamedTuple):
-    children: list[Any]
-
-
-class DictNode(NamedTuple):
-    keys: list[Any]
-    children: list[Any]
-
-
-class RunNode(NamedTuple):
-    scalars: list[Any]
-
-
-class LongHeader(NamedTuple):
-    """In place of a tree's root: the header of the tree is a leaf of `header_bytes` bytes at `offset`."""
-
-    header_bytes: int
-    offset: int
 
 
 def no_rest() -> None:
@@ -124,7 +109,7 @@ def read(header: bytes, depth_max: int, start: int = 0, rest: Callable[[], objec
         rest: called every REST_NODES nodes, for a thread that lets others run meanwhile.
 
     Returns:
-        (root node or LongHeader, end of the last leaf in bytes from the payload's start).
+        (root node, end of the last leaf in bytes from the payload's start).
 
     Raises:
         BadTree: the bytes do not describe a tree, or the tree is over a limit; the message names the fault.
@@ -194,13 +179,13 @@ class _Reader:
         tag = self._scalars[1] if len(self._scalars) > 1 else None
         return type(tag) is int and tag == LONG
 
-    def long(self) -> LongHeader:
+    def long(self) -> LeafAt:
         """The place of the other header."""
         self._next()
         header_bytes = self._count(LONG_BYTES_MAX)
         if header_bytes <= TREE_BYTES_MAX:
             raise BadTree(f"a long tree header has {header_bytes} bytes, and a payload begins with one of that length")
-        return LongHeader(header_bytes, self._leaf(BYTES, (header_bytes,), _BYTE, header_bytes).offset)
+        return self._leaf(LONG, (header_bytes,), _BYTE, header_bytes)
 
     def finish(self) -> None:
         if self._at != len(self._scalars):
@@ -229,11 +214,10 @@ class _Reader:
         count = self._count(len(self._scalars) - self._at)
         if tag in (LIST_RUN, TUPLE_RUN):
             scalars = self._take(count)
-            return RunNode(scalars) if tag == LIST_RUN else tuple(scalars)
+            return scalars if tag == LIST_RUN else tuple(scalars)
         if tag == DICT:
             return self._dict(count, depth)
-        children = [self.node(depth + 1) for _ in range(count)]
-        return ListNode(children) if tag == LIST else TupleNode(children)
+        return Container(tag, range(count), [self.node(depth + 1) for _ in range(count)])
 
     def _paused(self) -> None:
         if self._nodes > NODES_MAX:
@@ -241,7 +225,7 @@ class _Reader:
         self._rest()
         self._rest_at = min(self._nodes + REST_NODES, NODES_MAX + 1)
 
-    def _dict(self, count: int, depth: int) -> DictNode:
+    def _dict(self, count: int, depth: int) -> Container:
         keys = []
         children = []
         for _ in range(count):
@@ -252,7 +236,7 @@ class _Reader:
             children.append(self.node(depth + 1))
         if len(set(keys)) != count:
             raise BadTree("a dict in a tree has a duplicate key")
-        return DictNode(keys, children)
+        return Container(DICT, keys, children)
 
     def _array(self, tag: int) -> LeafAt:
         name = self._next()

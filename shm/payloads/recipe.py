@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,15 +24,14 @@ from .header import (
     ARRAY,
     BYTES,
     DEPTH_MAX,
+    DICT,
+    LIST,
+    LONG,
     NUMBERS,
     NUMBERS_TUPLE,
     TENSOR,
-    DictNode,
+    Container,
     LeafAt,
-    ListNode,
-    LongHeader,
-    RunNode,
-    TupleNode,
     no_rest,
     read,
 )
@@ -47,20 +46,22 @@ class Recipe:
     """Makes trees from payloads with one header. Immutable, and shared by all payloads with that header.
 
     `single` is (shape, dtype, offset) if the tree is one array or tensor, else None; `single_is_tensor` says which of
-    the two. `end_bytes` is the end of the last leaf: every payload has at least as many bytes. `is_long`: payloads with
-    this header may have different trees.
+    the two. `end_bytes` is the end of the last leaf: every payload has at least as many bytes. `is_long`: the header
+    is the first leaf, so payloads with one recipe may have different trees.
     """
 
-    __slots__ = ("_node", "end_bytes", "single", "single_is_tensor")
-    is_long: ClassVar[bool] = False
+    __slots__ = ("_depth_max", "_node", "end_bytes", "is_long", "single", "single_is_tensor")
 
-    def __init__(self, node: Any, end_bytes: int) -> None:
+    def __init__(self, node: Any, end_bytes: int, depth_max: int = DEPTH_MAX) -> None:
         self._node = node
+        self._depth_max = depth_max
         self.end_bytes = end_bytes
+        tag = node.tag if type(node) is LeafAt else None
+        self.is_long = tag == LONG
+        self.single_is_tensor = tag == TENSOR
         self.single: tuple[tuple[int, ...], DType, int] | None = None
-        if type(node) is LeafAt and node.tag in (ARRAY, TENSOR):
+        if tag in (ARRAY, TENSOR):
             self.single = node.shape, node.dtype, node.offset
-        self.single_is_tensor = self.single is not None and node.tag == TENSOR
 
     def whole(self, root: Array, rest: Callable[[], object] = no_rest) -> Recipe:
         """The recipe of the tree of one payload, which is not kept. `root`: as for `view`. `rest`: as for `read`.
@@ -68,7 +69,9 @@ class Recipe:
         Raises:
             BadTree: the header in the payload does not describe a tree, or the payload is shorter than that header.
         """
-        return self
+        if not self.is_long:
+            return self
+        return _of_long(self._header(root), self._node.offset, self._depth_max, rest)
 
     @property
     def leaves(self) -> list[LeafAt]:
@@ -90,6 +93,8 @@ class Recipe:
         single = self.single
         if single is not None:
             return np.ndarray(single[0], single[1], root, single[2])
+        if self.is_long:
+            return self._kept(root).view(root)
         return _made(self._node, lambda leaf: _viewed(leaf, root))
 
     def torch(self, root: Array, copy: bool = True) -> Any:
@@ -105,20 +110,7 @@ class Recipe:
             UsageError: torch is not installed.
             UnsupportedLeaf: torch lacks the dtype of a leaf, or, without a copy, the leaf has the other byte order.
         """
-        torch = needed_torch("lease.torch()")
-        root = self._held(root)
-        convert = tensor_copy if copy else tensor_over
-
-        def made(leaf: LeafAt) -> Any:
-            viewed = _viewed(leaf, root)
-            if leaf.tag not in (ARRAY, TENSOR):
-                return viewed
-            try:
-                return convert(torch, viewed)
-            except UnsupportedLeaf as error:
-                raise UnsupportedLeaf(f"{self._where(leaf)}: {error}") from None
-
-        return _made(self._node, made)
+        return self._converted(root, (ARRAY, TENSOR), "lease.torch()", copy)
 
     def value(self, root: Array, copy: bool = True) -> Any:
         """The tree as it was put: numpy leaves as views of `root`, torch leaves as tensors.
@@ -129,13 +121,24 @@ class Recipe:
 
         Raises: as `torch`.
         """
+        return self._converted(root, (TENSOR,), "an entry with tensors", copy)
+
+    def _converted(self, root: Array, tags: tuple[int, ...], what: str, copy: bool) -> Any:
+        """The tree with tensors for the leaves with these tags. `what` needs torch for them."""
         root = self._held(root)
+        if self.is_long:
+            return self._kept(root)._converted(root, tags, what, copy)
+        convert = tensor_copy if copy else tensor_over
 
         def made(leaf: LeafAt) -> Any:
             viewed = _viewed(leaf, root)
-            if leaf.tag != TENSOR:
+            if leaf.tag not in tags:
                 return viewed
-            return (tensor_copy if copy else tensor_over)(needed_torch("an entry with tensors"), viewed)
+            try:
+                return convert(needed_torch(what), viewed)
+            except UnsupportedLeaf as error:
+                path = next(path for path, node in _leaves(self._node, "tree") if node is leaf)
+                raise UnsupportedLeaf(f"{path}: {error}") from None
 
         return _made(self._node, made)
 
@@ -145,37 +148,12 @@ class Recipe:
             raise BadTree(f"a payload of {len(root)} bytes has a tree that ends at {self.end_bytes}")
         return np.frombuffer(root.data, np.uint8) if type(root.base) is np.ndarray else root
 
-    def _where(self, leaf: LeafAt) -> str:
-        return next(path for path, node in _leaves(self._node, "tree") if node is leaf)
-
-
-class LongRecipe(Recipe):
-    """Makes trees from payloads whose header is their first leaf. Immutable. `end_bytes` is the end of that header."""
-
-    __slots__ = ("_depth_max",)
-    is_long = True
-    _node: LongHeader
-
-    def __init__(self, node: LongHeader, end_bytes: int, depth_max: int) -> None:
-        super().__init__(node, end_bytes)
-        self._depth_max = depth_max
-
-    def whole(self, root: Array, rest: Callable[[], object] = no_rest) -> Recipe:
-        return _of_long(self._header(root), self._node.offset, self._depth_max, rest)
-
-    def view(self, root: Array) -> Any:
-        return self._known(root).view(root)
-
-    def torch(self, root: Array, copy: bool = True) -> Any:
-        return self._known(root).torch(root, copy)
-
-    def value(self, root: Array, copy: bool = True) -> Any:
-        return self._known(root).value(root, copy)
-
-    def _known(self, root: Array) -> Recipe:
-        return _kept(self._header(root), self._node.offset, self._depth_max)
+    def _kept(self, root: Array) -> Recipe:
+        """As `whole`, for a long header, and kept."""
+        return _of_long_kept(self._header(root), self._node.offset, self._depth_max)
 
     def _header(self, root: Array) -> bytes:
+        """The long header in a payload."""
         if len(root) < self.end_bytes:
             raise BadTree(f"a payload of {len(root)} bytes has a tree header that ends at {self.end_bytes}")
         return root[self._node.offset : self.end_bytes].tobytes()
@@ -185,7 +163,7 @@ def _of_long(header: bytes, start: int, depth_max: int, rest: Callable[[], objec
     return Recipe(*read(header, depth_max, start, rest))
 
 
-_kept: Final = lru_cache(_LONG_KEPT)(_of_long)
+_of_long_kept: Final = lru_cache(_LONG_KEPT)(_of_long)
 
 
 def recipe(header: bytes, *, depth_max: int = DEPTH_MAX, rest: Callable[[], object] = no_rest) -> Recipe:
@@ -194,23 +172,19 @@ def recipe(header: bytes, *, depth_max: int = DEPTH_MAX, rest: Callable[[], obje
     Raises:
         BadTree: the bytes do not describe a tree, or the tree is over a limit; the message names the fault.
     """
-    node, end_bytes = read(header, depth_max, rest=rest)
-    return LongRecipe(node, end_bytes, depth_max) if type(node) is LongHeader else Recipe(node, end_bytes)
+    return Recipe(*read(header, depth_max, rest=rest), depth_max)
 
 
 def _made(node: Any, make: Callable[[LeafAt], Any]) -> Any:
     kind = type(node)
     if kind is LeafAt:
         return make(node)
-    if kind is DictNode:
-        return dict(zip(node.keys, [_made(child, make) for child in node.children], strict=True))
-    if kind is ListNode:
-        return [_made(child, make) for child in node.children]
-    if kind is TupleNode:
-        return tuple([_made(child, make) for child in node.children])
-    if kind is RunNode:
-        return node.scalars.copy()
-    return node
+    if kind is Container:
+        children = [_made(child, make) for child in node.children]
+        if node.tag == DICT:
+            return dict(zip(node.keys, children, strict=True))
+        return children if node.tag == LIST else tuple(children)
+    return node.copy() if kind is list else node
 
 
 def _viewed(leaf: LeafAt, root: Array) -> Any:
@@ -231,9 +205,6 @@ def _viewed(leaf: LeafAt, root: Array) -> Any:
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, LeafAt]]:
     if type(node) is LeafAt:
         yield path, node
-    elif type(node) is DictNode:
+    elif type(node) is Container:
         for key, child in zip(node.keys, node.children, strict=True):
             yield from _leaves(child, f"{path}[{key!r}]")
-    elif type(node) is ListNode or type(node) is TupleNode:
-        for position, child in enumerate(node.children):
-            yield from _leaves(child, f"{path}[{position}]")
