@@ -8,15 +8,12 @@ step. Does not own the current step of a workflow (every query passes it), nor t
 An agent may run at several steps. Once all of its steps are past, the agent is finished. A further step at or after the
 current one makes it needed again.
 
-Invariants: a refused step has changed nothing; each (agent, step_index) exists once; the step indices of an agent are
-sorted.
+Invariants: a refused step has changed nothing; each (agent, step_index) exists once.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Annotated, Final, get_args
 
 from msgspec import Meta, Struct, ValidationError, convert
@@ -91,8 +88,7 @@ class AgentStepGraph:
 
     def __init__(self, steps: Iterable[AgentStep] = ()) -> None:
         self._steps: dict[tuple[str, int], AgentStep] = {}
-        self._indices: dict[str, list[int]] = {}  # in order of the agents' first addition
-        self._sorted: list[AgentStep] | None = None
+        self._agents: dict[str, int] = {}  # numbered in the order of their first addition
         if not isinstance(steps, Iterable):
             raise BadGraph(f"steps is {shown(steps)}: give AgentSteps")
         for step in steps:
@@ -106,7 +102,6 @@ class AgentStepGraph:
         """
         graph = cls(steps)
         graph.validate_dag()
-        graph._in_order()  # sort now: a later query may need the order of many graphs at once
         return graph
 
     def __iter__(self) -> Iterator[AgentStep]:
@@ -117,7 +112,7 @@ class AgentStepGraph:
 
     def __contains__(self, agent_id: object) -> bool:
         """True if the agent runs at any step, past steps included."""
-        return agent_id in self._indices
+        return agent_id in self._agents
 
     def add_step(self, step: AgentStep) -> None:
         """Adds a step.
@@ -135,8 +130,7 @@ class AgentStepGraph:
                 f"a step of agent {step.agent_id!r} would be over {STEPS_MAX} steps: register several workflows"
             )
         self._steps[at] = step
-        self._sorted = None
-        insort(self._indices.setdefault(step.agent_id, []), step.step_index)
+        self._agents.setdefault(step.agent_id, len(self._agents))
 
     def validate_dag(self) -> None:
         """Checks the graph as a whole.
@@ -146,7 +140,7 @@ class AgentStepGraph:
         """
         if not self._steps:
             raise BadGraph("a workflow without steps: add one")
-        first = {agent: indices[0] for agent, indices in self._indices.items()}
+        first = {agent: step.step_index for agent, step in self._next_steps(0).items()}
         for step in self._steps.values():
             for agent in step.depends_on:
                 begins = first.get(agent)
@@ -162,15 +156,11 @@ class AgentStepGraph:
 
         None: all of its steps are past, or the agent is not in the graph (`in` tells these two apart).
         """
-        index = self._next_index(agent_id, current_step)
-        return None if index is None else index - current_step
+        return self.steps_to_execution(current_step).get(agent_id)
 
     def steps_to_execution(self, current_step: int) -> dict[str, int]:
-        """`compute_steps_to_execution` of every agent that runs now or later, in one pass over the remaining steps."""
-        steps = self._in_order()
-        left = steps[bisect_left(steps, current_step, key=_step_index) :]
-        # In reverse order: an agent's nearest step is written last, and overwrites the later ones.
-        return {step.agent_id: step.step_index - current_step for step in reversed(left)}
+        """`compute_steps_to_execution` of every agent that runs now or later."""
+        return {agent: step.step_index - current_step for agent, step in self._next_steps(current_step).items()}
 
     def get_prefetch_candidates(self, current_step: int, lookahead: int) -> list[AgentStep]:
         """The next step of every agent that does not run now and runs within `lookahead` steps.
@@ -178,36 +168,28 @@ class AgentStepGraph:
         The nearest steps come first. At equal distance, required steps come before optional ones, then the order of
         addition decides.
         """
-        steps = self._in_order()
-        begin = bisect_left(steps, current_step + 1, key=_step_index)
-        end = bisect_left(steps, current_step + lookahead + 1, begin, key=_step_index)
-        return [step for step in steps[begin:end] if self._next_index(step.agent_id, current_step) == step.step_index]
+        ahead = [
+            step
+            for step in self._next_steps(current_step).values()
+            if current_step < step.step_index <= current_step + lookahead
+        ]
+        return sorted(ahead, key=lambda step: (step.step_index, step.is_optional, self._agents[step.agent_id]))
 
     def get_all_agents(self) -> list[str]:
         """Every agent once, in the order of first addition."""
-        return list(self._indices)
+        return list(self._agents)
 
     def check_invariants(self) -> None:
         """Asserts that the internal structures agree with each other."""
         assert all(at == (step.agent_id, step.step_index) for at, step in self._steps.items())
-        assert {(agent, index) for agent, indices in self._indices.items() for index in indices} == self._steps.keys()
-        assert all(first < second for indices in self._indices.values() for first, second in pairwise(indices))
+        assert {agent for agent, _ in self._steps} == self._agents.keys()
+        assert [*self._agents.values()] == [*range(len(self._agents))]
         assert len(self._steps) <= STEPS_MAX
 
-    def _in_order(self) -> list[AgentStep]:
-        """All steps by index. At equal index, required steps first, then in the order of the agents' addition."""
-        if self._sorted is None:
-            added = {agent: at for at, agent in enumerate(self._indices)}
-            self._sorted = sorted(
-                self._steps.values(), key=lambda step: (step.step_index, step.is_optional, added[step.agent_id])
-            )
-        return self._sorted
-
-    def _next_index(self, agent_id: str, current_step: int) -> int | None:
-        indices = self._indices.get(agent_id, ())
-        at = bisect_left(indices, current_step)
-        return indices[at] if at < len(indices) else None
-
-
-def _step_index(step: AgentStep) -> int:
-    return step.step_index
+    def _next_steps(self, current_step: int) -> dict[str, AgentStep]:
+        """The next step of every agent that runs at `current_step` or later."""
+        found: dict[str, AgentStep] = {}
+        for (agent, index), step in self._steps.items():
+            if index >= current_step and (agent not in found or index < found[agent].step_index):
+                found[agent] = step
+        return found
