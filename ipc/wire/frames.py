@@ -19,7 +19,7 @@ from typing import Final, cast
 
 import msgpack
 from msgspec import MsgspecError
-from msgspec.msgpack import Encoder
+from msgspec.msgpack import Decoder, Encoder
 
 from ...errors import BadMessage, MessageTooLarge
 from ..messages.declared import Kinds
@@ -41,6 +41,7 @@ def _plain(value: object) -> object:
 
 
 _encode = Encoder(enc_hook=_plain).encode
+_unpack = Decoder().decode
 
 
 def pack(message: Message) -> bytes:
@@ -51,8 +52,8 @@ def pack(message: Message) -> bytes:
 def unpack(frame: bytes) -> object:
     """The object of a whole message, of any type. Raises BadMessage if the bytes are not MessagePack."""
     try:
-        return msgpack.unpackb(frame, max_ext_len=0, ext_hook=_no_extension, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        return _unpack(frame)
+    except (MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise _bad(error) from None
 
 
@@ -117,10 +118,6 @@ def _bad(error: Exception) -> BadMessage:
     else:
         reason = str(error) or type(error).__name__
     return BadMessage(f"the received bytes are not a message: {reason}")
-
-
-def _no_extension(code: int, data: bytes) -> object:
-    raise ValueError(f"extension type {code} of {len(data)} bytes; only the standard MessagePack types are allowed")
 
 
 class UnknownMessage(BadMessage):

@@ -52,7 +52,6 @@ MEDIA_BYTES: Final = _MEDIA.size
 RECORD_BYTES_MAX: Final = HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + BLOCK_TOKENS_MAX * TOKEN_BYTES
 """Limit for a stored record. A query's record may be longer, since it has all tokens of its sequence."""
 _NO_KEY: Final = bytes(32)
-_NUMBERS: Final[dict[str, int]] = {modality: number for number, modality in enumerate(MODALITIES)}
 
 Tokens = np.ndarray[Any, np.dtype[np.uint32]]
 
@@ -190,8 +189,8 @@ def block_key(tag: bytes, packed: bytes | bytearray | memoryview, generation: in
 
 def packed_media(media: Iterable[Media]) -> bytes:
     """Media items in the form of a record, MEDIA_BYTES each."""
-    pack, number = _MEDIA.pack, _NUMBERS
-    return b"".join([pack(start, length, number[modality], digest) for start, length, modality, digest in media])
+    number = MODALITIES.index
+    return b"".join([_MEDIA.pack(start, length, number(modality), digest) for start, length, modality, digest in media])
 
 
 def unpacked_media(packed: bytes | bytearray | memoryview) -> tuple[Media, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -177,19 +176,6 @@ def test_close_closes_descriptors_that_nobody_took(no_descriptor_leaks: None) ->
     channel.receive(60)
     channel.close()
     theirs.close()
-
-
-def test_a_child_gives_up_its_copy_and_the_parents_connection_goes_on(
-    channel: BlockingChannel, sockets: Sockets
-) -> None:
-    if (child := os.fork()) == 0:
-        channel.close_in_child()
-        os._exit(0 if channel.closed else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    sockets[1].sendall(pack(m.PutRefused(1)))
-    assert channel.receive(60)[0] == m.PutRefused(1)
-    channel.send(m.Renew([1]), timeout_s=60)
-    assert select.select([sockets[1]], [], [], 60)[0]
 
 
 def test_the_descriptor_of_a_channel_that_is_closed_while_a_thread_sends_is_closed_by_that_thread(

@@ -45,14 +45,6 @@ def test_a_client_prefers_its_users_daemon_to_the_systems(tmp_path: Path) -> Non
         assert places.status_socket(environ, 1000, system) == tmp_path / "tensord/status.sock"
 
 
-def test_where_a_daemon_puts_its_sockets() -> None:
-    assert places.daemon_folder({"RUNTIME_DIRECTORY": "/run/tensord"}, 990) == Path("/run/tensord")
-    assert places.daemon_folder({"RUNTIME_DIRECTORY": "/run/a:/run/b"}, 990) == Path("/run/a")
-    assert places.daemon_folder({}, 0) == Path("/run/tensord")
-    assert places.daemon_folder({}, 1000) == Path("/tmp/tensord-1000")
-    assert places.daemon_folder({"XDG_RUNTIME_DIR": "/r"}, 1000) == Path("/r/tensord")
-
-
 def test_a_folder_in_tmp_is_made_for_its_user_alone(tmp_folder: Path) -> None:
     folder = tmp_folder / f"tensord-{os.geteuid()}"
     for made in (folder, folder / "second"):

@@ -24,14 +24,6 @@ def names(steps: list[AgentStep]) -> list[str]:
 # ---- how soon
 
 
-def test_steps_to_execution_count_from_the_current_step() -> None:
-    """The fault of an earlier design: they ignored the current step."""
-    graph = chain("plan", "draft", "review", "edit")
-    for current in range(4):
-        found = [graph.compute_steps_to_execution(agent, current) for agent in graph.get_all_agents()]
-        assert found == [at - current if at >= current else None for at in range(4)]
-
-
 agents = st.sampled_from("abcdef")
 some_steps = st.lists(
     st.builds(AgentStep, agents, st.just(()), st.integers(0, 12), st.just(0), st.booleans()),

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -65,40 +64,3 @@ def test_the_fence_reaches_only_processes_that_registered(litmus: Path) -> None:
         pytest.skip(f"no pin was missed in {rounds} rounds without registration on this machine")
     seen, rounds_fenced = forbidden(litmus, "membarrier", cold=COLD_LINES, rounds=enough(missed, rounds))
     assert not seen, f"{seen} pins missed in {rounds_fenced} rounds"
-
-
-def test_this_kernel_has_a_fence_of_either_kind() -> None:
-    slow, quick = fence.supported()
-    assert slow
-    fence.fence(expedited=False)
-    if quick:
-        assert fence.register()
-        fence.fence(expedited=True)
-
-
-def test_registration_survives_fork() -> None:
-    if not fence.supported()[1]:
-        pytest.skip("this kernel has no membarrier(GLOBAL_EXPEDITED)")
-    # GET_REGISTRATIONS (kernel 6.3) tells which commands this process registered for.
-    code = (
-        "import os; from tensord.shm.lanes import fence\n"
-        "GET = 1 << 9\n"
-        "if not fence._membarrier(0) & GET: raise SystemExit(77)\n"
-        "assert not fence._membarrier(GET) & fence._REGISTER_GLOBAL_EXPEDITED\n"
-        "fence.register()\n"
-        "pid = os.fork()\n"
-        "if not pid: os._exit(not fence._membarrier(GET) & fence._REGISTER_GLOBAL_EXPEDITED)\n"
-        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode == 77:
-        pytest.skip("this kernel does not tell registrations")
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_refused_membarrier_is_reported_as_unsupported_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "_SYS_MEMBARRIER", 1 << 20)
-    assert fence.supported() == (False, False)
-    assert not fence.register()
-    with pytest.raises(OSError, match="membarrier"):
-        fence.fence(expedited=True)

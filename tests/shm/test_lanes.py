@@ -18,7 +18,7 @@ from tensord.shm.lanes.lane import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane
 from tensord.shm.lanes.reader import LaneReader
 from tensord.shm.ring.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS
 
-from ..memory_bench import attached, lane_file, lent, memory_file
+from ..memory_bench import attached, lane_file, memory_file
 
 SPANS = st.integers(1, (1 << 64) - 1)
 
@@ -245,16 +245,6 @@ def test_a_suspended_lane_counts_every_word_that_any_thread_has() -> None:
     reader.close()
 
 
-def test_an_open_descriptor_alone_keeps_the_lane() -> None:
-    fd = lane_file()
-    client_fd = lent(fd)
-    reader = LaneReader(fd, 1)
-    assert not reader.abandoned()
-    os.close(client_fd)
-    assert reader.abandoned()
-    reader.close()
-
-
 def test_views_leave_words_for_grants_also_once_grants_have_ended() -> None:
     fd = lane_file()
     try:
@@ -275,3 +265,13 @@ def test_views_leave_words_for_grants_also_once_grants_have_ended() -> None:
     lane.freeze()
     with pytest.raises(IndexError):
         lane.lend(99)
+
+
+def test_a_closed_or_truncated_lane_has_no_records() -> None:
+    fd = lane_file(7)
+    Lane(fd).log(3)
+    reader = LaneReader(fd, 7)
+    os.ftruncate(fd, 8 * HEAD_AT)
+    assert reader.drain() is None
+    reader.close()
+    assert reader.drain() is None

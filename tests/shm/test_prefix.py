@@ -87,12 +87,6 @@ def test_bytes_that_are_no_record_are_refused(at: int, value: int, says: str) ->
         PrefixRecord.unpack(packed.data)
 
 
-def test_a_record_with_more_media_than_a_sequence_may_have_is_refused() -> None:
-    media = tuple(item(number, 1) for number in range(MEDIA_MAX + 1))
-    with pytest.raises(BadPrefix, match=str(MEDIA_MAX)):
-        PrefixRecord.unpack(record(0, media=media).pack(np.zeros(0, np.uint32)).data)
-
-
 def test_any_bytes_are_refused_or_give_a_valid_record() -> None:
     chance = Random(1)
     whole = record().pack(np.arange(5, dtype=np.uint32)).tobytes()

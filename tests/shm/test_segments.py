@@ -9,7 +9,7 @@ from mmap import mmap
 
 import pytest
 
-from tensord.errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
+from tensord.errors import BadConfiguration, NameTaken, NotEnoughMemory, SegmentError
 from tensord.shm.ring import segments
 
 PAGE = 4096
@@ -44,36 +44,6 @@ def test_a_segment_is_the_users_alone_and_found_by_its_instance_only(instance: s
     assert not segments.remove(other)
 
 
-def test_attaching_read_only_allows_no_writing(instance: str) -> None:
-    name = segments.segment_name(instance, "ring")
-    os.close(segments.create(name, 4096))
-    fd = segments.attach(name, read_only=True)
-    with pytest.raises(PermissionError):
-        mmap(fd, 4096)
-    os.close(fd)
-    with pytest.raises(SegmentError, match="cannot open"):
-        segments.attach(segments.segment_name(instance, "index"))
-
-
-def test_one_daemon_an_instance_until_its_last_descriptor_and_mapping_are_gone(instance: str) -> None:
-    fd = segments.claim_instance(instance)
-    assert segments.existing(instance) == [segments.segment_name(instance, "lock")]
-    with pytest.raises(InstanceBusy, match=f"{instance!r}.*another --instance"):
-        segments.claim_instance(instance)
-    os.close(fd)
-    os.close(segments.claim_instance(instance))
-
-
-def test_a_segment_that_another_user_could_have_made_is_refused_and_its_owner_named(instance: str) -> None:
-    name = segments.segment_name(instance, "ring")
-    path = segments.SHM_FOLDER / name.lstrip("/")
-    os.close(segments.create(name, 4096))
-    path.chmod(0o666)
-    with pytest.raises(SegmentError, match=f"{name} is a file of uid {os.geteuid()} with mode 0666.*remove the file"):
-        segments.attach(name)
-    path.unlink()
-
-
 @pytest.mark.parametrize(
     ("make", "kind"), [("mkdir", "a folder"), ("symlink", "a symbolic link"), ("mkfifo", "no regular file")]
 )
@@ -95,18 +65,6 @@ def test_a_path_that_is_not_a_file_is_neither_opened_nor_waited_for(instance: st
         assert segments.own(instance) == []
     finally:
         path.rmdir() if make == "mkdir" else path.unlink()
-
-
-@pytest.mark.root
-def test_another_user_s_segment_is_refused(instance: str) -> None:
-    if os.geteuid():
-        pytest.skip("needs root, to give a file to another user")
-    name = segments.segment_name(instance, "index")
-    os.close(segments.create(name, 4096))
-    os.chown(segments.SHM_FOLDER / name.lstrip("/"), 1234, -1)
-    with pytest.raises(SegmentError, match=f"{name} is a file of uid 1234 with mode 0600"):
-        segments.attach(name)
-    os.close(segments.attach(name, uid=1234))
 
 
 def test_allocated_pages_are_there_and_punched_ones_are_given_back(instance: str) -> None:

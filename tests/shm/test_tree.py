@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import enum
-import math
-import struct
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -115,38 +113,13 @@ def test_a_header_of_more_than_a_mebibyte_or_131072_values_is_refused() -> None:
     pack([*[None] * ((1 << 17) - 3)])
 
 
-LONG_LISTS = {
-    "token ids": [*range(50_000, 50_100)],
-    "the ends of 64 bits": [-(1 << 63), (1 << 63) - 1] * 40,
-    "floats": [0.1 * i for i in range(100)],
-    "floats of odd bits": [-0.0, math.inf, -math.inf, math.nan, *struct.unpack("d", b"\x01" * 6 + b"\xf8\x7f")] * 20,
-    "a tuple": (*range(100),),
-    "a tuple of floats": (1.5,) * 100,
-}
-AS_THEY_ARE = {
-    "a short list": [*range(63)],
-    "bools": [True, False] * 50,
-    "ints and a bool": [*range(99), True],
-    "ints and a float": [*range(99), 1.0],
-    "an int beyond int64": [*range(99), 1 << 63],
-    "no list": {i: i for i in range(100)},
-}
-
-
-@pytest.mark.parametrize("case", [*LONG_LISTS, *AS_THEY_ARE])
-def test_a_long_list_of_numbers_is_one_leaf_and_comes_back_as_it_was(case: str) -> None:
-    tree: dict[str, Any] = {"a": {**LONG_LISTS, **AS_THEY_ARE}[case]}
-    header, root = packed(tree)
-    root.flags.writeable = False
-    made = recipe(header)
-    assert len(made.leaves) == (case in LONG_LISTS)
-    for found in (made.view(root)["a"], made.value(root)["a"]):
-        assert type(found) is type(tree["a"])
-        assert [*map(type, found)] == [*map(type, tree["a"])]
-        # repr tells -0.0 from 0.0; the bytes tell one NaN from another.
-        assert repr(found) == repr(tree["a"])
-        if "floats" in case:
-            assert struct.pack("100d", *found) == struct.pack("100d", *tree["a"])
+@pytest.mark.parametrize(
+    ("numbers", "leaves"),
+    [([*range(64)], 1), ((1.5,) * 64, 1), ([*range(63)], 0), ([*range(99), True], 0), ([*range(99), 1 << 63], 0)],
+)
+def test_a_long_list_of_numbers_of_one_kind_is_one_leaf(numbers: Any, leaves: int) -> None:
+    """That it comes back as it was: test_packing.py."""
+    assert len(recipe(packed({"a": numbers})[0]).leaves) == leaves
 
 
 def test_arrays_of_more_than_any_ring_are_refused() -> None:

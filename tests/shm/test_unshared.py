@@ -23,13 +23,6 @@ SIZE_BYTES = 1 << 16
 ROOT = Path(__file__).parents[2]
 
 
-def flags_of(address: int) -> list[str]:
-    """The kernel's flags of the mapping that begins at `address`."""
-    found = re.search(rf"^0*{address:x}-.*?^VmFlags: ([^\n]*)", Path("/proc/self/smaps").read_text(), re.M | re.S)
-    assert found is not None, "not mapped"
-    return found[1].split()
-
-
 def is_mapped(address: int) -> bool:
     return re.search(rf"^0*{address:x}-", Path("/proc/self/maps").read_text(), re.M) is not None
 
@@ -62,18 +55,6 @@ def test_a_child_reads_what_is_there_and_its_writes_reach_nobody() -> None:
     assert child_says(write) == 0
     assert (array == 7).all()
     assert os.pread(fd, SIZE_BYTES, 0) == bytes([7]) * SIZE_BYTES
-    os.close(fd)
-
-
-def test_no_fork_inherits_it() -> None:
-    fd = memory_file(SIZE_BYTES)
-    mapped = Unshared(fd, SIZE_BYTES)
-    assert "dc" in flags_of(mapped.address)
-    libc = ctypes.PyDLL(None)
-    forked = libc.fork()
-    if not forked:
-        os._exit(0 if not is_mapped(mapped.address) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
     os.close(fd)
 
 
