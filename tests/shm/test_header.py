@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensord.errors import BadTree
 from tensord.shm.payloads import header as form
 from tensord.shm.payloads.packing import pack
-from tensord.shm.payloads.recipe import recipe
+from tensord.shm.payloads.recipe import Recipe, recipe
 
 RING_BYTES_MAX = 1 << 48
 VALID = [
@@ -32,19 +32,24 @@ def packed(*tokens: Any) -> bytes:
     return b"".join(map(msgpack.packb, tokens))
 
 
-def judged(header: bytes) -> None:
-    """A header is refused, or what it says holds: its leaves lie apart, in order, in the payload."""
-    try:
-        made = recipe(header)
-    except BadTree:
-        return
-    end = len(header)
+def lies_apart(made: Recipe, end: int) -> int:
+    """The end of the last leaf, all of which begin behind `end` and behind one another."""
     for leaf in made.leaves:
         assert leaf.offset % 64 == 0
         assert leaf.offset >= end
         assert all(length >= 0 for length in leaf.shape)
         assert not leaf.dtype.hasobject
         end = leaf.offset + int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
+    return end
+
+
+def judged(header: bytes) -> None:
+    """A header is refused, or what it says holds: its leaves lie apart, in order, in the payload."""
+    try:
+        made = recipe(header)
+    except BadTree:
+        return
+    end = lies_apart(made, len(header))
     assert end == made.end_bytes <= RING_BYTES_MAX or made.is_long
     if end < 1 << 20:
         root = np.full(made.end_bytes, 0x80, np.uint8)
@@ -98,7 +103,6 @@ BAD = {
     "something after the tree": (packed(1, None, None), "scalars after the end of its tree: 1"),
     "a list cut short": (packed(1, form.LIST, 2, None), "ends within"),
     "a number cut off": (VALID[0][:-1], "within a scalar"),
-    "a str cut off": (packed(1, form.LIST_RUN, 1, None) + b"\xdb\xff\xff\xff\xff", "a scalar"),
     "a byte that is no msgpack": (packed(1) + b"\xc1", "not a sequence"),
     "an array": (packed(1, [None]), "not a sequence"),
     "an extension with content": (packed(1, msgpack.ExtType(5, b"abc")), "not a sequence"),
@@ -108,12 +112,10 @@ BAD = {
     "a long header below the root": (packed(1, form.LIST, 1, form.LONG, 70_000), "unknown kind 12"),
     "a long header that is short": (packed(1, form.LONG, 65_472), "65472 bytes, and a payload begins with one"),
     "a long header over the limit": (packed(1, form.LONG, (1 << 20) + 1), "up to"),
-    "something after a long header": (packed(1, form.LONG, 70_000, 1), "unknown kind 12"),
     "one key twice": (packed(1, form.DICT, 2, "a", None, "a", None), "duplicate"),
     "a key of float": (packed(1, form.DICT, 1, 1.0, None), "type float"),
     "a dtype of objects": (packed(1, form.ARRAY, "|O", 1, 3), "unknown dtype"),
     "a dtype by another name": (packed(1, form.ARRAY, "float32", 1, 3), "unknown dtype"),
-    "text of too much width": (packed(1, form.ARRAY, "<U999999999", 0), "unknown dtype"),
     "65 dimensions": (packed(1, form.ARRAY, "|u1", 65, *[1] * 65), "up to 64"),
     "a negative dimension": (packed(1, form.ARRAY, "<f4", 1, -3), "length of -3"),
     "a length of float": (packed(1, form.ARRAY, "<f4", 1, 3.0), "length of 3.0"),
@@ -121,10 +123,7 @@ BAD = {
     "a product over 2**64": (packed(1, form.ARRAY, "|u1", 3, *[1 << 40] * 3), "more than"),
     "an empty product over 2**48": (packed(1, form.ARRAY, "|u1", 3, 0, 1 << 40, 1 << 40), "more"),
     "a sum over 2**48": (packed(1, form.LIST, 2, *(form.ARRAY, "|u1", 1, 1 << 47) * 2), "a tree"),
-    "long bytes over 2**48": (packed(1, form.BYTES, (1 << 48) + 1), "up to"),
-    "an int that is none": (packed(1, form.INT, "5"), "an int"),
     "65 levels": (packed(1, *[form.LIST, 1] * 65, None), "deeper than 64"),
-    "thousands of levels": (packed(1, *[form.LIST, 1] * 30_000, None), "deeper than 64"),
     "too many nodes": (packed(1, form.LIST, 16_384, *[None] * 16_384), "16384 nodes"),
     "more than 65,472 bytes": (packed(1, b"x" * 65_472), "limit is 65472"),
 }
@@ -179,8 +178,4 @@ def test_a_damaged_long_header_is_refused_or_describes_a_bounded_tree(data: st.D
         with pytest.raises(BadTree):
             recipe(payload.header).view(root)
         return
-    end = len(root)
-    for leaf in made.leaves:
-        assert leaf.offset >= end
-        end = leaf.offset + int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
-    assert end == made.end_bytes
+    assert lies_apart(made, len(root)) == made.end_bytes
