@@ -96,7 +96,14 @@ def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str]
     usual = {SYSTEM_FOLDER, daemon_folder(environ, uid), user_folder(environ, uid)}
     for each in (folder.parent, folder):
         if each in usual or (each == folder and each.parent in usual):
-            _make(each, 0o755 if each == SYSTEM_FOLDER else 0o700)
+            try:
+                each.mkdir(0o755 if each == SYSTEM_FOLDER else 0o700, exist_ok=True)
+            except FileExistsError:
+                raise SocketForbidden(f"{each} is not a folder: remove it, or set another socket") from None
+            except OSError as error:
+                raise SocketForbidden(
+                    f"the socket's folder {each} cannot be created: {error.strerror}; create it, or set another socket"
+                ) from error
         if each.parent == FALLBACK_FOLDER and (each in usual or each == folder):
             check_folder(each, uid)
     if not folder.is_dir():
@@ -106,17 +113,6 @@ def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str]
             f"the socket's folder {folder} does not exist, and only default folders are created: create it, or set "
             "another socket"
         )
-
-
-def _make(folder: Path, mode: int) -> None:
-    try:
-        folder.mkdir(mode, exist_ok=True)
-    except FileExistsError:
-        raise SocketForbidden(f"{folder} is not a folder: remove it, or set another socket") from None
-    except OSError as error:
-        raise SocketForbidden(
-            f"the socket's folder {folder} cannot be created: {error.strerror}; create it, or set another socket"
-        ) from error
 
 
 def check_folder(folder: Path, uid: int) -> None:

@@ -115,7 +115,7 @@ class AsyncChannel:
     @contextmanager
     def batched(self) -> Iterator[None]:
         """A context that batches sends: its messages are written in one call when it ends. A message with descriptors
-        is written at once, after those before it."""
+        is written at once if nothing waits before it."""
         self._batching = True
         try:
             yield
@@ -180,7 +180,7 @@ class AsyncChannel:
 
     def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
         sent = 0
-        if fds or not self._batching:
+        if self.unsent_bytes + len(data) > self._out_bytes_max:
             self._flush()
         if self._out_broken:
             return

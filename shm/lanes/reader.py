@@ -12,8 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,7 @@ def read_lane_name(instance: str, name: str) -> tuple[int, int | None, bool] | N
     return (int(found[1], 16), int(found[2]) if found[2] else None, found[3] is not None) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class LaneRecords:
+class LaneRecords(NamedTuple):
     """The records of a lane since the last drain. `span_ids`: the hits in order, (n,) uint64. `lost`: the number of
     records that were overwritten or left out before the daemon read them. `misses`: the number of lookups without a
     hit."""

@@ -238,23 +238,22 @@ class Superblock(Struct, frozen=True):
             raise LayoutMismatch(
                 f"the index has {len(page)} bytes, and no superblock; `tensorctl purge --instance NAME` removes it"
             )
-        magic, version, instance, epoch, ring, buckets, *offsets = _SUPERBLOCK.unpack_from(page)
-        *offsets, namespaces, generations_at, limit_bytes, max_entries = offsets
+        found = _SUPERBLOCK.unpack_from(page)
+        magic, version, instance, epoch, ring, buckets, _, _, _, namespaces, _, limit_bytes, max_entries = found
         if magic != _MAGIC:
             raise LayoutMismatch(
                 "the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it"
             )
         _check_version(version)
-        if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1):
-            raise LayoutMismatch(f"the superblock names {buckets} buckets, which is not a power of two")
-        if not 0 < namespaces <= 1 << 32:
-            raise LayoutMismatch(f"the superblock names room for the generations of {namespaces} namespaces")
-        geometry = IndexGeometry(buckets, namespaces)
-        expected = [geometry.buckets_at, geometry.uses_at, geometry.index_bytes, geometry.generations_at]
-        offsets.append(generations_at)
-        if offsets != expected:
-            raise LayoutMismatch(f"the superblock's offsets {offsets} are not those of its version: {expected}")
-        return cls(instance, epoch, ring, geometry, limit_bytes, max_entries)
+        if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1) or not 0 < namespaces <= 1 << 32:
+            raise LayoutMismatch(
+                f"the superblock names {buckets} buckets, which has to be a power of two, and room for the generations "
+                f"of {namespaces} namespaces"
+            )
+        made = cls(instance, epoch, ring, IndexGeometry(buckets, namespaces), limit_bytes, max_entries)
+        if made.pack() != page[: _SUPERBLOCK.size]:
+            raise LayoutMismatch(f"the superblock's offsets are not those of its version: {found[6:9]}, {found[10]}")
+        return made
 
 
 class SpanHeader(Struct, frozen=True):
