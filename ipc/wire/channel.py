@@ -105,7 +105,7 @@ class AsyncChannel:
         Returns False if the channel is closed, or if this call closed it because the peer left too many bytes unread.
         Raises what `Connection.send` raises for messages that may not be sent.
         """
-        if self.closed or self.connection.closed:
+        if self.closed:
             return False
         self._write(self.connection.send(*messages, fds=len(fds)), fds)
         if self.connection.closed:
