@@ -189,7 +189,7 @@ class AsyncChannel:
                 with suppress(BlockingIOError):
                     sent = write(self._sock, data, fds)
             if sent < len(data):
-                self._keep(memoryview(data)[sent:], () if sent else fds)
+                self._keep(data[sent:], () if sent else fds)
         except LimitReached as unread:
             self._end(unread)
         except OSError:
@@ -198,20 +198,21 @@ class AsyncChannel:
             if self._out and not self._batching:
                 self._flush()
 
-    def _keep(self, data: memoryview, fds: Sequence[int]) -> None:
+    def _keep(self, data: bytes | bytearray, fds: Sequence[int]) -> None:
         """Keeps what the socket did not take, with duplicates of `fds`: the caller may close its own."""
-        unsent_bytes = self.unsent_bytes + len(data)
-        held = len(fds) + sum(len(copies) for _, copies in self._out)
-        if unsent_bytes > self._out_bytes_max or held > HELD_FDS_MAX:
+        self.unsent_bytes += len(data)
+        held = len(fds) + sum([len(copies) for _, copies in self._out]) if fds else 0
+        if self.unsent_bytes > self._out_bytes_max or held > HELD_FDS_MAX:
             raise LimitReached(
-                f"the peer leaves {unsent_bytes} bytes and {held} descriptors unread; out_bytes_max is "
+                f"the peer leaves {self.unsent_bytes} bytes and {held} descriptors unread; out_bytes_max is "
                 f"{self._out_bytes_max}, and {HELD_FDS_MAX} descriptors may wait: the connection is closed"
             )
-        self.unsent_bytes = unsent_bytes
         if fds or not self._out:
             self._out.append((bytearray(), []))
-        self._out[-1][0].extend(data)
-        self._out[-1][1].extend(os.dup(fd) for fd in fds)
+        waiting, copies = self._out[-1]
+        waiting += data
+        for fd in fds:
+            copies.append(os.dup(fd))  # noqa: PERF401 - those made so far are closed if one fails
 
     def _flush(self) -> None:
         """Writes as much as the socket takes of what was kept. The loop writes the rest."""
