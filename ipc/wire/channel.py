@@ -212,7 +212,7 @@ class AsyncChannel:
         waiting, copies = self._out[-1]
         waiting += data
         for fd in fds:
-            copies.append(os.dup(fd))  # noqa: PERF401 - those made so far are closed if one fails
+            copies.append(os.dup(fd))  # those made so far are closed if one fails
 
     def _flush(self) -> None:
         """Writes as much as the socket takes of what was kept. The loop writes the rest."""
