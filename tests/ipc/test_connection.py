@@ -212,24 +212,22 @@ def test_an_unknown_request_is_answered_and_the_connection_goes_on(attached: Pai
 # ---- descriptors
 
 
-def test_descriptors_go_to_the_messages_that_declare_them(attached: Pair) -> None:
-    one, two = m.OpenInbox(20, 4096), m.OpenInbox(21, 4096)
-    stream = b"".join(map(pack, [m.RequestClaim(19, KEY), one, m.Renew([1]), two]))
-    arrival = attached.server.receive_data(stream, (101, 102))
-    assert [fds for _, fds in arrival.messages] == [(), (101,), (), (102,)]
-    assert arrival.discarded == []
-
-
-def test_a_missing_descriptor_is_refused(attached: Pair) -> None:
-    arrival = attached.server.receive_data(pack(m.OpenInbox(20, 4096)))
-    assert "OpenInbox declares 1 descriptors, 0 came with it" in str(arrival.failure)
-
-
-def test_an_undeclared_descriptor_is_refused_and_handed_back(attached: Pair) -> None:
-    arrival = attached.server.receive_data(pack(m.RequestClaim(5, KEY)), (101,))
-    assert [message.id for message, _ in arrival.messages] == [5]
-    assert "no message declares the last 1 descriptors" in str(arrival.failure)
-    assert arrival.discarded == [101]
+@pytest.mark.parametrize(
+    ("sent", "fds", "taken", "said"),
+    [
+        ([m.Doorbell(), m.OpenInbox(20, 4096), m.Renew([1]), m.OpenInbox(21, 4096)], (7, 8), [(), (7,), (), (8,)], ""),
+        ([m.OpenInbox(20, 4096)], (), [], "OpenInbox declares 1 descriptors, 0 came with it"),
+        ([m.RequestClaim(5, KEY)], (7,), [()], "no message declares the last 1 descriptors"),
+    ],
+    ids=["declared", "missing", "undeclared"],
+)
+def test_descriptors_go_to_the_messages_that_declare_them_or_are_handed_back(
+    attached: Pair, sent: list[Message], fds: tuple[int, ...], taken: list[tuple[int, ...]], said: str
+) -> None:
+    arrival = attached.server.receive_data(b"".join(map(pack, sent)), fds)
+    assert [with_it for _, with_it in arrival.messages] == taken
+    assert sum(taken, ()) + tuple(arrival.discarded) == fds
+    assert said in str(arrival.failure) if said else arrival.failure is None
 
 
 @pytest.mark.parametrize("whole", [False, True])
