@@ -79,8 +79,8 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
         NoFence: the kernel has no membarrier fence, without which no memory can be reused.
         SegmentError: a file of the same name belongs to another user, or the epochs are used up.
     """
-    if not fence.works(expedited=True):
-        fence.check(expedited=False)
+    if not fence.is_quick():
+        fence.check()
     lock_fd = segments.claim_instance(instance)
     try:
         return _existing(instance, lock_fd, asked) or _created(instance, lock_fd, asked, _other_release(instance))

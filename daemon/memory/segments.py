@@ -26,7 +26,7 @@ import numpy as np
 
 from ...errors import NameTaken, SegmentError
 from ...shm.index.index import IndexWriter, Slot
-from ...shm.lanes.fence import check, fence, works
+from ...shm.lanes.fence import check, fence, is_quick
 from ...shm.lanes.reader import LaneReader, lane_name, read_lane_name
 from ...shm.lanes.records import SubmissionReader
 from ...shm.payloads.copy import PIECE_BYTES, checksum_of_pieces
@@ -106,7 +106,7 @@ class Segments:
         self._places = list(range(LANE_PLACES - 1, -1, -1))
         self._lanes: dict[str, HeldLane] = {}
         self._lanes_made = 0
-        self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
+        self._has_quick_fence, self._has_slow_fence = is_quick(), False
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
         self.ring_memory = memoryview(self._ring_map)
         self.index_memory = memoryview(self._index_map)
@@ -329,7 +329,7 @@ class Segments:
             NoFence: the process did not register for the expedited fence, and the slow fence does not work here.
         """
         if not (fenced and self._has_quick_fence) and not self._has_slow_fence:
-            check(expedited=False)
+            check()
             self._has_slow_fence = True
 
     def _lane_brought(self, fd: int) -> HeldLane | None:

@@ -240,6 +240,8 @@ class IndexWriter:
         self.generations = GenerationWriter(memory, geometry)
         self._memory = memoryview(memory).cast("B")
         self._words = self._memory.cast("Q")
+        self._cells = cells_of(self._memory, geometry)
+        self._slots = slots_of(self._cells)
         self._buckets_at = geometry.buckets_at >> 3
         self._reuse = np.frombuffer(self._memory, "u8", geometry.slot_count, geometry.uses_at)
         self._repair_free_slots()
@@ -264,13 +266,13 @@ class IndexWriter:
         """(span ids, holders) of all slots that a client holds, as the daemon last stored it; (n,) uint64 each."""
         holders = self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT)
         slots = np.flatnonzero(holders)
-        spans = slots_of(cells_of(self._memory, self.geometry))[:, :, SPAN].reshape(-1)
+        spans = self._slots[:, :, SPAN].reshape(-1)
         return spans[slots], holders[slots]
 
     def span_ids(self) -> Iterator[Array]:
         """The span ids of all allocated slots, published or not, in sorted arrays of up to SPAN_IDS_AT_ONCE, (n,)
         uint64. A slot that is allocated during the whole iteration is in one of the arrays."""
-        slots, step = slots_of(cells_of(self._memory, self.geometry)), SPAN_IDS_AT_ONCE // BUCKET_SLOTS
+        slots, step = self._slots, SPAN_IDS_AT_ONCE // BUCKET_SLOTS
         for first in range(0, len(slots), step):
             spans = slots[first : first + step, :, SPAN].reshape(-1)
             yield np.sort(spans[spans != 0])
@@ -281,7 +283,7 @@ class IndexWriter:
 
     def slots(self) -> Iterator[Slot]:
         """Every allocated slot, in ascending order of numbers."""
-        for number in np.flatnonzero(slots_of(cells_of(self._memory, self.geometry))[:, :, SPAN]):
+        for number in np.flatnonzero(self._slots[:, :, SPAN]):
             yield self.read(int(number))
 
     def check_invariants(self) -> None:
@@ -289,7 +291,7 @@ class IndexWriter:
         self.generations.check_invariants()
         keys: set[bytes] = set()
         mask = self.geometry.bucket_count - 1
-        lines = cells_of(self._memory, self.geometry)[::BUCKET_CELLS]
+        lines = self._cells[::BUCKET_CELLS]
         for slot in self.slots():
             bucket, cell = divmod(slot.number, BUCKET_SLOTS)
             assert not slot.offset % ALIGN_BYTES
@@ -304,19 +306,17 @@ class IndexWriter:
     def _repair_free_slots(self) -> None:
         """Makes the seq of free slots odd. A free slot with an even seq is damage, and a reader could take it for an
         entry."""
-        slots = slots_of(cells_of(self._memory, self.geometry))
-        seqs = slots[:, :, 0]
-        wrong = np.nonzero((seqs & np.uint64(1) == 0) & (slots[:, :, SPAN] == 0))
+        seqs = self._slots[:, :, 0]
+        wrong = np.nonzero((seqs & np.uint64(1) == 0) & (self._slots[:, :, SPAN] == 0))
         seqs[wrong] |= np.uint64(1)
 
     def _repair_fingerprints(self) -> None:
         """Corrects fingerprint lines that disagree with their slots. A daemon leaves one if it is killed between the
         stores of a slot's seq and its fingerprint."""
-        cells = cells_of(self._memory, self.geometry)
-        slots = slots_of(cells)
+        slots = self._slots
         published = (slots[:, :, 0] & np.uint64(1) == 0) & (slots[:, :, SPAN] != 0)
         right = np.where(published, slots[:, :, 3], np.uint64(0))
-        lines = cells[::BUCKET_CELLS]
+        lines = self._cells[::BUCKET_CELLS]
         wrong = np.nonzero(lines != right)
         lines[wrong] = right[wrong]
 

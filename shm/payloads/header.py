@@ -117,9 +117,9 @@ def read(header: bytes, depth_max: int, start: int = 0, rest: Callable[[], objec
     most = LONG_BYTES_MAX if start else TREE_BYTES_MAX
     if len(header) > most:
         raise BadTree(f"a tree header has {len(header)} bytes, the limit is {most}")
-    reader = _Reader(_scalars(header, rest), start + len(header), depth_max, rest)
-    is_long = not start and len(header) <= _LONG_WORDS_BYTES and reader.is_long
-    node = reader.long() if is_long else reader.node(0)
+    may_be_long = not start and len(header) <= _LONG_WORDS_BYTES
+    reader = _Reader(_scalars(header, rest), start + len(header), depth_max, rest, may_be_long)
+    node = reader.node(0)
     reader.finish()
     return node, reader.end
 
@@ -163,25 +163,21 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 class _Reader:
     """One pass over a header's scalars. Each step takes at least one, so the number of steps is bounded."""
 
-    def __init__(self, scalars: list[Any], end: int, depth_max: int, rest: Callable[[], object]) -> None:
+    def __init__(
+        self, scalars: list[Any], end: int, depth_max: int, rest: Callable[[], object], may_be_long: bool
+    ) -> None:
         self._scalars = scalars
         self._at = 1
         self._nodes = 0
         self._rest_at = REST_NODES
         self._rest = rest
         self._depth_max = depth_max
+        self._may_be_long = may_be_long
         self._dtypes: dict[Any, DType] = {}
         self.end = end
 
-    @property
-    def is_long(self) -> bool:
-        """Whether the header says that another one is the payload's first leaf."""
-        tag = self._scalars[1] if len(self._scalars) > 1 else None
-        return type(tag) is int and tag == LONG
-
-    def long(self) -> LeafAt:
-        """The place of the other header."""
-        self._next()
+    def _long(self) -> LeafAt:
+        """The place of the tree's header, which is the payload's first leaf."""
         header_bytes = self._count(LONG_BYTES_MAX)
         if header_bytes <= TREE_BYTES_MAX:
             raise BadTree(f"a long tree header has {header_bytes} bytes, and a payload begins with one of that length")
@@ -207,6 +203,8 @@ class _Reader:
             return self._leaf(tag, (length,), _BYTE, length)
         if tag in (NUMBERS, NUMBERS_TUPLE):
             return self._numbers(tag)
+        if tag == LONG and self._may_be_long and self._nodes == 1:
+            return self._long()
         if not LIST <= tag <= DICT:
             raise BadTree(f"a tree header has a node of unknown kind {tag}")
         if depth >= self._depth_max:
