@@ -1,7 +1,7 @@
 """Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
 
-Owns: the order of the steps, for threads and for asyncio. The generator yields each step, and its driver sends the
-outcome in; the count of values that were not stored. Does not own: the states of a claim (claim.py), waiting,
+Owns: the order of the steps, for threads and for asyncio: a coroutine, whose driver waits, computes and puts. Threads
+run it by `at_once`. The count of values that were not stored. Does not own: the states of a claim (claim.py), waiting,
 computing.
 Invariants: it waits for another client once at most, and then computes; for a daemon that does not answer it waits
 WORD_S at most. A granted claim is committed or given back. A value that nobody could store ends the claim for all who
@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct, field
 
@@ -30,6 +30,7 @@ from ..reading.lease import Lease
 from ..writing.outcomes import Put
 from .claim import Claim
 
+Result = TypeVar("Result")
 _log = logging.getLogger("tensord")
 _TOLD_MAX: Final = 1024
 _PASSING: Final = (Invalidated, UnderPressure)
@@ -38,30 +39,22 @@ _told: Final[set[tuple[bytes, str]]] = set()
 """Namespaces and names of errors of which this process has told."""
 
 
-class AwaitAnswer(Struct, frozen=True):
-    """Step: wait for this answer of the daemon."""
+class Driver(Protocol):
+    """How the steps of one computation are carried out."""
 
-    future: Future[messages.Claimed]
+    async def answer(self, future: Future[Any]) -> None:
+        """Waits for this answer of the daemon, and raises its error."""
 
+    async def listen(self, future: Future[Any], within_s: float) -> None:
+        """Waits until this future is settled, for at most `within_s` seconds. Whatever its outcome, it raises nothing,
+        and the request stays."""
 
-class Listen(Struct, frozen=True):
-    """Step: wait until this future is settled, for at most `within_s` seconds. Whatever its outcome, it raises nothing,
-    and the request stays."""
+    async def compute(self) -> Any:
+        """Computes the value."""
 
-    future: Future[Any]
-    within_s: float
-
-
-class Compute(Struct, frozen=True):
-    """Step: compute the value."""
-
-
-class StoreValue(Struct, frozen=True):
-    """Step: put the value under the claim, or without one if None. `cost_ms`: milliseconds that computing it took."""
-
-    value: Any
-    claim: int | None
-    cost_ms: float
+    async def store(self, value: Any, claim: int | None, cost_ms: float) -> Put:
+        """Puts the value under the claim, or without one if None. `cost_ms`: milliseconds that computing it took."""
+        raise NotImplementedError
 
 
 class ComputeTally(Struct):
@@ -92,45 +85,49 @@ class ComputeTally(Struct):
         )
 
 
-Steps = Generator[AwaitAnswer | Listen | Compute | StoreValue, Any, Any]
+def at_once(steps: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that never suspends: its driver waits in the calling thread."""
+    try:
+        steps.send(None)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    raise AssertionError("a step was not carried out at once")
 
 
-def answers(link: Link, asked: PendingRequest) -> Generator[Listen, Any, bool]:
-    """The steps that find out whether the daemon answers at all, for a caller who can do without it: WORD_S seconds in
-    all, and none beside a daemon that has said nothing for so long. A daemon may have good reason not to answer this
-    request yet, so it is asked another one, which it answers at once."""
+async def answers(link: Link, asked: PendingRequest, listen: Callable[[Future[Any], float], Awaitable[None]]) -> bool:
+    """Finds out whether the daemon answers at all, for a caller who can do without it: WORD_S seconds in all, and none
+    beside a daemon that has said nothing for so long. A daemon may have good reason not to answer this request yet, so
+    it is asked another one, which it answers at once."""
     half_s = link.silence.patience_s / 2
     if half_s:
-        yield Listen(asked, half_s)
+        await listen(asked, half_s)
     if not half_s or asked.done() or asked.waits:
         return asked.done() or asked.waits
     probe = link.ask(lambda number: messages.Touch(number, []), 0.0)
-    yield Listen(probe, half_s)
+    await listen(probe, half_s)
     probe.cancel()
     return asked.done() or not (probe.cancelled() or probe.exception())
 
 
-def compute_once(
+async def compute_once(
     key: bytes,
     look_up: Callable[[bytes], Lease | None],
     link: Link,
     tally: ComputeTally,
     timeout_s: float,
-) -> Steps:
-    """The steps of one `get_or_compute`, as a generator whose return value is the payload.
-
-    The driver throws an exception of the computation in. The generator gives the claim back, and raises the exception
-    again.
-    """
+    driver: Driver,
+) -> Any:
+    """The payload of one `get_or_compute`. After an exception of a step it gives the claim back, and raises it."""
     lease = look_up(key)
     if lease is not None:
         tally.found += 1
         return lease.value
     claim = Claim(link, key, min(timeout_s, WORD_S))
     try:
-        if (yield from answers(link, claim.answer)):
+        if await answers(link, claim.answer, driver.listen):
             try:
-                yield AwaitAnswer(claim.answer)
+                await driver.answer(claim.answer)
             except TensordError as error:
                 # No daemon, a limit was reached, or no answer in time: the value is computed without a claim. The
                 # answer keeps the error, and with its frames it would keep this one and all that called it.
@@ -142,11 +139,11 @@ def compute_once(
                 return lease.value
         token = claim.token or None
         began_s = time.perf_counter()
-        value = yield Compute()
+        value = await driver.compute()
         cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
         tally.computed += 1
         try:
-            put: Put = yield StoreValue(value, token, cost_ms)
+            put = await driver.store(value, token, cost_ms)
         except UnsupportedLeaf as error:
             tally.refused(key, error)
             claim.abandon(error)

@@ -17,11 +17,11 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from ...errors import TimedOut
 from ..arguments.checks import check_compute, check_key, check_timeout
-from ..computing.once import AwaitAnswer, Compute, ComputeTally, Listen, StoreValue
+from ..computing.once import ComputeTally
 from ..link.absence import attach_limit_s
 from ..pressure.device_reservation import DeviceReservation
 from ..threads.event_loop import begun, in_thread, to_its_end
@@ -210,59 +210,47 @@ class AsyncClient:
     ) -> Value:
         """As `Client.get_or_compute`. A coroutine function is awaited; any other function runs in a thread."""
         check_compute(compute)
-        steps = self._client.steps(key)
         deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
-        outcome: Any = None
-        error: BaseException | None = None
-        try:
-            while True:
-                try:
-                    step = steps.throw(error) if error is not None else steps.send(outcome)
-                except StopIteration as done:
-                    return cast(Value, done.value)
-                outcome, error = None, None
-                try:
-                    match step:
-                        case AwaitAnswer(future):
-                            with span("tensord.wait"):
-                                outcome = await _answer(future, deadline)
-                        case Listen(future, within_s):
-                            await _listen(future, min(within_s, deadline - time.monotonic()))
-                        case Compute():
-                            with span("tensord.compute"):
-                                outcome = await _computed(compute)
-                        case StoreValue(value, claim, cost_ms):
-                            outcome = await to_its_end(
-                                self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
-                            )
-                except BaseException as raised:
-                    error = raised
-        finally:
-            # The error has this frame in its traceback.
-            error = None
+        driver = _Awaiting(self._client, key, compute, tokens, ttl_s, deadline)
+        return cast(Value, await self._client.steps(key, driver))
 
 
-async def _computed(compute: Callable[[], Any]) -> Any:
-    return await compute() if inspect.iscoroutinefunction(compute) else await in_thread(compute)
+class _Awaiting(NamedTuple):
+    """Carries out the steps of one `get_or_compute` in the event loop."""
 
+    client: Client
+    key: bytes
+    call: Callable[[], Any]
+    tokens: int
+    ttl_s: float | None
+    deadline: float
 
-async def _answer(future: Future[Any], deadline: float) -> Any:
-    try:
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            return await asyncio.wrap_future(future)
-    except TimeoutError:
-        raise TimedOut("no other client stored the value in time; compute it here") from None
+    async def answer(self, future: Future[Any]) -> None:
+        with span("tensord.wait"):
+            try:
+                async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+                    await asyncio.wrap_future(future)
+            except TimeoutError:
+                raise TimedOut("no other client stored the value in time; compute it here") from None
 
+    async def listen(self, future: Future[Any], within_s: float) -> None:
+        settled = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
-async def _listen(future: Future[Any], within_s: float) -> None:
-    settled = asyncio.Event()
-    loop = asyncio.get_running_loop()
+        def settle(_: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settled.set)
 
-    def settle(_: Future[Any]) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settled.set)
+        future.add_done_callback(settle)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(within_s, self.deadline - time.monotonic()))):
+                await settled.wait()
 
-    future.add_done_callback(settle)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, within_s)):
-            await settled.wait()
+    async def compute(self) -> Any:
+        with span("tensord.compute"):
+            return await (self.call() if inspect.iscoroutinefunction(self.call) else in_thread(self.call))
+
+    async def store(self, value: Any, claim: int | None, cost_ms: float) -> Put:
+        return await to_its_end(
+            self.client.store, self.key, value, tokens=self.tokens, ttl_s=self.ttl_s, claim=claim, cost_ms=cost_ms
+        )

@@ -8,9 +8,10 @@ Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import ObjectTooLarge, UsageError
 from ...ipc.messages.schema import NUMBER_MAX
@@ -26,7 +27,7 @@ from ..arguments.checks import (
 )
 from ..arguments.put_options import PutOptions
 from ..computing.claim import Claim
-from ..computing.once import AwaitAnswer, Compute, Listen, Steps, StoreValue, compute_once
+from ..computing.once import Driver, at_once, compute_once
 from ..writing.outcomes import Put, wait_for_all
 from ..writing.put import PutPayload
 from ..writing.reservation import Reservation
@@ -210,37 +211,8 @@ class PutCalls(ClientBase):
             UnsupportedLeaf, UsageError: as for `put`.
         """
         check_compute(compute)
-        deadline = self._deadline(timeout_s)
-        steps = self.steps(key)
-        outcome: Any = None
-        error: BaseException | None = None
-        try:
-            while True:
-                try:
-                    step = steps.throw(error) if error is not None else steps.send(outcome)
-                except StopIteration as done:
-                    value: Value = done.value
-                    return value
-                outcome, error = None, None
-                try:
-                    match step:
-                        case AwaitAnswer(future):
-                            with span("tensord.wait"):
-                                outcome = self._link.answers.wait(future, deadline - time.monotonic())
-                        case Listen(future, within_s):
-                            self._link.answers.within(future, min(within_s, deadline - time.monotonic()))
-                        case Compute():
-                            with span("tensord.compute"):
-                                outcome = compute()
-                        case StoreValue(computed, claim, cost_ms):
-                            outcome = self.store(
-                                key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
-                            )
-                except BaseException as raised:
-                    error = raised
-        finally:
-            # The error has this frame in its traceback.
-            error = None
+        value: Value = at_once(self.steps(key, _Waiting(self, key, compute, tokens, ttl_s, self._deadline(timeout_s))))
+        return value
 
     def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
         """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
@@ -261,11 +233,11 @@ class PutCalls(ClientBase):
         self._attach()
         return Claim(self._link, key, self._timeout_s, within_s)
 
-    def steps(self, key: bytes) -> Steps:
-        """Returns the steps of `get_or_compute`, as a generator that the caller drives. For the library."""
+    def steps(self, key: bytes, driver: Driver) -> Coroutine[Any, Any, Any]:
+        """Returns the steps of `get_or_compute`, which `driver` carries out. For the library."""
         key = check_key(key)
         self._attach()
-        return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s)
+        return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s, driver)
 
     @traced("tensord.put", "key", key_of, state_of)
     def store(
@@ -287,3 +259,28 @@ class PutCalls(ClientBase):
         else:
             self._link.puts.put(put, packed, options, deadline)
         return put
+
+
+class _Waiting(NamedTuple):
+    """Carries out the steps of one `get_or_compute` in the calling thread."""
+
+    client: PutCalls
+    key: bytes
+    call: Callable[[], Any]
+    tokens: int
+    ttl_s: float | None
+    deadline: float
+
+    async def answer(self, future: Future[Any]) -> None:
+        with span("tensord.wait"):
+            self.client.link.answers.wait(future, self.deadline - time.monotonic())
+
+    async def listen(self, future: Future[Any], within_s: float) -> None:
+        self.client.link.answers.within(future, min(within_s, self.deadline - time.monotonic()))
+
+    async def compute(self) -> Any:
+        with span("tensord.compute"):
+            return self.call()
+
+    async def store(self, value: Any, claim: int | None, cost_ms: float) -> Put:
+        return self.client.store(self.key, value, tokens=self.tokens, ttl_s=self.ttl_s, claim=claim, cost_ms=cost_ms)

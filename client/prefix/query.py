@@ -9,8 +9,9 @@ the next one is written, or answers a request that nobody waits for any more.
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from ...errors import BadPrefix, Corrupt, TensordError
 from ...ipc.messages import control as messages
 from ...shm.payloads.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold, kept, uncut
 from ...shm.ring.layout import KEY_BYTES
-from ..computing.once import answers
-from ..link.answers import PendingRequest
+from ..computing.once import answers, at_once
 from ..link.link import Link
 from ..writing.inbox import QUERY_BYTES
 from .keys import scope_of
@@ -106,21 +106,15 @@ class Asker:
         asked = link.ask(
             lambda number: messages.MatchPrefix(number, self._tag, at, size_bytes, agent), left_s, connected=channel
         )
-        if not self._answers(link, asked, deadline):
+
+        async def listen(future: Future[Any], within_s: float) -> None:
+            link.answers.within(future, min(within_s, deadline - time.monotonic()))
+
+        if not at_once(answers(link, asked, listen)):
             asked.cancel()
             return None
         answer: messages.Matched = link.answers.wait(asked, deadline - time.monotonic())
         return answer
-
-    def _answers(self, link: Link, asked: PendingRequest, deadline: float) -> bool:
-        """Whether the daemon answers at all. If not, the caller computes."""
-        steps = answers(link, asked)
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as end:
-                return bool(end.value)
-            link.answers.within(step.future, min(step.within_s, deadline - time.monotonic()))
 
     def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
         """Pins the blocks of the daemon's answer, as far as they are still there. None if no layer could continue from

@@ -38,10 +38,6 @@ def graph() -> tensord.AgentStepGraph:
     return steps
 
 
-def finished(steps: Any) -> None:
-    steps.close()
-
-
 # How each call is made. A property is read.
 CLIENT_NEVER: dict[str, Call] = {
     "claim": lambda c: c.claim(KEY),
@@ -64,7 +60,7 @@ CLIENT_NEVER: dict[str, Call] = {
     "request_completed": lambda c: c.request_completed(DEVICE, 0.1, 1),
     "reserve": lambda c: c.reserve(tensord.Spec((8,), "uint64")),
     "ring": lambda c: c.ring(),
-    "steps": lambda c: finished(c.steps(KEY)),
+    "steps": lambda c: c.steps(KEY, None).close(),
     "store": lambda c: c.store(KEY, payload(1), tokens=0, ttl_s=None, claim=None),
     "tally": lambda c: c.tally,
     "timeout_s": lambda c: c.timeout_s,
