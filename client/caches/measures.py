@@ -6,8 +6,8 @@ Invariants: imports neither torch nor numpy; a leaf's own `nbytes` is its size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ...shm.payloads.header import NODES_MAX
@@ -19,29 +19,20 @@ def array_bytes(tree: Any) -> int:
     A leaf that occurs twice counts twice, as when it is stored. A tree that is too large to store, or that contains
     itself, is counted up to the largest number of nodes that can be stored.
     """
-    return sum(_leaf_bytes(node) for node in islice(_nodes(tree), NODES_MAX))
-
-
-def _nodes(tree: Any) -> Iterator[Any]:
+    size_bytes, rest = 0, [tree]
     # Not recursive: a tree may be deeper than the stack.
-    rest = [tree]
-    while rest:
+    for _ in range(NODES_MAX):
+        if not rest:
+            break
         node = rest.pop()
-        yield node
         if isinstance(node, Mapping):
             rest.extend(node.values())
         elif isinstance(node, list | tuple):
             rest.extend(node)
-
-
-def _leaf_bytes(node: Any) -> int:
-    if isinstance(node, Mapping | list | tuple | str):
-        return 0
-    if isinstance(node, bytes | bytearray):
-        return len(node)
-    try:
-        # `nbytes` is right for 0 dimensions and narrow dtypes too.
-        return int(node.nbytes)
-    except (AttributeError, RuntimeError):
-        # A sparse tensor has the attribute, but it raises.
-        return 0
+        elif isinstance(node, bytes | bytearray):
+            size_bytes += len(node)
+        else:
+            # `nbytes` is right for 0 dimensions and narrow dtypes too. A sparse tensor's raises RuntimeError.
+            with suppress(AttributeError, RuntimeError):
+                size_bytes += int(node.nbytes)
+    return size_bytes

@@ -125,7 +125,7 @@ class VisualCache:
         self._encoder_depth = encoder_depth
         self._lock = threading.Lock()
         self._reset_statistics()
-        forks.follow(self, forks.Place.VISUAL_CACHES)
+        forks.follow(self)
 
     def lookup(
         self, modality: Modality, raw: Content, *, batch_images: int = 1, resolution: Resolution | None = None

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from ...ipc.messages import control as messages
 from ...ipc.messages.governance import ARRIVALS_MAX, DEVICE_BLOCKS_MAX
+from ...ipc.messages.schema import SIZE_BYTES_MAX
 from ..arguments.checks import check_count, check_name, check_seconds, check_timeout
-from ..pressure.device_reservation import DeviceReservation, checked, reserve
+from ..pressure.device_reservation import RESERVE_WAIT_S, DeviceReservation, reserve
 from ..pressure.modes import ModeChange, Subscription, TierState
 from ..pressure.workflow import Workflow
 from .base import ClientBase
@@ -120,8 +121,12 @@ class PressureCalls(ClientBase):
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         limit_s = check_timeout(timeout_s, self._timeout_s)
-        request = checked(device, size_bytes, for_s, wait_s, limit_s)
+        check_name("device", device)
+        size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
+        lasts_s = check_seconds("for_s", for_s, above_0=True)
+        waits_s = min(RESERVE_WAIT_S, limit_s) if wait_s is None else check_seconds("wait_s", wait_s)
         self._expect_answer(limit_s)
+        request = messages.ReserveDevice(0, device, size_bytes, lasts_s, waits_s)
         reservation = reserve(self._link, request, limit_s)
         reservation.hold(self._governor)
         return reservation

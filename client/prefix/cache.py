@@ -173,7 +173,7 @@ class PrefixCache:
             LimitReached: more tokens than prefix_tokens_max.
             UsageError: `agent` or `timeout_s` is out of its range.
         """
-        deadline = self._deadline(timeout_s)
+        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
         query = self._checked(tokens)
         items = media_of(media, len(query), may_be_cut=False)
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
@@ -213,7 +213,3 @@ class PrefixCache:
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)
         self._client.link.ask(lambda number: messages.AgentTurn(number, agent, state))
-
-    def _deadline(self, timeout_s: float | None) -> float:
-        limit_s = check_timeout(timeout_s, self._client.timeout_s)
-        return time.monotonic() + limit_s

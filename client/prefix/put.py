@@ -162,36 +162,23 @@ def store(
     """
     result = PrefixPut(len(chain), len(layers.snapshots))
     for _ in range(REPEATS_MAX + 1):
-        _store(client, chain, layers, options, result, deadline)
+        if not client.connected:
+            return result.settle("lost", client.link.unavailable())
+        existing, lease = _leading(client, chain)
+        result.begin(chain[:existing])
+        try:
+            _send(client, chain, existing, layers, options, result, deadline)
+        except ObjectTooLarge as error:
+            result.settle("refused", error)
+        finally:
+            # Until here the lease kept the parent blocks. From here on the puts in flight keep them.
+            if lease is not None:
+                lease.release()
         if wait_s is not None:
             result.wait_until(deadline, wait_s)
         if not isinstance(result.error, ParentGone):
             break
     return result
-
-
-def _store(
-    client: Client,
-    chain: Sequence[Keyed],
-    layers: Layers,
-    options: PutOptions,
-    result: PrefixPut,
-    deadline: float,
-) -> None:
-    """Puts the missing part once."""
-    if not client.connected:
-        result.settle("lost", client.link.unavailable())
-        return
-    existing, lease = _leading(client, chain)
-    result.begin(chain[:existing])
-    try:
-        _send(client, chain, existing, layers, options, result, deadline)
-    except ObjectTooLarge as error:
-        result.settle("refused", error)
-    finally:
-        # Until here the lease kept the parent blocks. From here on the puts in flight keep them.
-        if lease is not None:
-            lease.release()
 
 
 def _leading(client: Client, chain: Sequence[Keyed]) -> tuple[int, Lease | None]:

@@ -19,8 +19,6 @@ from msgspec.structs import replace
 
 from ...errors import Unavailable
 from ...ipc.messages import control as messages
-from ...ipc.messages.schema import SIZE_BYTES_MAX
-from ..arguments.checks import check_count, check_name, check_seconds
 from ..link.link import SAY_S, Connected, Link
 from .modes import GovernorListener
 
@@ -129,18 +127,3 @@ def reserve(link: Link, request: messages.ReserveDevice, timeout_s: float) -> De
         link.ask(lambda number: replace(request, id=number), limit_s, connected=connected), limit_s
     )
     return DeviceReservation(link, connected, request.device, request.size_bytes, answer)
-
-
-def checked(
-    device: str, size_bytes: int, for_s: float, wait_s: float | None, timeout_s: float
-) -> messages.ReserveDevice:
-    """The request of `Client.reserve_device`, without its number.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
-    check_name("device", device)
-    size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
-    lasts_s = check_seconds("for_s", for_s, above_0=True)
-    waits_s = min(RESERVE_WAIT_S, timeout_s) if wait_s is None else check_seconds("wait_s", wait_s)
-    return messages.ReserveDevice(0, device, size_bytes, lasts_s, waits_s)

@@ -97,7 +97,9 @@ class Lease:
         Raises:
             ValueError: the lease was released.
         """
-        return self._handle(self._root, 0)
+        array, offset = self._place
+        mapping = mapping_under(array)
+        return mapping.handle(array, offset, self.payload_bytes) if mapping is not None else None
 
     def span(self) -> Array | None:
         """Returns the pinned span, its header first, as a read-only uint8 array of shape (n,). `lease_of_copy` takes a
@@ -108,9 +110,7 @@ class Lease:
         Raises:
             ValueError: the lease was released.
         """
-        return self._span(self._root, 0)
-
-    def _span(self, array: Array, offset: int) -> Array | None:
+        array, offset = self._place
         mapping = mapping_under(array)
         if mapping is None:
             return None
@@ -119,9 +119,10 @@ class Lease:
         )
         return span
 
-    def _handle(self, array: Array, offset: int) -> bytes | None:
-        mapping = mapping_under(array)
-        return mapping.handle(array, offset, self.payload_bytes) if mapping is not None else None
+    @property
+    def _place(self) -> tuple[Array, int]:
+        """An array of the payload, and its offset there, in bytes."""
+        return self._root, 0
 
     def release(self) -> None:
         """Drops the lease's reference to the entry. Views that were taken before stay valid."""
@@ -160,17 +161,11 @@ class ArrayLease(Lease):
     def value(self) -> Any:
         return self.torch() if self._recipe.single_is_tensor else self.tree
 
-    def handle(self) -> bytes | None:
-        return self._handle(self.tree, self._offset)
-
-    def span(self) -> Array | None:
-        return self._span(self.tree, self._offset)
-
     @property
-    def _offset(self) -> int:
+    def _place(self) -> tuple[Array, int]:
         single = self._recipe.single
         assert single is not None
-        return single[2]
+        return self.tree, single[2]
 
     def release(self) -> None:
         with suppress(AttributeError):

@@ -51,7 +51,7 @@ class PageExchange:
     def available(self, keys: list[bytes]) -> int:
         """The number of pages, from the first on, that are in the ring, after the daemon has looked for missing ones in
         its remote store."""
-        count = self._leading(keys)
+        count = sum(1 for _ in takewhile(self.client.contains, keys))
         if count < len(keys) and self._answers():
             run = self._runs.new(self.client.link, keys[count:])
             run.begin(self.client.link)
@@ -59,20 +59,13 @@ class PageExchange:
             count += run.count
         return count
 
-    def _leading(self, keys: Sequence[bytes]) -> int:
-        return sum(1 for _ in takewhile(self.client.contains, keys))
-
     def load(self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]]) -> list[bool]:
         """Copies stored pages into `pages`, up to the first that is missing, damaged or of other sizes.
 
         Returns:
             For each page whether it was copied. A page that was not copied is unchanged.
         """
-        done = 0
-        for key, parts in zip(keys, pages, strict=True):
-            if not self._load(key, parts):
-                break
-            done += 1
+        done = sum(1 for _ in takewhile(lambda page: self._load(*page), zip(keys, pages, strict=True)))
         return [True] * done + [False] * (len(keys) - done)
 
     def store(
@@ -99,7 +92,7 @@ class PageExchange:
             # A page whose parent has left the ring begins a chain of its own. SGLang would not store the parent again.
             known = parent is not None and (parent in put_now or self.client.contains(parent))
             began = time.monotonic()
-            put = self._put(key, parts, parent if known else None)
+            put = self.client.put(key, list(parts), parent=parent if known else None, timeout_s=STALL_S)
             puts.append(put)
             put_now.add(key)
             if isinstance(put.error, TimedOut):
@@ -108,9 +101,6 @@ class PageExchange:
                 break
         stored = [put is None or self._waited(put, deadline) for put in puts]
         return stored + [False] * (len(keys) - len(stored))
-
-    def _put(self, key: bytes, parts: Sequence[Part], parent: bytes | None) -> Put:
-        return self.client.put(key, list(parts), parent=parent, timeout_s=STALL_S)
 
     def _waited(self, put: Put, deadline: float) -> bool:
         """Whether the put is stored. After a put without an answer in time, the others are not waited for."""

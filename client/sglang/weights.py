@@ -12,7 +12,10 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .storage import TensordHiCacheStorage
 
 _MANAGER: Final = "sglang.srt.managers.scheduler_components.weight_updater"
 _CLASS: Final = "SchedulerWeightUpdaterManager"
@@ -20,15 +23,10 @@ _CALLED_BEFORE_EVERY_CHANGE: Final = "_select_runners"
 _log = logging.getLogger("tensord")
 
 
-class Storage(Protocol):
-    def weights_change(self) -> None:
-        """The weights change from now on."""
+_storages: weakref.WeakSet[TensordHiCacheStorage] = weakref.WeakSet()
 
 
-_storages: weakref.WeakSet[Storage] = weakref.WeakSet()
-
-
-def watch(storage: Storage) -> bool:
+def watch(storage: TensordHiCacheStorage) -> bool:
     """Tells the storage when this process changes its weights.
 
     Returns:

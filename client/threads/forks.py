@@ -2,7 +2,7 @@
 
 Before the fork: the lanes are suspended, and frozen if views are in use; then the links give up frozen lanes. In the
 parent: the lanes are resumed, then the links attach anew. In the child: the lanes, the links, the threads of aside.py,
-then the objects that `follow` a fork, by their `Place`.
+then the objects that `follow` a fork.
 
 Owns: this order, and the tables of all mapped lanes, also of closed clients, of all links, and of the objects that
 follow a fork. Does not own: what each of them does about a fork.
@@ -22,7 +22,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
@@ -35,14 +34,6 @@ if TYPE_CHECKING:
     from ..link.link import Link
 
 
-class Place(IntEnum):
-    """The place of a kind of object among those that follow a fork."""
-
-    VISUAL_CACHES = 1
-    LENDERS = 2
-    PROCESSOR_CACHES = 3
-
-
 class Follower(Protocol):
     """An object whose locks, threads or contents the child cannot share with the parent."""
 
@@ -51,7 +42,7 @@ class Follower(Protocol):
 
 
 _links: WeakSet[Link] = WeakSet()
-_followers: Final[dict[Place, WeakSet[Follower]]] = {place: WeakSet() for place in Place}
+_followers: WeakSet[Follower] = WeakSet()
 _lanes: WeakSet[Lane] = WeakSet()
 _under_way: Final[list[None]] = []
 """One element for each fork under way. Lanes are resumed when there is none. Changed by functions of the interpreter
@@ -76,9 +67,9 @@ def keep(lane: Lane) -> None:
             lane.suspend()
 
 
-def follow(follower: Follower, place: Place) -> None:
+def follow(follower: Follower) -> None:
     """Calls `after_fork_in_child` of `follower` at every fork from now on."""
-    _followers[place].add(follower)
+    _followers.add(follower)
 
 
 def lanes() -> list[Lane]:
@@ -124,9 +115,8 @@ def _in_child() -> None:
     for link in list(_links):
         link.after_fork_in_child()
     aside.after_fork_in_child()
-    for place in Place:
-        for follower in list(_followers[place]):
-            follower.after_fork_in_child()
+    for follower in list(_followers):
+        follower.after_fork_in_child()
 
 
 # The interpreter calls the handlers after a fork in the order in which they are registered, those before a fork in the

@@ -118,7 +118,7 @@ class ProcessorCache:
         self._sender = Sender(cache, self._book, self._lender, put_wait_s, accepts)
         self._recipes: dict[bytes, Recipe] = {}
         self._counts = ItemCounts()
-        forks.follow(self, forks.Place.PROCESSOR_CACHES)
+        forks.follow(self)
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
 
     # ---- the sender

@@ -68,7 +68,7 @@ class Lender:
         self._book = book
         self._closed = False
         self._reset()
-        forks.follow(self, forks.Place.LENDERS)
+        forks.follow(self)
 
     def _reset(self) -> None:
         self._start_lock = threading.Lock()
