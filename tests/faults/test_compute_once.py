@@ -6,7 +6,6 @@ the daemon's status.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -116,30 +115,3 @@ def test_waiting_callers_compute_when_the_daemon_dies(patient: Daemon) -> None:
         for child in [company.claimant, *company.waiters]:
             child.tell("go on")
             assert child.hear() == COMPUTED
-
-
-# ---- asyncio
-
-
-def test_a_cancelled_task_passes_its_claim_to_a_waiter(patient: Daemon) -> None:
-    async def main() -> None:
-        async with tensord.AsyncClient(patient.socket, timeout_s=60.0) as client:
-            began = asyncio.Event()
-
-            async def never_ends() -> Any:
-                began.set()
-                await asyncio.Event().wait()
-
-            cancelled = asyncio.create_task(client.get_or_compute(KEY, never_ends))
-            async with asyncio.timeout(PATIENCE_S):
-                await began.wait()
-                waits = asyncio.create_task(client.get_or_compute(KEY, lambda: payload(1)))
-                await asyncio.to_thread(
-                    patient.until, lambda s: s["store"]["claims_waiting"] == 1, "the other task to wait"
-                )
-                cancelled.cancel()
-                assert is_payload(await waits, 1)
-            with pytest.raises(asyncio.CancelledError):
-                await cancelled
-
-    asyncio.run(main())

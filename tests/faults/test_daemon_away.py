@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -37,35 +37,6 @@ def told_by(script: str, socket: Path) -> str:
         check=True,
     )
     return ended.stderr
-
-
-def never_starts(folder: Path) -> tensord.Client:
-    return tensord.Client(folder / "nobody.sock", timeout_s=0.5)
-
-
-def has_gone(daemon: Daemon) -> tensord.Client:
-    client = daemon.client()
-    assert client.put(key(9), payload(9), wait=True).state == "stored"
-    daemon.interrupt()
-    until(lambda: not client.connected, "the client to notice")
-    return client
-
-
-def is_closed(daemon: Daemon) -> tensord.Client:
-    client = daemon.client()
-    client.close()
-    return client
-
-
-@pytest.fixture(params=["never started", "gone", "client closed"])
-def away(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[tensord.Client]:
-    """A client without a daemon."""
-    if request.param == "never started":
-        client = never_starts(daemon.folder)
-    else:
-        client = has_gone(daemon) if request.param == "gone" else is_closed(daemon)
-    yield client
-    client.close()
 
 
 CALLS: dict[str, Callable[[tensord.Client], str]] = {
@@ -100,13 +71,14 @@ def test_a_caller_that_waits_for_room_fails_at_once_when_the_daemon_ends(way: st
         assert outcome.result(PATIENCE_S) == "lost"
 
 
-def test_the_callers_mistakes_are_named_with_and_without_a_daemon(away: tensord.Client) -> None:
-    with pytest.raises(BadKey, match="32"):
-        away.get(b"short")
-    with pytest.raises(BadKey, match="32"):
-        away.put(b"short", 1)
-    with pytest.raises(UnsupportedLeaf):
-        away.put(key(1), {"a": object()})
+@pytest.mark.parametrize("there", [True, False])
+def test_the_callers_mistakes_are_named_with_and_without_a_daemon(daemon: Daemon, there: bool) -> None:
+    with tensord.Client(daemon.socket if there else daemon.folder / "nobody.sock", timeout_s=PATIENCE_S) as client:
+        for wrong in (lambda: client.get(b"short"), lambda: client.put(b"short", 1)):
+            with pytest.raises(BadKey, match="32"):
+                wrong()
+        with pytest.raises(UnsupportedLeaf):
+            client.put(key(1), {"a": object()})
 
 
 def test_required_raises_and_says_what_to_do(tmp_path: Path) -> None:

@@ -230,26 +230,18 @@ def instance(of: type[Any], client: tensord.Client, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("of", list(NEVER), ids=lambda of: of.__name__)
-def test_these_never_raise_because_the_daemon_is_away(of: type[Any], client: tensord.Client, tmp_path: Path) -> None:
-    called = instance(of, client, tmp_path)
-    for name, call in sorted(NEVER[of].items(), key=lambda item: item[0] == "close"):
-        try:
-            call(called)
-        except TensordError as error:
-            raise AssertionError(f"{of.__name__}.{name} raised {error!r}") from error
-
-
-@pytest.mark.parametrize("of", list(RAISES), ids=lambda of: of.__name__)
-def test_these_raise_that_the_daemon_is_away(
+def test_calls_raise_that_the_daemon_is_away_or_never_do(
     of: type[Any], client: tensord.Client, place: tuple[str, Daemon, Path], tmp_path: Path
 ) -> None:
-    called = instance(of, client, tmp_path)
-    for name, call in raising(of, place).items():
+    called, raises = instance(of, client, tmp_path), raising(of, place)
+    calls = {**raises, **NEVER[of]}
+    for name in sorted(calls, key=lambda name: (name == "close", name)):
+        raised: TensordError | None = None
         try:
-            call(called)
-        except DaemonUnavailable:
-            continue
-        raise AssertionError(f"{of.__name__}.{name} raised nothing")
+            calls[name](called)
+        except TensordError as error:
+            raised = error
+        assert isinstance(raised, DaemonUnavailable if name in raises else type(None)), f"{of.__name__}.{name}"
 
 
 def test_an_async_client_raises_in_the_same_calls(client: tensord.Client, place: tuple[str, Daemon, Path]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import numpy as np
@@ -17,7 +17,9 @@ from tensord.client.caches.encoder_request import EncoderInput, EncoderRequest
 from tensord.errors import (
     BadConfiguration,
     BadKey,
+    ObjectTooLarge,
     StoreFull,
+    TensordError,
     TimedOut,
     TokensDiffer,
     UnsupportedLeaf,
@@ -43,97 +45,73 @@ def adds_up(manager: EncoderCacheManager) -> bool:
     return min(parts) >= 0 and sum(parts) == manager.cache_size
 
 
-# ---- budget and order
+# ---- mistakes and refusals are named
+
+Manager = EncoderCacheManager
+REFUSED: list[tuple[Callable[[Manager], object], type[TensordError], str]] = [
+    (lambda _: EncoderInput(A, -1), UsageError, "tokens is -1; it must be a whole number from 0"),
+    (lambda _: EncoderInput(A, 1.5), UsageError, "tokens is 1.5"),  # type: ignore[arg-type]
+    (lambda _: EncoderInput(A, True), UsageError, "tokens is True"),
+    (lambda _: EncoderInput(b"short", 1), BadKey, "32 bytes"),
+    (lambda _: request("r", (B, 1), (A, 4), (A, 5)), TokensDiffer, "has 4 tokens, but the input has 5"),
+    (lambda _: Manager(-1), UsageError, "cache_size is -1"),
+    (lambda manager: manager.allocate(RUNNING, -1), UsageError, "request 'running' has no input -1; it has 2"),
+    (lambda manager: manager.allocate(RUNNING, 2), UsageError, "request 'running' has no input 2; it has 2"),
+    (lambda manager: manager.allocate(request("running", (B, 2)), 0), UsageError, "free the request first"),
+    (lambda manager: manager.allocate(request("r", (C, 11)), 0), ObjectTooLarge, "needs 11 .* the cache has 10; raise"),
+    (
+        lambda manager: manager.allocate(request("r", (C, 5)), 0),
+        StoreFull,
+        "'r' needs 5 encoder tokens, but only 4 of 10 .* can_allocate",
+    ),
+    *(
+        (call, TokensDiffer, f"{A.hex()[:16]}… has 6 tokens, but the input has 5")
+        for call in (
+            lambda manager: manager.has_cache(request("r", (A, 5)), 0),
+            lambda manager: manager.can_allocate(request("r", (A, 5)), 0, PLENTY),
+            lambda manager: manager.allocate(request("r", (A, 5)), 0),
+        )
+    ),
+]
+RUNNING = request("running", (A, 6), (B, 2))
 
 
-def test_an_input_that_a_request_needs_is_never_evicted_and_a_refusal_changes_nothing() -> None:
-    manager = EncoderCacheManager(10)
-    running, waiting = request("running", (A, 6), (B, 2)), request("waiting", (C, 5))
-    manager.allocate(running, 0)
-    manager.allocate(running, 1)
-    manager.free_encoder_input(running, 1)
-    assert not manager.can_allocate(waiting, 0, PLENTY)
-    with pytest.raises(StoreFull, match=r"'waiting' needs 5 encoder tokens, but only 4 of 10 .* can_allocate"):
-        manager.allocate(waiting, 0)
+@pytest.mark.parametrize(("call", "kind", "says"), REFUSED)
+def test_a_refusal_is_named_and_changes_nothing(
+    call: Callable[[Manager], object], kind: type[TensordError], says: str
+) -> None:
+    manager = Manager(10)
+    manager.allocate(RUNNING, 0)
+    manager.allocate(RUNNING, 1)
+    manager.free_encoder_input(RUNNING, 1)
+    with pytest.raises(kind, match=says):
+        call(manager)
     assert (manager.free_tokens, manager.freeable_tokens, manager.used_tokens) == (2, 2, 6)
-    assert manager.has_cache(running, 1)
-    assert manager.get_cached_input_ids(waiting) == set()
-    assert manager.get_freed_ids() == []
-
-
-# ---- mistakes are named
-
-
-def test_one_key_with_two_token_counts_is_refused_and_both_are_named() -> None:
-    manager = EncoderCacheManager(10)
-    manager.allocate(request("1", (A, 4)), 0)
-    other = request("2", (A, 5))
-    for ask in (
-        lambda: manager.has_cache(other, 0),
-        lambda: manager.can_allocate(other, 0, PLENTY),
-        lambda: manager.allocate(other, 0),
-    ):
-        with pytest.raises(TokensDiffer, match=f"{A.hex()[:16]}… has 4 tokens, but the input has 5"):
-            ask()
-    assert manager.used_tokens == 4
-    with pytest.raises(TokensDiffer, match="has 4 tokens, but the input has 5"):
-        request("3", (B, 1), (A, 4), (A, 5))
-
-
-@pytest.mark.parametrize("tokens", [-1, 1.5, True, "4", None])
-def test_tokens_are_whole_numbers_from_0(tokens: object) -> None:
-    with pytest.raises(UsageError, match=r"tokens is .*whole number from 0"):
-        EncoderInput(A, tokens)  # type: ignore[arg-type]
-
-
-def test_keys_are_32_bytes_and_inputs_are_counted_from_0() -> None:
-    with pytest.raises(BadKey):
-        EncoderInput(b"short", 1)
-    manager = EncoderCacheManager(10)
-    for wrong in (-1, 1):
-        with pytest.raises(UsageError, match=f"request 'r' has no input {wrong}; it has 1"):
-            manager.allocate(request("r", (A, 1)), wrong)
-    with pytest.raises(UsageError, match="cache_size is -1"):
-        EncoderCacheManager(-1)
-
-
-def test_another_input_under_an_allocated_index_is_refused() -> None:
-    manager = EncoderCacheManager(10)
-    manager.allocate(request("r", (A, 4)), 0)
-    with pytest.raises(UsageError, match=r"input 0 of request 'r' is allocated with key .*free the request first"):
-        manager.allocate(request("r", (B, 4)), 0)
-    assert manager.used_tokens == 4
+    assert manager.has_cache(RUNNING, 1) and manager.get_freed_ids() == []
 
 
 # ---- budgets
 
 
-def test_the_budgets_are_as_configured_and_never_less_than_the_largest_item() -> None:
-    def budget(compute: int, cache: int) -> tuple[int, int]:
-        return compute_encoder_budget(
-            {"image": 576, "video": 2048}, batch_tokens_max=8192, compute_tokens=compute, cache_tokens=cache
-        )
+def budget(compute: int, cache: int, batch_tokens_max: int = 8192, *, chunked: bool = True) -> tuple[int, int]:
+    return compute_encoder_budget(
+        {"image": 576, "video": 2048},
+        batch_tokens_max=batch_tokens_max,
+        compute_tokens=compute,
+        cache_tokens=cache,
+        chunked_input=chunked,
+    )
 
+
+def test_the_budgets_are_as_configured_and_never_less_than_the_largest_item() -> None:
     assert budget(8192, 16384) == (8192, 16384)
     assert budget(512, 16384) == (2048, 16384)
     assert budget(4096, 0) == (4096, 2048)
-
-
-def test_an_item_that_no_batch_can_hold_is_refused_with_item_limit_and_what_to_do() -> None:
-    def budget(batch_tokens_max: int, chunked: bool) -> tuple[int, int]:
-        return compute_encoder_budget(
-            {"image": 576, "video": 2048},
-            batch_tokens_max=batch_tokens_max,
-            compute_tokens=1,
-            cache_tokens=1,
-            chunked_input=chunked,
-        )
-
-    assert budget(2047, True) == budget(2048, False) == (2048, 2048)
+    assert budget(1, 1, 2047) == budget(1, 1, 2048, chunked=False) == (2048, 2048)
     with pytest.raises(BadConfiguration, match=r"video can have 2048 tokens, but batch_tokens_max is 2047 .* raise"):
-        budget(2047, False)
-    with pytest.raises(UsageError, match="tokens of image is -5"):
-        compute_encoder_budget({"image": -5}, batch_tokens_max=1, compute_tokens=1, cache_tokens=1)
+        budget(1, 1, 2047, chunked=False)
+    with pytest.raises(UsageError, match="compute_tokens is -5"):
+        budget(-5, 1)
 
 
 # ---- at random

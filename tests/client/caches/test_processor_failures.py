@@ -20,7 +20,7 @@ from tensord.errors import ReferenceLost, UsageError
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child
 from .processor_items import NAMESPACE, fresh, is_picture, picture, press, read, receiver, sender
-from .processor_parties import a_frontend, an_engine
+from .processor_parties import a_frontend, made_of
 
 
 def test_an_item_larger_than_the_ring_allows_is_passed_through(daemon: Daemon) -> None:
@@ -99,17 +99,16 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(
 
 
 def test_a_killed_frontends_items_are_read_or_named_lost(daemon: Daemon) -> None:
-    hashes = [fresh(), fresh()]
-    with Child(a_frontend, daemon.socket) as frontend, Child(an_engine, daemon.socket) as engine:
-        frontend.tell((hashes, [1, 2]))
-        _, sent = frontend.hear()
+    hashes, engine = [fresh(), fresh()], receiver(daemon.client())
+    with Child(a_frontend, daemon.socket, hashes) as frontend:
+        sent = frontend.hear()
         frontend.kill()
-        engine.tell([(hashes[0], sent[0], 1)])
-        assert engine.hear() == [True]
-        daemon.until(lambda status: status["clients"] <= 1 or len(daemon.lanes()) <= 1, "the killed one's lane to go")
-        press(daemon.client(), daemon)
-        engine.tell([(hash, item, number) for hash, item, number in zip(hashes, sent, (1, 2), strict=True)])
-        assert engine.hear() == hashes
+    assert np.array_equal(read(engine, hashes[1], sent[1])["pixel_values"], made_of(1)["pixel_values"])
+    daemon.until(lambda status: len(daemon.lanes()) <= 1, "the killed one's lane to go")
+    press(daemon.client(), daemon)
+    with pytest.raises(ReferenceLost) as lost:
+        engine.get_and_update_features(map(Feature, hashes, sent))
+    assert lost.value.hashes == hashes
 
 
 def test_a_daemon_killed_and_started_again_between_sender_and_receiver_loses_nothing(daemon: Daemon) -> None:

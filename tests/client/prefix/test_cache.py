@@ -10,14 +10,13 @@ import pytest
 import tensord
 from tensord import NormalLayer, PrefixCache, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.errors import (
-    DaemonUnavailable,
     ParentGone,
     StoreFull,
     UsageError,
 )
 from tensord.ipc.messages import control as messages
 
-from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...daemon_process import MIB, PATIENCE_S, Daemon
 from .sequences import (
     BLOCK,
     TEXT,
@@ -263,28 +262,3 @@ def test_blocks_that_find_no_room_leave_a_valid_shorter_sequence() -> None:
         assert found % BLOCK == 0 and found // BLOCK <= put.blocks_stored < put.blocks
         if match is not None:
             np.testing.assert_array_equal(match.joined(0)["k"], kv(tokens[:found], wide)["k"])
-
-
-def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:
-    with Daemon() as daemon:
-        client = daemon.start().client()
-        cache = PrefixCache(client, namespace_of(0), block_tokens=BLOCK)
-        stored(cache, TEXT)
-        held = matched(cache, TEXT)
-        daemon.pause()
-        assert cache.match(TEXT, timeout_s=0.05) is None
-        put = cache.put(changed(TEXT, 20), normal(TEXT), timeout_s=0.05)
-        assert put.state in ("sent", "lost")
-        daemon.resume()
-        put.wait(PATIENCE_S)
-        until(lambda: offset_of(cache, TEXT) == 99, "an answer")
-        daemon.kill()
-        until(lambda: not client.connected, "that it has gone")
-        assert cache.match(TEXT) is None
-        put = cache.put(TEXT, normal(TEXT)).wait(PATIENCE_S)
-        assert put.state == "lost" and isinstance(put.error, DaemonUnavailable)
-        cache.turn_ended("planner")
-        assert_right(held, TEXT)
-        daemon.start()
-        until(lambda: offset_of(cache, TEXT) == 99, "what was stored, from the daemon that comes after it")
-        assert_right(matched(cache, TEXT), TEXT)

@@ -202,25 +202,6 @@ def test_the_child_of_a_fork_gets_no_changes_until_it_subscribes_itself(running:
     until(lambda: heard, "the parent to hear of it too")
 
 
-def test_asyncio_gets_changes_through_a_callback_of_its_loop(running: Daemon, gauges: Gauges) -> None:
-    async def hear() -> list[Mode]:
-        async with tensord.AsyncClient(running.socket) as client:
-            assert set(await client.modes()) == {"card0", "card1"}
-            changes: asyncio.Queue[tensord.ModeChange] = asyncio.Queue()
-            loop = asyncio.get_running_loop()
-
-            def tell(change: tensord.ModeChange) -> None:
-                loop.call_soon_threadsafe(changes.put_nowait, change)
-
-            with await client.on_mode(tell, gauge="card0"):
-                gauges.show(card0=750)
-                first = await changes.get()
-                gauges.show(card0=930)
-                return [first.mode, (await changes.get()).mode]
-
-    assert asyncio.run(hear()) == [Mode.NORMAL, Mode.CRITICAL]
-
-
 # ---- reservations
 
 
