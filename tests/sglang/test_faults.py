@@ -17,9 +17,7 @@ import torch
 from tensord.client.sglang import exchange, weights
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from .rank import PAGE, Rank, mha_pool, page_hash
-
-"""Much more than a call takes at most, and much less than a call that waits for the daemon to come back."""
+from .rank import HEADS, PAGE, Rank, mha_pool, page_hash
 
 
 def _stored(rank: Rank, pages: int = 3) -> tuple[list[str], list[bytes]]:
@@ -82,50 +80,22 @@ def test_without_a_daemon_nothing_is_found_or_stored_and_with_one_pages_are_shar
         rank.close()
 
 
-def test_after_a_kill_stored_pages_are_read_and_the_next_daemon_has_them(daemon: Daemon, rank: Rank) -> None:
+@pytest.mark.parametrize("heads", [HEADS, 64], ids=["a place is lent", "no place is lent"])
+def test_a_stopped_daemon_delays_one_set_for_a_limited_time_and_no_other_call(daemon: Daemon, heads: int) -> None:
+    rank = Rank(daemon.socket, mha_pool(heads=heads))
     hashes, expected = _stored(rank)
-    daemon.kill()
-    until(lambda: not rank.storage._exchange.client.connected, "the end of the connection")
-    assert _soon(lambda: _set(rank)) == [False] * 3
-    # The ring outlives its daemon, and needs none to be read.
-    assert _soon(lambda: rank.storage.batch_exists(hashes)) == 3
-    assert _soon(lambda: _right(rank, hashes, expected)) == [True] * 3
-    daemon.start()
-    _served(rank)
-    fresh = Rank(daemon.socket)
-    assert fresh.storage.batch_exists(hashes) == 3
-    assert _right(fresh, hashes, expected) == [True] * 3
-    fresh.close()
-
-
-def test_a_stopped_daemon_delays_one_set_for_a_limited_time_and_no_other_call(daemon: Daemon, rank: Rank) -> None:
-    hashes, expected = _stored(rank)
+    pages = 3 if heads == HEADS else 13
+    assert heads == HEADS or pages * rank.pool.get_data_page(0).nbytes > MIB, "more than a client has places for"
     daemon.pause()
-    assert _soon(lambda: _set(rank)) == [False] * 3
+    assert _soon(lambda: _set(rank, pages)) == [False] * pages
     began = time.monotonic()
-    assert _set(rank) == [False] * 3
+    assert _set(rank, pages) == [False] * pages
     assert rank.storage.batch_exists(hashes) == 3
     assert _right(rank, hashes, expected) == [True] * 3
     assert time.monotonic() - began < exchange.STALL_S
     daemon.resume()
     _served(rank)
-
-
-def test_a_stopped_daemon_that_has_lent_no_place_delays_a_set_for_a_limited_time() -> None:
-    with Daemon() as daemon:
-        daemon.start()
-        rank = Rank(daemon.socket, mha_pool(heads=64))
-        _stored(rank)
-        daemon.pause()
-        page_bytes = rank.pool.get_data_page(0).nbytes
-        assert 16 * page_bytes > MIB, "more than a client has places for"
-        assert _soon(lambda: _set(rank, 16)) == [False] * 16
-        began = time.monotonic()
-        assert _set(rank, 16) == [False] * 16
-        assert time.monotonic() - began < exchange.STALL_S
-        daemon.resume()
-        _served(rank)
-        rank.close()
+    rank.close()
 
 
 def test_a_damaged_page_is_not_copied_and_can_be_stored_again(daemon: Daemon, rank: Rank) -> None:

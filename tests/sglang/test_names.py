@@ -34,55 +34,45 @@ def _found(writer: Rank, reader: Rank) -> int:
     return found
 
 
-@pytest.mark.parametrize("field", [{"model_name": "by another name"}, {"dp_rank": 1}, {"enable_storage_metrics": True}])
-def test_names_and_data_parallel_ranks_do_not_tell_engines_apart(daemon: Daemon, field: dict[str, Any]) -> None:
-    assert _found(Rank(daemon.socket), Rank(daemon.socket, config=field)) == 3
+def _other_pool(*given: Any, **fields: Any) -> dict[str, Any]:
+    return {"pool": lambda: mha_pool(*given, **fields)}
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}),
-        ({"pp_size": 2}, {"pp_size": 2, "pp_rank": 1}),
-        ({"attn_cp_size": 2}, {"attn_cp_size": 2, "attn_cp_rank": 1}),
-        ({}, {"tp_size": 2}),
-        ({}, {"pp_size": 2}),
-        ({}, {"attn_cp_size": 2}),
-    ],
-    ids=str,
-)
-def test_ranks_of_other_parts_of_the_model_share_nothing(
-    daemon: Daemon, one: dict[str, Any], other: dict[str, Any]
+MLA: dict[str, Any] = {"is_mla_model": True, "tp_size": 2}
+TOLD_APART: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "by another name": ({}, {"config": {"model_name": "by another name"}}, 3),
+    "data parallel": ({}, {"config": {"dp_rank": 1}}, 3),
+    "metrics": ({}, {"config": {"enable_storage_metrics": True}}, 3),
+    "ranks of an mla model": (
+        {"pool": mla_pool, "config": MLA},
+        {"pool": mla_pool, "config": {**MLA, "tp_rank": 1}},
+        3,
+    ),
+    "tp rank": ({"config": {"tp_size": 2}}, {"config": {"tp_size": 2, "tp_rank": 1}}, 0),
+    "pp rank": ({"config": {"pp_size": 2}}, {"config": {"pp_size": 2, "pp_rank": 1}}, 0),
+    "cp rank": ({"config": {"attn_cp_size": 2}}, {"config": {"attn_cp_size": 2, "attn_cp_rank": 1}}, 0),
+    "tp size": ({}, {"config": {"tp_size": 2}}, 0),
+    "pp size": ({}, {"config": {"pp_size": 2}}, 0),
+    "cp size": ({}, {"config": {"attn_cp_size": 2}}, 0),
+    "layout layer_first": ({}, _other_pool("layer_first"), 0),
+    "layout page_first_direct": ({}, _other_pool("page_first_direct"), 0),
+    "heads": ({}, _other_pool(heads=4), 0),
+    "page size": ({}, _other_pool(page=2 * PAGE), 0),
+    "dtype": ({}, _other_pool(dtype=torch.float16), 0),
+    "mla": ({}, {"pool": mla_pool}, 0),
+    "revision": ({}, {"extra": {"tensord.revision": "r2"}}, 0),
+    "tenant": ({}, {"extra": {"tensord.revision": "r1", "tensord.tenant": "a"}}, 0),
+}
+"""What two ranks are made of, and how many of three pages of the first one the second one finds."""
+
+
+@pytest.mark.parametrize("difference", TOLD_APART)
+def test_ranks_share_pages_exactly_if_their_parts_of_the_model_their_pools_and_their_settings_agree(
+    daemon: Daemon, difference: str
 ) -> None:
-    assert _found(Rank(daemon.socket, config=one), Rank(daemon.socket, config=other)) == 0
-
-
-@pytest.mark.parametrize(
-    "pool",
-    [
-        lambda: mha_pool("layer_first"),
-        lambda: mha_pool("page_first_direct"),
-        lambda: mha_pool(heads=4),
-        lambda: mha_pool(page=2 * PAGE),
-        lambda: mha_pool(dtype=torch.float16),
-        lambda: mla_pool(),
-    ],
-    ids=["layer_first", "page_first_direct", "heads", "page size", "dtype", "mla"],
-)
-def test_pools_of_another_layout_share_nothing(daemon: Daemon, pool: Callable[[], Any]) -> None:
-    assert _found(Rank(daemon.socket), Rank(daemon.socket, pool())) == 0
-
-
-@pytest.mark.parametrize("extra", [{"tensord.revision": "r2"}, {"tensord.revision": "r1", "tensord.tenant": "a"}])
-def test_revision_and_tenant_tell_engines_apart(daemon: Daemon, extra: dict[str, str]) -> None:
-    assert _found(Rank(daemon.socket), Rank(daemon.socket, extra=extra)) == 0
-
-
-def test_all_ranks_of_an_mla_model_have_one_name(daemon: Daemon) -> None:
-    config = {"is_mla_model": True, "tp_size": 2}
-    writer = Rank(daemon.socket, mla_pool(), config={**config, "tp_rank": 0})
-    reader = Rank(daemon.socket, mla_pool(), config={**config, "tp_rank": 1})
-    assert _found(writer, reader) == 3
+    *ranks, found = TOLD_APART[difference]
+    writer, reader = (Rank(daemon.socket, **{**given, "pool": given.get("pool", mha_pool)()}) for given in ranks)
+    assert _found(writer, reader) == found
 
 
 # ---- the weights
@@ -156,39 +146,31 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return publish
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        {"quantization": "fp8"},
-        {"kv_cache_dtype": "fp8_e5m2"},
-        {"json_model_override_args": '{"rope_theta": 5}'},
-        {"dtype": "float16"},
-        {"model_impl": "transformers"},
-        {"attention_backend": "triton"},
-    ],
-    ids=str,
-)
-def test_an_argument_that_changes_kv_tells_engines_apart(
+CHANGE_KV: list[dict[str, Any]] = [
+    {"quantization": "fp8"},
+    {"kv_cache_dtype": "fp8_e5m2"},
+    {"json_model_override_args": '{"rope_theta": 5}'},
+    {"dtype": "float16"},
+    {"model_impl": "transformers"},
+    {"attention_backend": "triton"},
+]
+CHANGE_NOTHING: list[dict[str, Any]] = [
+    {"port": 4},
+    {"mem_fraction_static": 0.3},
+    {"log_level": "debug"},
+    {"served_model_name": "a"},
+    {"random_seed": 3},
+]
+
+
+@pytest.mark.parametrize("argument", [*CHANGE_KV, *CHANGE_NOTHING], ids=str)
+def test_an_argument_tells_engines_apart_exactly_if_it_changes_kv(
     daemon: Daemon, published: Callable[..., None], argument: dict[str, Any]
 ) -> None:
     published()
     first = Rank(daemon.socket)
     published(**argument)
-    assert _found(first, Rank(daemon.socket)) == 0
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [{"port": 4}, {"mem_fraction_static": 0.3}, {"log_level": "debug"}, {"served_model_name": "a"}, {"random_seed": 3}],
-    ids=str,
-)
-def test_an_argument_without_effect_on_kv_does_not(
-    daemon: Daemon, published: Callable[..., None], argument: dict[str, Any]
-) -> None:
-    published()
-    first = Rank(daemon.socket)
-    published(**argument)
-    assert _found(first, Rank(daemon.socket)) == 3
+    assert _found(first, Rank(daemon.socket)) == (0 if argument in CHANGE_KV else 3)
 
 
 @pytest.mark.parametrize(
