@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .client.caches.encoder_request import EncoderRequest as EncoderRequest
     from .client.caches.processor.cache import Feature as Feature
     from .client.caches.processor.cache import ProcessorCache as ProcessorCache
-    from .client.caches.processor.references import Reference as Reference
+    from .client.caches.processor.loans import Reference as Reference
     from .client.caches.visual import VisualCache as VisualCache
     from .client.caches.visual import VisualResult as VisualResult
     from .client.computing.claim import Claim as Claim
@@ -97,7 +97,7 @@ _PLACES = {
     "Put": ".client.writing.outcomes",
     "Recommendation": ".client.caches.dp_mode",
     "RecurrentLayer": ".client.prefix.layers",
-    "Reference": ".client.caches.processor.references",
+    "Reference": ".client.caches.processor.loans",
     "Registration": ".client.device.registration",
     "Reservation": ".client.writing.reservation",
     "RingReader": ".client.reading.ring_reader",

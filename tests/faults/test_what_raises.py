@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.caches.processor.references import Reference
+from tensord.client.caches.processor.loans import Reference
 from tensord.errors import DaemonUnavailable, TensordError
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
@@ -109,7 +109,6 @@ NEVER: dict[type[Any], dict[str, Call]] = {
         "turn_ended": lambda c: c.turn_ended("planner"),
     },
     tensord.ProcessorCache: {
-        "after_fork_in_child": lambda c: c.after_fork_in_child(),
         "close": lambda c: c.close(),
         "forget": lambda c: c.forget(),
         "get_and_update": lambda c: c.get_and_update([payload(1)], ["picture"]),

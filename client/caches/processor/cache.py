@@ -30,12 +30,11 @@ from ...arguments.checks import check_iterable, check_seconds
 from ...arguments.namespace import Namespace, check_namespace
 from ...core.client import Client, check_client
 from ...reading.lease import Lease
-from ...threads import forks
+from ...reading.ring_reader import lease_of_copy
 from .book import LeaseBook
 from .counts import ItemCounts, Stats
-from .loans import Lender, done
+from .loans import Lender, Reference, done, fetch
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
-from .references import Reference, lease_of
 from .sender import Sender
 
 _KEYS_KEPT: Final = 4096
@@ -118,7 +117,6 @@ class ProcessorCache:
         self._sender = Sender(cache, self._book, self._lender, put_wait_s, accepts)
         self._recipes: dict[bytes, Recipe] = {}
         self._counts = ItemCounts()
-        forks.follow(self)
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
 
     # ---- the sender
@@ -288,10 +286,6 @@ class ProcessorCache:
         self._lender.close()
         self._book.clear()
 
-    def after_fork_in_child(self) -> None:
-        """A thread of the parent may have held the lock. For the library."""
-        self._counts.after_fork_in_child()
-
     # ---- internal
 
     def _keys(self, hashes: Iterable[Hash]) -> list[tuple[Hash, bytes]]:
@@ -323,12 +317,26 @@ class ProcessorCache:
         return Reference(key, handle, loan) if handle is not None and loan is not None else None
 
     def _lease_of(self, feature: Feature) -> Lease | None:
-        """The lease of the entry that a feature refers to. None if the entry is gone, or the feature has a tree."""
+        """The lease of the entry that a feature refers to. None if the entry is gone, or the feature has a tree.
+
+        A reference with a handle is read from exactly the span that the sender saw, or from a copy of it:
+
+            1. by key, in the index: the entry is pinned and read in place
+            2. by handle, in the same ring: a checked copy. The entry was cleared or replaced since
+            3. by loan, from the lender's pin: a copy over a socket. Sender and receiver map different rings
+        """
         if feature.data is None:
             return self._client.get(self.key(feature.hash))
         if not isinstance(feature.data, Reference):
             return None
-        return lease_of(feature.data, self._client, self._recipes)
+        key, handle, loan = feature.data
+        found, view = self._client.get(key), self._client.link.view
+        if not handle or (found is not None and found.handle() == handle):
+            return found
+        found = view.ring.copied(handle) if view is not None else None
+        if found is None and loan and (span := fetch(loan)) is not None:
+            found = lease_of_copy(span, handle, self._recipes)
+        return found
 
 
 def _lost(hashes: list[Hash]) -> ReferenceLost:

@@ -7,8 +7,11 @@ Invariants: all counts of one item change together.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from ...threads import forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,8 @@ class Stats:
 
     def since(self, before: Stats) -> Stats:
         """The counts since `before`."""
-        passed = {reason: count - before.passed_through.get(reason, 0) for reason, count in self.passed_through.items()}
-        return Stats(
-            self.hits - before.hits,
-            self.total - before.total,
-            {reason: count for reason, count in passed.items() if count},
-        )
+        passed = Counter(self.passed_through) - Counter(before.passed_through)
+        return Stats(self.hits - before.hits, self.total - before.total, passed)
 
 
 class ItemCounts:
@@ -49,14 +48,15 @@ class ItemCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._now = self._reported = Stats()
+        forks.follow(self)
 
     def add(self, total: int, hits: int, reason: str | None = None) -> None:
         """Counts items. `reason`: why a sender sends its item as a tree."""
         with self._lock:
             now = self._now
-            passed = dict(now.passed_through)
+            passed = Counter(now.passed_through)
             if reason is not None:
-                passed[reason] = passed.get(reason, 0) + 1
+                passed[reason] += 1
             self._now = Stats(now.hits + hits, now.total + total, passed)
 
     def stats(self, delta: bool) -> Stats:

@@ -1,4 +1,4 @@
-"""Loans: leases that one process keeps until another process has read their payloads.
+"""Loans: leases that one process keeps until another process has read their payloads, and references to them.
 
     frontend:  loan = lender.lend(lease); send(lease.handle(), loan)
     engine:    fetch(loan)                   # a copy of the span, over a socket, if the ring itself cannot be read
@@ -29,7 +29,7 @@ from errno import EINVAL
 from functools import partial
 from itertools import groupby
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,22 @@ _BACKLOG: Final = 1024
 _SWEEP_S: Final = 5.0
 _SEND_S: Final = 1.0
 _AGAIN_S: Final = 0.01
+
+
+class Reference(NamedTuple):
+    """A sender sends it in place of a tree. As msgpack: `msgpack.packb(reference)`, then `Reference(*unpacked)`.
+
+    With `handle` and `loan` a receiver finds exactly the entry that the sender keeps for it.
+
+    Example:
+        >>> reference = tensord.Reference(key)
+        >>> tensord.Reference(*tuple(reference)) == reference       # as msgpack and other codecs send it
+        True
+    """
+
+    key: bytes
+    handle: bytes = b""
+    loan: bytes = b""
 
 
 class Lender:

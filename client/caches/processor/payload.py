@@ -1,6 +1,6 @@
 """The payload under which a processor's output is stored: the tree, and the hash of its item.
 
-Owns: the key, the format, and the memory of a read tree's leaves. Does not own: references (references.py).
+Owns: the key, the format, and the memory of a read tree's leaves. Does not own: references (loans.py).
 Invariants: a receiver gets a tree only under the hash under which it was stored. It checks the hash, since a reference
 comes from another process. A page of a copy-on-write view is the ring's until this process writes to it; then the page
 is a private copy. Each lease gets a new mapping, so that no written page outlives its entry.

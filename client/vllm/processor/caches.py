@@ -33,8 +33,8 @@ from vllm.utils.cache import CacheInfo
 
 from ....errors import ReferenceLost, TensordError, UnsupportedLeaf, UsageError
 from ...caches.processor.cache import ProcessorCache
+from ...caches.processor.loans import Reference
 from ...caches.processor.payload import Copy
-from ...caches.processor.references import Reference
 from ...core.client import Client
 from ...identity.content import DIGEST_ATTRIBUTE, content_digest
 from ...identity.engine import processor_namespace

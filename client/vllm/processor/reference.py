@@ -1,7 +1,7 @@
 """References to stored items, in the form in which vLLM sends items.
 
 Owns: the packing of a reference into an item's one field, and the scope of a hash. Does not own: which scope an item is
-stored under (caches.py), nor what a reference means (client/caches/processor/references.py).
+stored under (caches.py), nor what a reference means (client/caches/processor/loans.py).
 Invariants: an item with this field is a complete reference, or it is refused: a client may have sent it.
 """
 
@@ -15,8 +15,7 @@ from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, 
 from ....errors import UsageError
 from ....shm.ring.layout import KEY_BYTES
 from ...caches.processor.cache import Feature
-from ...caches.processor.loans import LOAN_BYTES
-from ...caches.processor.references import Reference
+from ...caches.processor.loans import LOAN_BYTES, Reference
 from ...reading.ring_mapping import HANDLE_BYTES
 
 SCOPE_BYTES: Final = 16

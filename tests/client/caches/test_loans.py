@@ -16,8 +16,7 @@ from tensord.client.caches.processor import book as books
 from tensord.client.caches.processor import loans
 from tensord.client.caches.processor.book import LeaseBook
 from tensord.client.caches.processor.cache import ProcessorCache
-from tensord.client.caches.processor.loans import LOAN_BYTES, Lender, fetch
-from tensord.client.caches.processor.references import Reference
+from tensord.client.caches.processor.loans import LOAN_BYTES, Lender, Reference, fetch
 from tensord.client.reading.lease import Lease
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until

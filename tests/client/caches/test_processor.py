@@ -14,7 +14,7 @@ import tensord
 from tensord.client.caches.processor import loans
 from tensord.client.caches.processor.cache import Feature
 from tensord.client.caches.processor.counts import Stats
-from tensord.client.caches.processor.references import Reference
+from tensord.client.caches.processor.loans import Reference
 from tensord.errors import BadKey, ReferenceLost, UsageError
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until

@@ -13,7 +13,7 @@ import torch
 
 import tensord
 from tensord.client.caches.processor.cache import Feature, ProcessorCache
-from tensord.client.caches.processor.references import Reference
+from tensord.client.caches.processor.loans import Reference
 from tensord.client.writing.outcomes import Put
 from tensord.errors import ReferenceLost, UsageError
 
