@@ -54,7 +54,7 @@ class Workflow:
         self._ended = False
         governor.keep(self, self._register_again)
         try:
-            self._register()
+            self._tell(self._registration, wait=True)
         except BaseException:
             governor.keep(self, None)
             raise
@@ -83,12 +83,7 @@ class Workflow:
         if step < self.step:
             raise BadStep(f"workflow {self.name!r} is at step {self.step}; it cannot go back to step {step}")
         self.step = step
-        connected = self._link.attached
-        if connected is None:
-            return
-        answer = self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, step))
-        if wait:
-            self._wait(answer)
+        self._tell(lambda number: messages.AdvanceWorkflow(number, self.name, step), wait=wait)
 
     def replace(self, graph: AgentStepGraph) -> None:
         """Replaces the steps. The current step stays.
@@ -99,7 +94,7 @@ class Workflow:
         graph.validate_dag()
         before, self._graph = self._graph, graph
         try:
-            self._register()
+            self._tell(self._registration, wait=True)
         except BaseException:
             self._graph = before
             raise
@@ -110,9 +105,7 @@ class Workflow:
             return
         self._ended = True
         self._governor.keep(self, None)
-        connected = self._link.attached
-        if connected is not None:
-            self._ask(connected, lambda number: messages.EndWorkflow(number, self.name))
+        self._tell(lambda number: messages.EndWorkflow(number, self.name))
 
     def _register_again(self, connected: Connected) -> None:
         self._ask(connected, self._registration)
@@ -128,16 +121,15 @@ class Workflow:
     def _registration(self, number: int) -> messages.RegisterWorkflow:
         return messages.RegisterWorkflow(number, self.name, list(self._graph))
 
-    def _register(self) -> None:
+    def _tell(self, make: Any, *, wait: bool = False) -> None:
         connected = self._link.attached
         if connected is None:
             self.error = self._link.unavailable()
-        else:
-            self._wait(self._ask(connected, self._registration))
-
-    def _wait(self, answer: Future[Any]) -> None:
+            return
+        answer = self._ask(connected, make)
         try:
-            self._link.answers.wait(answer, self._timeout_s)
+            if wait:
+                self._link.answers.wait(answer, self._timeout_s)
         except Unavailable as error:
             self.error = without_frames(error)
 

@@ -73,6 +73,10 @@ def test_an_item_reported_as_cached_is_held_until_it_is_asked_for(daemon: Daemon
     (sent,) = frontend.get_and_update([None], [hash])
     press(client, daemon)
     assert is_picture(read(receiver(client), hash, sent), 1)
+    assert frontend.is_cached([hash]) == [True]
+    assert client.evict(sent.key) == 1
+    assert is_picture(frontend.get_and_update([None], [hash])[0], 1), "evicted on request, it is sent from the hold"
+    assert frontend.make_stats().passed_through == {"gone": 1}
 
 
 def test_an_unused_hold_ends_after_its_time(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,17 +163,6 @@ def test_an_item_that_a_receiver_missed_is_sent_complete_for_a_time(shared: Daem
             assert is_picture(sent, 1)
             assert frontend.make_stats().passed_through == {"invalidated": 1}
     until(lambda: frontend.is_cached([hash]) == [True], "the item to be trusted again")
-
-
-def test_an_evicted_item_is_sent_from_the_hold(shared: Daemon) -> None:
-    frontend = sender(shared.client())
-    hash = fresh()
-    (sent,) = sender(shared.client()).get_and_update([picture(4)], [hash])
-    assert frontend.is_cached([hash]) == [True]
-    shared.client().evict(sent.key)
-    (whole,) = frontend.get_and_update([None], [hash])
-    assert is_picture(whole, 4)
-    assert frontend.make_stats().passed_through == {"gone": 1}
 
 
 def test_nothing_given_for_what_is_not_there_names_all_of_it_and_stores_nothing(shared: Daemon) -> None:

@@ -55,27 +55,24 @@ def test_a_file_is_read_once(weights: Path, digests: Digests) -> None:
     assert note(weights).name.startswith(".")
 
 
-def test_a_file_that_was_changed_is_read_again(weights: Path, digests: Digests) -> None:
-    remembered(weights, "1", digests)
-    about = weights.stat()
-    weights.write_text("others.")
-    # What a patch may leave as it was: the size, and by its own doing the mtime.
-    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert remembered(weights, "1", digests) == "digest of others."
+def written(path: Path) -> None:
+    """As a patch may do it: the size stays, and so does the mtime."""
+    about = path.stat()
+    path.write_text("others.")
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
-def test_a_file_in_the_place_of_another_is_read(weights: Path, digests: Digests) -> None:
-    remembered(weights, "1", digests)
-    other = weights.with_name("other")
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
     other.write_text("others.")
-    other.replace(weights)
-    assert remembered(weights, "1", digests) == "digest of others."
+    other.replace(path)
 
 
-def test_a_record_in_another_format_is_ignored(weights: Path, digests: Digests) -> None:
+@pytest.mark.parametrize("change", [written, replaced])
+def test_a_file_that_was_changed_is_read_again(weights: Path, digests: Digests, change: Callable[[Path], None]) -> None:
     remembered(weights, "1", digests)
-    remembered(weights, "2", digests)
-    assert digests.computed == 2
+    change(weights)
+    assert remembered(weights, "1", digests) == "digest of others."
 
 
 def linked(path: Path) -> None:
@@ -104,6 +101,8 @@ def test_a_damaged_note_is_none(weights: Path, digests: Digests, damage: str) ->
     DAMAGES[damage](note(weights))
     assert remembered(weights, "1", digests) == "digest of weights"
     assert digests.computed == 2
+    remembered(weights, "of another form", digests)
+    assert digests.computed == 3
 
 
 @pytest.mark.root

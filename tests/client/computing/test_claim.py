@@ -147,6 +147,9 @@ def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tm
     with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.5) as client:
         claim = client.claim(wanted)
         assert claim.state == "alone"
+        for wrong in ("too large", 5, ValueError("too large")):
+            with pytest.raises(UsageError, match="must be a TensordError"):
+                claim.abandon(wrong)  # type: ignore[arg-type]
         claim.abandon()
         claim.stored()
         with pytest.raises(BadKey):
@@ -173,11 +176,3 @@ def test_a_client_that_waits_knows_when_the_payload_is_expected(
     becomes(theirs, "waiting")
     assert before + 40.0 - PATIENCE_S < theirs.expected_at <= time.monotonic() + 40.0
     mine.abandon()
-
-
-def test_a_claim_is_abandoned_with_an_error_of_tensord_or_none(daemon: Daemon) -> None:
-    claim = daemon.client().claim(key(1))
-    for wrong in ("too large", 5, ValueError("too large")):
-        with pytest.raises(UsageError, match="must be a TensordError"):
-            claim.abandon(wrong)  # type: ignore[arg-type]
-    claim.abandon()

@@ -7,24 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.reading.lease import ArrayLease, Lease
+from tensord.client.reading.lease import Lease, lease_over
 from tensord.shm.payloads.packing import pack
 from tensord.shm.payloads.recipe import recipe
 
 from ...memory_bench import MemoryBench, key
 
 
-def lease_on(tree: Any) -> tuple[Lease, np.ndarray[Any, Any]]:
-    """A lease over a read-only payload of `tree`, and the payload."""
+def lease_on(tree: Any) -> Lease:
+    """A lease over a read-only payload of `tree`."""
     payload = pack(tree)
     memory = bytearray(payload.payload_bytes)
     payload.write(memoryview(memory), 0)
     whole = np.frombuffer(bytes(memory), np.uint8)
     known = recipe(payload.header)
-    if known.single is None:
-        return Lease(whole, known, payload.payload_bytes), whole
-    shape, dtype, offset = known.single
-    return ArrayLease(np.ndarray(shape, dtype, whole, offset), known, payload.payload_bytes), whole
+    return lease_over(whole, 0, payload.payload_bytes, known)
 
 
 TREES: list[Any] = [
@@ -39,17 +36,14 @@ TREES: list[Any] = [
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_a_released_lease_says_so_and_views_taken_before_stay(tree: Any) -> None:
-    lease, _ = lease_on(tree)
+    lease = lease_on(tree)
     with lease as same:
         assert same is lease
         before = lease.tree
     np.testing.assert_equal(before, tree)
-    with pytest.raises(ValueError, match="was released"):
-        _ = lease.tree
-    with pytest.raises(ValueError, match="was released"):
-        _ = lease.value
-    with pytest.raises(ValueError, match="was released"):
-        lease.torch()
+    for use in (lambda: lease.tree, lambda: lease.value, lease.torch, lease.handle, lease.span):
+        with pytest.raises(ValueError, match="was released"):
+            use()
     lease.release()
 
 
