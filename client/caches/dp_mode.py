@@ -83,31 +83,30 @@ def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_
     Raises:
         UsageError: a value is out of its range; the message names it.
     """
-    images_count = check_count("batch_images", batch_images, IMAGES_MAX, 1)
+    images = check_count("batch_images", batch_images, IMAGES_MAX, 1)
     sides = None if resolution is None else check_resolution(resolution)
-    pixels = None if sides is None else sides[0] * sides[1]
-    depth_layers = None if encoder_depth is None else check_count("encoder_depth", encoder_depth, DEPTH_MAX, 1)
-
-    images: _Criterion = ("images a batch", images_count, _BY_IMAGES)
+    pixels = 0 if sides is None else sides[0] * sides[1]
+    depth = 0 if encoder_depth is None else check_count("encoder_depth", encoder_depth, DEPTH_MAX, 1)
     # The table has squares only. Other shapes with as many pixels were not measured.
-    size: _Criterion = ("pixels a side", sides[0] if sides and sides[0] == sides[1] else None, _BY_SIDE)
-    depth: _Criterion = ("layers", depth_layers, _BY_DEPTH)
+    side = sides[0] if sides and sides[0] == sides[1] else None
     shape = f"{sides[0]}×{sides[1]}" if sides else ""
     small, least = f"{SMALL_SIDE}×{SMALL_SIDE}", f"{SIDE_MIN}×{SIDE_MIN}"
 
-    if images_count >= MANY_IMAGES and pixels is not None and pixels <= SMALL_PIXELS:
-        reason = f"diminishing returns: {images_count} images of {shape}, at most {small}"
-        return _recommendation(False, reason, [images, size])
-    met: list[tuple[_Criterion, str]] = []
-    if images_count >= IMAGES_MIN:
-        met.append((images, f"{images_count} images a batch, from {IMAGES_MIN} up"))
-    if pixels is not None and pixels >= PIXELS_MIN:
-        met.append((size, f"{shape}, from {least} up"))
-    if depth_layers is not None and depth_layers >= DEPTH_MIN:
-        met.append((depth, f"{depth_layers} layers, from {DEPTH_MIN} up"))
+    by_images: _Criterion = ("images a batch", images, _BY_IMAGES)
+    by_size: _Criterion = ("pixels a side", side, _BY_SIDE)
+    if images >= MANY_IMAGES and 0 < pixels <= SMALL_PIXELS:
+        reason = f"diminishing returns: {images} images of {shape}, at most {small}"
+        return _recommendation(False, reason, [by_images, by_size])
+    criteria = [
+        (images >= IMAGES_MIN, by_images, f"{images} images a batch, from {IMAGES_MIN} up"),
+        (pixels >= PIXELS_MIN, by_size, f"{shape}, from {least} up"),
+        (depth >= DEPTH_MIN, ("layers", depth, _BY_DEPTH), f"{depth} layers, from {DEPTH_MIN} up"),
+    ]
+    met = [(criterion, reason) for is_met, criterion, reason in criteria if is_met]
+    reason = "; ".join(reason for _, reason in met)
     if not met:
-        return _recommendation(False, f"one image, below {least} and {DEPTH_MIN} layers as far as is known", [])
-    return _recommendation(True, "; ".join(reason for _, reason in met), [criterion for criterion, _ in met])
+        reason = f"one image, below {least} and {DEPTH_MIN} layers as far as is known"
+    return _recommendation(bool(met), reason, [criterion for criterion, _ in met])
 
 
 def check_resolution(resolution: object) -> tuple[int, int]:
@@ -116,14 +115,10 @@ def check_resolution(resolution: object) -> tuple[int, int]:
     Raises:
         UsageError: `resolution` is not the size of an image.
     """
-    if isinstance(resolution, tuple | list):
-        if len(resolution) != 2:
-            raise UsageError(
-                f"resolution is {shown(resolution)}; pass (width, height) in pixels, or the side of a square"
-            )
-        width, height = resolution
-    else:
-        width = height = resolution
+    sides = resolution if isinstance(resolution, tuple | list) else (resolution, resolution)
+    if len(sides) != 2:
+        raise UsageError(f"resolution is {shown(resolution)}; pass (width, height) in pixels, or the side of a square")
+    width, height = sides
     return check_count("resolution", width, SIDE_MAX, 1), check_count("resolution", height, SIDE_MAX, 1)
 
 

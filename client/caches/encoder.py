@@ -77,17 +77,17 @@ class EncoderCacheManager:
     @property
     def free_tokens(self) -> int:
         """Tokens without an output."""
-        return self._free
+        return self.cache_size - sum(output.tokens for output in self._outputs.values())
 
     @property
     def freeable_tokens(self) -> int:
         """Tokens of outputs that no request needs. They stay until `allocate` evicts them."""
-        return self._freeable_tokens
+        return sum(output.tokens for output in self._outputs.values() if not output.needs)
 
     @property
     def used_tokens(self) -> int:
         """Tokens of outputs that requests need."""
-        return self.cache_size - self._free - self._freeable_tokens
+        return sum(output.tokens for output in self._outputs.values() if output.needs)
 
     def has_cache(self, request: EncoderRequest, input_id: int) -> bool:
         """Whether the input's output is allocated in this engine, or in the host's ring now.
@@ -123,7 +123,7 @@ class EncoderCacheManager:
             return True
         if known is None and wanted.tokens > compute_budget:
             return False
-        return wanted.tokens + tokens_scheduled <= self._free + self._freeable_tokens
+        return wanted.tokens + tokens_scheduled <= self.cache_size - self.used_tokens
 
     def get_cached_input_ids(self, request: EncoderRequest) -> set[int]:
         """The indices of the request's allocated inputs."""
@@ -159,10 +159,6 @@ class EncoderCacheManager:
         if known is None:
             evicted = self._make_room(request, input_id, wanted.tokens)
             known = self._outputs[wanted.key] = _Output(wanted.tokens)
-            self._free -= wanted.tokens
-        elif not known.needs:
-            del self._freeable[wanted.key]
-            self._freeable_tokens -= wanted.tokens
         known.needs += 1
         self._allocated.setdefault(request.request_id, {})[input_id] = wanted.key
         if self._cache is not None:
@@ -235,8 +231,8 @@ class EncoderCacheManager:
         known.needs -= 1
         if not known.needs:
             known.lease = None
-            self._freeable[key] = None
-            self._freeable_tokens += known.tokens
+            # Moves to the end.
+            self._outputs[key] = self._outputs.pop(key)
 
     def free(self, request: EncoderRequest) -> None:
         """Ends the request's need of all its inputs. Call it however the request ended."""
@@ -267,13 +263,10 @@ class EncoderCacheManager:
 
     def _begin(self) -> None:
         self._outputs: dict[bytes, _Output] = {}
+        """Those that no request needs are in the order in which they were freed."""
         self._allocated: dict[str, dict[int, bytes]] = {}
-        # An ordered set, in the order in which outputs were freed.
-        self._freeable: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
         self._stored: dict[bytes, Put] = {}
-        self._free = self.cache_size
-        self._freeable_tokens = 0
 
     def _known(self, wanted: EncoderInput) -> _Output | None:
         known = self._outputs.get(wanted.key)
@@ -282,7 +275,7 @@ class EncoderCacheManager:
         return known
 
     def _make_room(self, request: EncoderRequest, input_id: int, tokens: int) -> list[bytes]:
-        room = self._free + self._freeable_tokens
+        room = self.cache_size - self.used_tokens
         if tokens > room:
             needs = f"input {input_id} of request {request.request_id!r} needs {tokens} encoder tokens"
             if tokens > self.cache_size:
@@ -294,12 +287,11 @@ class EncoderCacheManager:
                 "rest; call can_allocate first, and schedule the input in a later step"
             )
         evicted: list[bytes] = []
-        while tokens > self._free:
-            key = next(iter(self._freeable))
-            del self._freeable[key]
-            freed = self._outputs.pop(key).tokens
-            self._freeable_tokens -= freed
-            self._free += freed
+        free_tokens = self.free_tokens
+        for key in [key for key, output in self._outputs.items() if not output.needs]:
+            if tokens <= free_tokens:
+                break
+            free_tokens += self._outputs.pop(key).tokens
             evicted.append(key)
             # Move to the end: it may have been evicted before and allocated again.
             self._evicted.pop(key, None)

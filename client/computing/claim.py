@@ -114,11 +114,12 @@ class Claim:
 
     def end(self, *, stored: bool, error: TensordError | None = None) -> None:
         """Ends the claim as `stored` does, or as `abandon` does. For the library."""
-        self._end("hit" if stored else "alone", error)
+        if self._ended is None:
+            aside(partial(self._end, "hit" if stored else "alone", error))
 
     def stored(self) -> None:
         """Ends the claim because the key was stored, by any client. The client renews it no more."""
-        self._end("hit")
+        self.end(stored=True)
 
     def abandon(self, error: TensordError | None = None) -> None:
         """Gives the claim back, also one that is not granted yet. The daemon grants the key to the first waiting
@@ -136,13 +137,9 @@ class Claim:
         """
         if error is not None and not isinstance(error, TensordError):
             raise UsageError(f"error is {shown(error)}; it must be a TensordError, as Put.error is, or None")
-        self._end("alone", error)
+        self.end(stored=False, error=error)
 
-    def _end(self, state_after: Literal["hit", "alone"], error: TensordError | None = None) -> None:
-        if self._ended is None:
-            aside(partial(self._end_now, state_after, error))
-
-    def _end_now(self, state_after: Literal["hit", "alone"], error: TensordError | None) -> None:
+    def _end(self, state_after: Literal["hit", "alone"], error: TensordError | None) -> None:
         self._ended = state_after
         # The link gives back a claim that is granted to a cancelled request.
         if not self._answer.cancel():

@@ -49,16 +49,16 @@ class PrefixPut:
         ('stored', 2)
     """
 
-    __slots__ = ("_ended", "_existing", "_own", "_puts", "_repeated", "_settled", "blocks", "snapshots")
+    __slots__ = ("_ended", "_existing", "_puts", "_sent", "blocks", "snapshots")
 
     def __init__(self, blocks: int = 0, snapshots: int = 0) -> None:
         self.blocks = blocks
         self.snapshots = snapshots
         self._existing = 0
-        self._repeated = 0
-        self._own: set[bytes] = set()
-        self._puts: list[tuple[bool, Put]] = []
-        self._settled = 0
+        self._puts: dict[bytes, tuple[bool, Put]] = {}
+        """By key, in order: whether it is a block, and its put."""
+        self._sent: deque[Put] = deque()
+        """Puts that may yet fail."""
         self._ended: tuple[PutState, TensordError | None] | None = None
 
     @property
@@ -79,7 +79,7 @@ class PrefixPut:
     @property
     def blocks_stored(self) -> int:
         """How many blocks this put stored, as far as known."""
-        return self._repeated + self._counted("stored")
+        return self._counted("stored")
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Waits until the put leaves the state "sent".
@@ -92,12 +92,13 @@ class PrefixPut:
 
     def wait_until(self, deadline: float, limit_s: float) -> Self:
         """As `Put.wait_until`. For the library."""
-        wait_for_all([put for _, put in self._puts], deadline, limit_s)
+        wait_for_all([put for _, put in self._puts.values()], deadline, limit_s)
         return self
 
     def add(self, record: PrefixRecord, put: Put) -> None:
         """Adds the put of a block or a snapshot. For the library."""
-        self._puts.append((not record.snapshot, put))
+        self._puts[put.key] = not record.snapshot, put
+        self._sent.append(put)
 
     def settle(self, state: PutState, error: TensordError | None = None) -> Self:
         """Sets the outcome, whatever the outcome of the single puts is. For the library."""
@@ -107,25 +108,25 @@ class PrefixPut:
     def begin(self, existing: Sequence[Keyed]) -> None:
         """Begins an attempt, with the leading blocks that exist. Those that an earlier attempt stored count as stored.
         For the library."""
-        self._own |= {put.key for _, put in self._puts if put.state == "stored"}
-        self._repeated = sum(keyed.key in self._own for keyed in existing)
-        self._existing = len(existing) - self._repeated
-        self._puts, self._settled, self._ended = [], 0, None
+        keys = {keyed.key for keyed in existing}
+        self._puts = {key: each for key, each in self._puts.items() if key in keys and each[1].state == "stored"}
+        self._existing = len(keys) - len(self._puts)
+        self._sent.clear()
+        self._ended = None
 
     def has_failed(self) -> bool:
         """Whether a put that was sent is known to have failed. Checks each settled put once. For the library."""
-        while self._settled < len(self._puts):
-            state = self._puts[self._settled][1].state
-            if state in ("sent", "refused", "lost"):
-                return state != "sent"
-            self._settled += 1
+        while self._sent and (state := self._sent[0].state) != "sent":
+            if state in ("refused", "lost"):
+                return True
+            self._sent.popleft()
         return False
 
     def _outcome(self) -> tuple[PutState, TensordError | None]:
         if self._ended is not None:
             return self._ended
-        state: PutState = "stored" if self._repeated else "existed"
-        for _, put in self._puts:
+        state: PutState = "existed"
+        for _, put in self._puts.values():
             # Read once: the link's thread may settle the put meanwhile.
             state_now = put.state
             if state_now in ("refused", "lost"):
@@ -135,7 +136,7 @@ class PrefixPut:
         return state, None
 
     def _counted(self, state: PutState) -> int:
-        return sum(is_block and put.state == state for is_block, put in self._puts)
+        return sum(is_block and put.state == state for is_block, put in self._puts.values())
 
     def __repr__(self) -> str:
         state, error = self._outcome()
