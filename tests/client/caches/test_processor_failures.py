@@ -13,13 +13,12 @@ import torch
 
 import tensord
 from tensord.client.caches.processor.cache import Feature, ProcessorCache
-from tensord.client.caches.processor.loans import Reference
 from tensord.client.writing.outcomes import Put
 from tensord.errors import ReferenceLost, UsageError
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child
-from .processor_items import NAMESPACE, fresh, is_picture, picture, press, read, receiver, sender
+from .processor_items import NAMESPACE, fresh, picture, press, read, receiver, sender
 from .processor_parties import a_frontend, made_of
 
 
@@ -109,23 +108,6 @@ def test_a_killed_frontends_items_are_read_or_named_lost(daemon: Daemon) -> None
     with pytest.raises(ReferenceLost) as lost:
         engine.get_and_update_features(map(Feature, hashes, sent))
     assert lost.value.hashes == hashes
-
-
-def test_a_daemon_killed_and_started_again_between_sender_and_receiver_loses_nothing(daemon: Daemon) -> None:
-    frontend, engine = sender(client := daemon.client()), receiver(daemon.client())
-    hash, other = fresh(), fresh()
-    (sent,) = frontend.get_and_update([picture(1)], [hash])
-    daemon.kill()
-    until(lambda: not client.connected, "the client to notice")
-    assert is_picture(read(engine, hash, sent), 1)
-    tree = picture(2)
-    again, whole = frontend.get_and_update([None, tree], [hash, other])
-    assert again.key == sent.key and whole is tree
-    assert frontend.make_stats().passed_through == {"no_daemon": 1}
-    daemon.start()
-    assert client.wait_connected(PATIENCE_S)
-    assert is_picture(read(engine, hash, sent), 1)
-    assert isinstance(frontend.get_and_update([tree], [other])[0], Reference)
 
 
 def test_stats_since_the_last_time_and_since_the_beginning(shared: Daemon) -> None:

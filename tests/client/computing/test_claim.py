@@ -101,22 +101,6 @@ def test_a_claim_abandoned_before_its_answer_is_given_back_when_the_answer_comes
     assert [claim.state for claim in claims] == ["alone", "hit"]
 
 
-def test_a_waiter_that_gave_up_passes_on_a_claim_granted_late(
-    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
-) -> None:
-    first, second = clients
-    mine = first.claim(wanted)
-    becomes(mine, "compute")
-    gave_up = second.claim(wanted)
-    becomes(gave_up, "waiting")
-    gave_up.abandon()
-    last = first.claim(wanted)
-    becomes(last, "waiting")
-    mine.abandon()
-    # Handed over to who gave up, whose failure is the second: the last one computes without a claim.
-    becomes(last, "alone")
-
-
 def outlives_itself(daemon: Daemon, wanted: bytes, claim_s: float) -> bool:
     """Whether a claim of `claim_s` is held for half as long again. It ends once nobody renews it."""
     first, second = daemon.client(), daemon.client()

@@ -6,14 +6,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tensord
-from tensord.errors import BadGraph, BadStep, DaemonUnavailable, UsageError
+from tensord.errors import BadGraph, BadStep, UsageError
 from tensord.ipc.messages.modes import Mode, Tier
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -203,32 +202,6 @@ def test_the_child_of_a_fork_gets_no_changes_until_it_subscribes_itself(running:
 
 
 # ---- reservations
-
-
-def waits(status: dict[str, Any]) -> bool:
-    """Whether a reservation waits for memory."""
-    return any(row["waiting_reservations"] for row in status["governor"]["devices"])
-
-
-@pytest.mark.parametrize("how", ["kill", "terminate"])
-def test_a_reservation_that_waits_ends_with_its_daemon_and_the_next_one_grants_it(
-    running: Daemon, gauges: Gauges, how: str
-) -> None:
-    gauges.show(card0=900)
-    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == 900, "the reading")
-    client = running.client()
-    with ThreadPoolExecutor(1) as waiting:
-        asked = waiting.submit(client.reserve_device, "card0", 500, wait_s=PATIENCE_S)
-        running.until(waits, "it to wait")
-        getattr(running, how)()
-        with pytest.raises(DaemonUnavailable):
-            asked.result(PATIENCE_S)
-    gauges.show(card0=100)
-    running.start()
-    client.wait_connected(PATIENCE_S)
-    running.until(lambda status: bool(status["governor"]["gauges"]), "the first sample")
-    with client.reserve_device("card0", 500, wait_s=PATIENCE_S) as reservation:
-        assert reservation.size_bytes == 500
 
 
 def nothing_is_left(status: dict[str, Any]) -> bool:
