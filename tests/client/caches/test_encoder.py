@@ -48,6 +48,7 @@ def adds_up(manager: EncoderCacheManager) -> bool:
 # ---- mistakes and refusals are named
 
 Manager = EncoderCacheManager
+RUNNING = request("running", (A, 6), (B, 2))
 REFUSED: list[tuple[Callable[[Manager], object], type[TensordError], str]] = [
     (lambda _: EncoderInput(A, -1), UsageError, "tokens is -1; it must be a whole number from 0"),
     (lambda _: EncoderInput(A, 1.5), UsageError, "tokens is 1.5"),  # type: ignore[arg-type]
@@ -73,7 +74,6 @@ REFUSED: list[tuple[Callable[[Manager], object], type[TensordError], str]] = [
         )
     ),
 ]
-RUNNING = request("running", (A, 6), (B, 2))
 
 
 @pytest.mark.parametrize(("call", "kind", "says"), REFUSED)
