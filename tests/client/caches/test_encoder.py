@@ -136,7 +136,7 @@ PLACES = st.sampled_from([(one, at) for one in REQUESTS for at in range(len(one.
 class Machine(RuleBasedStateMachine):
     """The model keeps (request, index) pairs, and an order of keys; everything else is counted anew each time."""
 
-    size = 10
+    size = 7
 
     def __init__(self) -> None:
         super().__init__()
