@@ -54,6 +54,7 @@ from .gauges.psi import watch_stalls
 from .governor.forms import events as governor_events
 from .governor.governor import Governor
 from .memory import learned
+from .memory.opening import ConfiguredSizes
 from .memory.scrub import Scrub
 from .memory.segments import Segments
 from .process import logs, notify
@@ -150,13 +151,9 @@ class _Daemon:
         started: asyncio.Future[_Parts] = asyncio.get_running_loop().create_future()
         # Before the sockets listen: whoever can connect takes the daemon for started, and may send signals.
         self._catch_signals(started)
-        memory = Segments.open(
-            config.instance,
-            config.ring_bytes,
-            config.max_entries,
-            NAMESPACES_MAX,
-            frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name)),
-        )
+        derived = frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name))
+        sizes = ConfiguredSizes(config.ring_bytes, config.max_entries, NAMESPACES_MAX, derived)
+        memory = Segments(config.instance, sizes)
         # New memory is removed again if the daemon cannot listen: it is empty.
         drop = not memory.recovered
         try:

@@ -19,7 +19,6 @@ from ...ipc.wire.descriptors import lacks_descriptor, no_descriptor
 from ..config.config import Config
 from ..core.store import Store
 from ..memory.copier import Copier
-from ..memory.lane_room import LaneRoom
 from ..memory.segments import Segments
 from .messages import Deliver, Joined, MemoryRequest
 from .queues import Queues
@@ -39,7 +38,6 @@ class Attachments:
     _memory: Segments
     _copier: Copier
     _queues: Queues
-    _lane_room: LaneRoom
     _send: Callable[[int, Deliver], None]
     _tell_of: Callable[[Joined, str], None]
     _writes_in_place: Callable[[int], None]
@@ -67,7 +65,7 @@ class Attachments:
 
     def _attach(self, client: Joined, request: messages.Attach, brought: Sequence[int], config: Config) -> None:
         lanes_max, uid = config.limits.lanes_max, client.peer.uid
-        back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
+        back = self._memory.lane_brought(brought[0]) if brought else None
         if back is None and len(self._memory.lanes) >= lanes_max:
             raise LimitReached(
                 f"lanes_max is {lanes_max}, and that many lanes exist, including those of processes that only hold "
@@ -76,14 +74,9 @@ class Attachments:
         if back is None:
             self._store.quotas.admit("lanes", uid, sum(lane.uid == uid for lane in self._memory.lanes))
         try:
-            lane, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, brought=back)
-        except NotEnoughMemory as error:
-            self._lane_room.refused(error)
-            raise
+            lane, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, former=back)
         except OSError as error:
             raise NotEnoughMemory(f"the lane cannot be allocated: {error}") from error
-        if back is None:
-            self._lane_room.made()
         superblock = self._memory.superblock
         self._queues.attached(client.client, uid, lane)
         sizes = superblock.ring_bytes, superblock.geometry.index_bytes

@@ -22,10 +22,9 @@ from typing import Final
 import numpy as np
 
 from ...shm.lanes.reader import LaneRecords
-from ...shm.ring.layout import LANE_WORDS
 from ..forms import events
-from ..memory.holders import Count, Holders
-from ..memory.lane_scan import LANES_AT_ONCE, WORDS_AT_ONCE, LaneScan
+from ..memory import lane_scan
+from ..memory.lane_scan import LANES_AT_ONCE
 from ..memory.segments import Segments
 from ..process.logs import logger
 from .messages import Fenced
@@ -38,6 +37,8 @@ HOLDERS_SHARE: Final = 20
 """After a count, the next one starts only once the loop had HOLDERS_SHARE times the count's duration for other work."""
 ACCESSED_AT_ONCE: Final = 512
 """The most records in one event for the core: some 0.5 ms, or 2 ms in a small ring, where all keys are sampled."""
+HELD_AT_ONCE: Final = 4096
+"""The most spans in one event about holders."""
 
 _log = logger("lanes")
 
@@ -61,11 +62,10 @@ class LaneJobs:
     report: Callable[[Fenced], object]
 
     def __post_init__(self) -> None:
-        self._holders = Holders(*self._memory.index.held())
+        self._held, _ = self._memory.index.held()
         self._drain_at = self._holders_at = 0.0
         self._drain_from = 0
         self._drain_asked = False
-        self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.fencing = False
         """True while a thread makes a fence. The thread will report `Fenced`."""
 
@@ -122,9 +122,8 @@ class LaneJobs:
         self.report(Fenced(error))
 
     def _scan(self) -> Iterator[None]:
-        scan = LaneScan(self._memory.readers, self._memory.index.span_ids)
-        yield from scan
-        self.handle(events.Scanned(scan.pinned))
+        pinned = yield from lane_scan.scanned(self._memory.readers, self._memory.index.span_ids)
+        self.handle(events.Scanned(pinned))
 
     def _drain(self) -> Iterator[None]:
         while True:
@@ -160,27 +159,22 @@ class LaneJobs:
             yield
             self.handle(events.Accessed(ids[start : start + ACCESSED_AT_ONCE]))
 
-    def _counted(self, count: Count) -> Iterator[None]:
-        lanes = words = 0
-        for reader in self._memory.readers:
-            pins = reader.pins(self._scratch)
-            lanes, words = lanes + 1, words + len(pins)
-            yield from count.add(pins)
-            if lanes >= LANES_AT_ONCE or words >= WORDS_AT_ONCE:
-                lanes = words = 0
-                yield
-        for number, changes in enumerate(count.changes()):
-            if changes:
-                self.handle(events.HoldersCounted(changes))
-            if changes or number % LANES_AT_ONCE == 0:
-                yield
+    def _counted(self) -> Iterator[None]:
+        """Reports the holders of all spans that a lane pins now, or did at the last count."""
+        held, holders = yield from lane_scan.counted(self._memory.readers, self._memory.index.span_ids)
+        gone = np.setdiff1d(self._held, held)
+        self._held = held
+        spans, holders = np.append(held, gone), np.append(holders, np.zeros(len(gone), holders.dtype))
+        for first in range(0, len(spans), HELD_AT_ONCE):
+            part = slice(first, first + HELD_AT_ONCE)
+            self.handle(events.HoldersCounted(spans[part], holders[part]))
+            yield
 
     def _count_holders(self) -> Iterator[None]:
         spent_s = 0.0
         try:
-            count = self._holders.count(self._memory.index.span_ids)
             began = self.clock()
-            for _ in self._counted(count):
+            for _ in self._counted():
                 spent_s += self.clock() - began
                 yield
                 began = self.clock()

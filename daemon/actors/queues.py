@@ -185,12 +185,12 @@ class Queues:
     def _copy_next(self, queue: LaneQueue) -> None:
         """Copies the payloads of the records that were taken out, until one has to wait for the copier's thread."""
         while queue.records and not queue.copying:
-            _, key, offset, payload, *_, grant, tree, _, prefix, _, _ = RECORD.unpack_from(queue.records)
+            _, _, offset, payload, *_, grant, tree, _, _, _, _ = RECORD.unpack_from(queue.records)
             if not payload or not self._is_lent(queue.client, grant, offset, SPAN_HEADER_BYTES + payload):
                 # The core refuses it.
                 self._submit_next(queue, {})
                 continue
-            part = InboxCopy(queue.client, queue.uid, key, offset + SPAN_HEADER_BYTES, payload, tree, prefix)
+            part = InboxCopy(queue.client, queue.uid, offset + SPAN_HEADER_BYTES, payload, tree)
             if self._copier.is_small(part):
                 done = self._copier.copy_now(part)
                 assert isinstance(done, InboxCopied)

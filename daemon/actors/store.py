@@ -28,7 +28,6 @@ from ..core.store import Store
 from ..forms import effects, events
 from ..forms.effects import HostHolds
 from ..memory.copier import Copier, InboxCopied
-from ..memory.lane_room import LaneRoom
 from ..memory.pages import Pages
 from ..memory.scrub import Scrubbed, applied
 from ..memory.segments import Segments
@@ -89,7 +88,6 @@ class StoreActor:
         self._clients: dict[int, Joined] = {}
         self._look_at = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
-        self._lane_room = LaneRoom()
         loop = asyncio.get_running_loop()
 
         def tell(message: StoreMessage) -> None:
@@ -125,7 +123,7 @@ class StoreActor:
         """Messages that came before the store has taken over the memory of an earlier daemon."""
         self._recovered: Callable[[], object] = lambda: None
         self._attachments = Attachments(
-            store, memory, self._copier, self._queues, self._lane_room, self._send, self._tell_of, self._writes_in_place
+            store, memory, self._copier, self._queues, self._send, self._tell_of, self._writes_in_place
         )
         self._report = StoreReport(
             store,
@@ -133,7 +131,6 @@ class StoreActor:
             self._config,
             self._copier,
             self._clients,
-            self._lane_room,
             clock=clock,
             waiting=lambda: len(self.inbox),
             times=times,

@@ -22,7 +22,6 @@ from ...shm.ring.layout import unix_at_boot_s
 from ..config.config import Config
 from ..core.store import Store
 from ..memory.copier import Copier
-from ..memory.lane_room import LaneRoom
 from ..memory.lane_scan import lanes_pinning, read_pins
 from ..memory.segments import HeldLane, Segments
 from ..remote_stores.threads import RemoteThreads
@@ -53,7 +52,6 @@ class StoreReport:
     config: Config
     _copier: Copier
     _clients: Mapping[int, Joined]
-    _lane_room: LaneRoom
     _: KW_ONLY
     clock: Callable[[], float]
     waiting: Callable[[], int]
@@ -221,7 +219,7 @@ class StoreReport:
                 f"{remote['removals_dropped']} evicted entries were not removed from the remote store, since too many "
                 "removals waited: other hosts may still find them; remove them from the store"
             )
-        no_lane = self._lane_room.problem()
+        no_lane = self._memory.lane_problem()
         if no_lane is not None:
             problems.append(no_lane)
         return {

@@ -35,7 +35,7 @@ from ..actors.messages import (
     SessionInbox,
     StoreMessage,
 )
-from ..claims.rates import Rates
+from ..claims.quotas import Rates
 from ..forms.events import ClientLeft, Received
 from ..governor.forms.events import Governed
 from ..process.logs import Repeats, logger

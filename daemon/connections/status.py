@@ -21,7 +21,7 @@ from ...ipc.messages.declared import handlers
 from ...ipc.wire.channel import AsyncChannel
 from ..actors.mailbox import Mailbox, Sender
 from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage
-from ..claims.rates import Rates
+from ..claims.quotas import Rates
 from ..process.logs import logger, shows
 from ..reports.request_times import RequestTimes
 from .timing import RequestTimer, paced

@@ -85,8 +85,8 @@ class Dispatch:
                     parts.outbox.refuse(event.client, event.message.id, error)
             case events.RemoteDone():
                 parts.remote.handle(event, now)
-            case events.HoldersCounted(holders):
-                parts.lifetimes.uses.held(holders)
+            case events.HoldersCounted(span_ids, holders):
+                parts.lifetimes.uses.held(span_ids, holders)
             case events.ClientJoined(client, uid):
                 assert client not in parts.outbox.clients, "client numbers are not used again"
                 parts.outbox.clients[client] = event

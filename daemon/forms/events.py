@@ -141,11 +141,11 @@ class Accessed(Struct, frozen=True):
 
 
 class HoldersCounted(Struct, frozen=True):
-    """The number of clients that hold each of these spans now, for spans where it has changed. Any number of spans is
-    allowed, though one event should stay short. Unknown ids are ignored."""
+    """The number of clients that hold each of these spans now. Any number of spans is allowed, though one event should
+    stay short. Unknown ids are ignored."""
 
-    holders: Sequence[tuple[int, int]]
-    """(span id, clients)."""
+    span_ids: npt.NDArray[np.uint64]
+    holders: npt.NDArray[np.uint32]
 
 
 class RingGrown(Struct, frozen=True):

@@ -6,10 +6,15 @@
 
 While entries are being written to the remote store before they go, none of them is hidden (`Writes.staying`).
 
+An entry is chosen in the policy's order. One whose end would free few pages or none is chosen together with its
+neighbours, the colder one first, until CLUSTER_PAGES are free in one piece. That keeps the number of withdrawn rows
+small.
+
 Owns: the choice of entries for pages, the last Pressed, and the last report. Does not own: scans, which the caller
 begins (`spans.scan_due`, `scan_due`), nor what becomes of freed rows: they become holes while there are excess bytes.
 
-Invariants: no entry goes for pages while holes, or rows that wait for a scan, may give them. Two reports in a row
+Invariants: no entry goes for pages while holes, or rows that wait for a scan, may give them. Every chosen group of
+neighbours frees at least one page. Two reports in a row
 differ, unless the governor asked. An entry that is known to be in use is not hidden.
 """
 
@@ -18,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
+from ...shm.ring.layout import PAGE_BYTES
 from ..forms.effects import HostHolds
 from ..forms.events import Pressed
 from ..forms.limits import RingBudget
@@ -27,13 +33,13 @@ from ..replacement import Replacement
 from ..store.families import Families
 from ..store.holes import Holes
 from ..store.spans import Spans
-from ..store.table import LIVE, RowTable
-from .page_victims import PageVictims
+from ..store.table import EDGE, LIVE, RowTable
 from .residency import Residency
-from .withdrawn import Withdrawn
+from .withdrawn import Withdrawn, pages_in
 
 VICTIMS_MAX: Final = 256
 """Entries of one round: what one scan decides about."""
+CLUSTER_PAGES: Final = 16
 AT_ONCE: Final = 32
 LOOKS_MAX: Final = 256
 """Entries that one search takes from the policy."""
@@ -179,23 +185,70 @@ class HostMemory:
     def _choose(self, want_bytes: int) -> list[int]:
         """Entries whose end frees `want_bytes` of whole pages and little more. A parent stands behind its children:
         only then it may go."""
-        policy, offered = self._policy, 0
-        found = PageVictims(self._table, self._holes, self._may_go, self._warmth, VICTIMS_MAX)
-        while found.freed_bytes < want_bytes and len(found.rows) < VICTIMS_MAX and offered < LOOKS_MAX:
+        policy, offered, freed_bytes = self._policy, 0, 0
+        chosen: dict[int, None] = {}
+        while freed_bytes < want_bytes and len(chosen) < VICTIMS_MAX and offered < LOOKS_MAX:
             rows = policy.victims(AT_ONCE)
             if not rows:
                 break
             offered += len(rows)
             self._tried += rows
             for row in rows:
-                if found.freed_bytes < want_bytes and self._may_go(row, found.rows):
-                    found.add(row, want_bytes - found.freed_bytes)
+                if freed_bytes < want_bytes and row not in chosen and self._may_go(row, chosen):
+                    freed_bytes += self._add(row, chosen, want_bytes - freed_bytes)
         # What the policy gave in vain stays with us, so that the next search gets other rows.
-        self.searching = not found.rows and offered >= LOOKS_MAX
+        self.searching = not chosen and offered >= LOOKS_MAX
         if not self.searching:
-            self._tried = [row for row in self._tried if row not in found.rows]
+            self._tried = [row for row in self._tried if row not in chosen]
             self._give_back()
-        return list(found.rows)
+        return list(chosen)
+
+    def _add(self, row: int, chosen: dict[int, None], want_bytes: int) -> int:
+        """Chooses a row, with neighbours if it is small. Returns the bytes of whole pages that come free; 0 if there is
+        none: then nothing is chosen."""
+        goal_bytes = min(want_bytes, CLUSTER_PAGES * PAGE_BYTES)
+        table, group = self._table, {row}
+        chosen[row] = None
+        first, last = self._widened(row, row, chosen)
+        while len(chosen) < VICTIMS_MAX and self._gain(first, last, group) < goal_bytes:
+            left, right = (self._neighbour(each, chosen) for each in (table.prevs[first], table.nexts[last]))
+            if left == right == EDGE:
+                break
+            row = left if right == EDGE or (left != EDGE and self._warmth(left) < self._warmth(right)) else right
+            group.add(row)
+            chosen[row] = None
+            first, last = self._widened(first, last, chosen)
+        gained = self._gain(first, last, group)
+        if not gained:
+            for row in group:
+                del chosen[row]
+        return gained
+
+    def _neighbour(self, row: int, chosen: Collection[int]) -> int:
+        return row if row != EDGE and self._table.states[row] == LIVE and self._may_go(row, chosen) else EDGE
+
+    def _widened(self, first: int, last: int, chosen: Collection[int]) -> tuple[int, int]:
+        """The rows from `first` to `last` with adjacent rows that were chosen before."""
+        table = self._table
+        while table.prevs[first] in chosen:
+            first = table.prevs[first]
+        while table.nexts[last] in chosen:
+            last = table.nexts[last]
+        return first, last
+
+    def _gain(self, first: int, last: int, group: Collection[int]) -> int:
+        """Bytes of whole pages from the row before `first` to the one behind `last` that come free with `group`, and
+        are not free without."""
+        table, after = self._table, self._table.nexts[last]
+        low, high = table.end(table.prevs[first]), table.offsets[after] if after != EDGE else self._holes.capacity_bytes
+        gained, row = pages_in(low, high), first
+        while True:
+            if row in group:
+                gained -= pages_in(low, table.offsets[row])
+                low = table.end(row)
+            if row == last:
+                return gained - pages_in(low, high)
+            row = table.nexts[row]
 
     def _may_go(self, row: int, ending: Collection[int]) -> bool:
         """Whether an entry is evictable together with the rows `ending`: it has no other children, and is not known to

@@ -19,7 +19,7 @@ starts during a Punch. At most one Allocate and PUNCHES_MAX Punches are pending,
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ...errors import TensordError
@@ -46,12 +46,7 @@ class Exchange:
 
     low: int
     high: int
-    missing: deque[tuple[int, int]] = field(default_factory=deque)
-    failed: str = ""
-
-    @property
-    def missing_bytes(self) -> int:
-        return sum(size for _, size in self.missing)
+    missing: deque[tuple[int, int]]
 
 
 class Residency:
@@ -97,7 +92,7 @@ class Residency:
         """Bytes that are still to be withdrawn, for the target and for an exchange."""
         if self._is_unrestricted:
             return 0
-        reserved = self._exchange.missing_bytes if self._exchange is not None else 0
+        reserved = 0 if self._exchange is None else sum(size for _, size in self._exchange.missing)
         return max(0, paged(self._kept_bytes + reserved - self._target_bytes))
 
     @property
@@ -179,7 +174,7 @@ class Residency:
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
         self._piece_bytes = max(paged(min(size, self._piece_bytes) // 2), paged(PIECE_BYTES_MIN))
         if self._exchange is not None:
-            self._exchange.failed = self.error
+            self._exchange.missing.clear()
 
     def exchange(self, low: int, high: int, size_bytes: int) -> None:
         """Begins to take back the withdrawn pages of [low, high), which contains no other row, for a grant of
@@ -189,12 +184,10 @@ class Residency:
         self._exchange = Exchange(low, high, deque(self._withdrawn.within(low, high)))
 
     def exchange_progress(self) -> str:
-        """ "none", "moving", "done" or "failed"."""
+        """ "none", "moving" or "done", also if it failed."""
         exchange = self._exchange
         if exchange is None:
             return "none"
-        if exchange.failed:
-            return "failed"
         return "moving" if exchange.missing or self._allocating is not None else "done"
 
     def drop_exchange(self) -> None:

@@ -10,7 +10,7 @@ Invariant: an id that is no entry's, or of an entry that has ended, counts as an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +76,10 @@ class Uses:
         for row in rows:
             self._policy.put_again(row)
 
-    def held(self, holders: Iterable[tuple[int, int]]) -> None:
-        """Shows readers how many clients hold entries: (span id, clients)."""
-        pairs = np.array(list(holders), np.uint64).reshape(-1, 2)
-        rows, known = self._find(pairs[:, 0])
-        self._details.show_holders(rows[known], pairs[known, 1])
+    def held(self, span_ids: Array, holders: Array) -> None:
+        """Shows readers how many clients hold each of these entries; (n,) uint64 and uint32."""
+        rows, known = self._find(span_ids)
+        self._details.show_holders(rows[known], holders[known].astype(np.uint64))
 
     def rows_of(self, span_ids: Array) -> Array:
         """The rows of those span ids that are an entry's, in their order. `span_ids`: (n,) uint64."""

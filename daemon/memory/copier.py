@@ -3,8 +3,8 @@
     records of a client of another uid ─ InboxCopy → its inbox → the ring, checked → InboxCopied
     entries that make room             ─ Move → another place of the ring          → Moved
 
-Owns: the mappings of inboxes, and the check of what comes from them. Does not own places in the ring: the core has lent
-them, and gets the result of each copy through `done`.
+Owns: the mappings of inboxes, and the check of trees that come from them. Does not own places in the ring: the core has
+lent them, and gets the result of each copy through `done`. Nor the records of blocks, which `prefix` checks.
 
 The event loop itself reads queries (`read_query`), and copies and moves small payloads (`copy_now`). This is faster
 than waking a thread, and a small payload does not wait for other clients' large ones. Large trees are read in the
@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from mmap import MAP_SHARED, PROT_READ, mmap
 from queue import SimpleQueue
@@ -29,14 +29,13 @@ import numpy as np
 import xxhash
 from msgspec import Struct
 
-from ...errors import BadMessage, BadPrefix, BadTree, LimitReached, TensordError
-from ...shm.index.keys import generation_of
+from ...errors import BadMessage, BadTree, LimitReached, TensordError
 from ...shm.payloads.copy import copy_checked
 from ...shm.payloads.header import may_be_long
-from ...shm.payloads.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord, Tokens, block_key
-from ...shm.payloads.recipe import Recipe, recipe
+from ...shm.payloads.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord, Tokens
+from ...shm.payloads.recipe import recipe
 from ...shm.ring.inbox import check_inbox
-from ...shm.ring.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
+from ...shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 from ..claims.turns import Turns
 from ..forms.effects import Move
 from ..forms.events import Moved
@@ -55,16 +54,14 @@ KNOWN_TREE_BYTES_MAX: Final = 128
 
 
 class InboxCopy(Struct, frozen=True):
-    """Copies the payload of `key` from a client's inbox to the ring, where it has the same offset, and checks it.
-    Answered by InboxCopied. `offset`: of the payload, in bytes."""
+    """Copies a payload from a client's inbox to the ring, where it has the same offset, and checks its tree. Answered
+    by InboxCopied. `offset`: of the payload, in bytes."""
 
     client: int
     uid: int
-    key: bytes
     offset: int
     payload_bytes: int
     tree_bytes: int
-    prefix_bytes: int
 
 
 class InboxCopied(Struct, frozen=True):
@@ -80,7 +77,7 @@ class CopyJob:
     """A payload to be copied, or a span to be moved. `copied_bytes` of it are done."""
 
     part: InboxCopy | Move
-    checksum: xxhash.xxh3_64
+    checksum: xxhash.xxh3_64 = field(default_factory=xxhash.xxh3_64)
     copied_bytes: int = 0
 
     @property
@@ -154,7 +151,7 @@ class Copier:
 
     def copy(self, part: InboxCopy | Move) -> None:
         """Requests the copy of a payload, or the move of a span. `done` gets the result."""
-        self._asked.put(CopyJob(part, xxhash.xxh3_64()))
+        self._asked.put(CopyJob(part))
 
     @staticmethod
     def is_small(part: InboxCopy | Move) -> bool:
@@ -166,7 +163,7 @@ class Copier:
 
     def copy_now(self, part: InboxCopy | Move) -> InboxCopied | Moved:
         """Copies or moves a small payload, in the caller's thread."""
-        done = self._outcome(CopyJob(part, xxhash.xxh3_64()))
+        done = self._outcome(CopyJob(part))
         assert done is not None, "a small payload is copied in one turn"
         return done
 
@@ -227,7 +224,7 @@ class Copier:
         job.copied_bytes = high
         if high < part.payload_bytes:
             return None
-        self.check(part.offset, part.key, part.payload_bytes, part.tree_bytes, part.prefix_bytes)
+        self.check(part.offset, part.payload_bytes, part.tree_bytes)
         return InboxCopied(part.client, job.checksum.intdigest())
 
     def _part_of(self, client: int, offset: int, size_bytes: int, what: str) -> Bytes:
@@ -241,11 +238,11 @@ class Copier:
             )
         return inbox[offset : offset + size_bytes]
 
-    def check(self, offset: int, key: bytes, payload_bytes: int, tree_bytes: int, prefix_bytes: int) -> None:
-        """Checks the tree, and a block's record, of a payload in the ring. Any thread may call it.
+    def check(self, offset: int, payload_bytes: int, tree_bytes: int) -> None:
+        """Checks the tree of a payload in the ring. Any thread may call it.
 
         Raises:
-            BadTree, BadPrefix: the payload is not what its record says.
+            BadTree, BadMessage: the payload is not what its record says.
         """
         # The checks read the bytes in the ring: a client may change its inbox now, but not what was copied.
         payload = self._ring[offset : offset + payload_bytes]
@@ -253,32 +250,9 @@ class Copier:
             raise BadMessage(f"a tree of {tree_bytes} bytes in a payload of {payload_bytes}: it is a part of it")
         tree = payload[:tree_bytes].tobytes()
         known = self._recipe(tree) if len(tree) <= KNOWN_TREE_BYTES_MAX else self._new_recipe(tree, rest=_rest)
-        described = known.whole(payload, _rest)
-        if described.end_bytes > payload_bytes:
-            raise BadTree(f"the tree describes {described.end_bytes} bytes; the payload has only {payload_bytes}")
-        if prefix_bytes:
-            check_block(payload, described, key, tree_bytes, prefix_bytes)
-
-
-def check_block(payload: Bytes, described: Recipe, key: bytes, tree_bytes: int, prefix_bytes: int) -> None:
-    """Checks the record in a payload's first leaf.
-
-    The key must be the digest of the record. Clients that match trust keys; with a wrong key they would get the payload
-    of another sequence.
-
-    Raises:
-        BadPrefix: the payload has no record, or its record has another key.
-    """
-    leaves = described.leaves
-    first = min(leaves, key=lambda leaf: leaf.offset) if leaves else None
-    at = aligned(tree_bytes)
-    is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (prefix_bytes,))
-    if not is_record:
-        raise BadPrefix(f"the payload's first leaf is not a record of prefix_bytes = {prefix_bytes} bytes")
-    packed = payload[at : at + prefix_bytes].tobytes()
-    PrefixRecord.unpack(packed)
-    if block_key(key[:NAMESPACE_TAG_BYTES], packed, generation_of(key)) != key:
-        raise BadPrefix(f"the key {key.hex()[:16]}… is not the digest of the payload's record")
+        end_bytes = known.whole(payload, _rest).end_bytes
+        if end_bytes > payload_bytes:
+            raise BadTree(f"the tree describes {end_bytes} bytes; the payload has only {payload_bytes}")
 
 
 def _rest() -> None:

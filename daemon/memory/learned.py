@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -58,10 +59,20 @@ async def keep_saving(memory: Segments, policy: Replacement) -> None:
 
 
 def save(memory: Segments, policy: str, data: list[bytes]) -> None:
-    """Saves the learned state. A failure is logged. May be called in a thread."""
+    """Replaces the file. A failure is logged, and the file before stays. May be called in a thread."""
+    found = _Learned(FORMAT, memory.superblock.instance_id, policy, _checksum(data), data)
+    name, new = (segments.segment_name(memory.instance, part) for part in (_PART, _NEW_PART))
     try:
-        write(memory.instance, memory.superblock.instance_id, policy, data)
+        packed = msgspec.msgpack.encode(found)
+        # A daemon that was killed while writing leaves this file.
+        segments.remove(new)
+        with os.fdopen(segments.create(new, len(packed)), "wb") as file:
+            segments.allocate(file.fileno(), 0, len(packed))
+            file.write(packed)
+        segments.rename(new, name)
     except (TensordError, OSError, MemoryError) as error:
+        with suppress(TensordError):
+            segments.remove(new)
         _not_saved(error)
 
 
@@ -72,7 +83,7 @@ def _not_saved(error: Exception) -> None:
 
 def load(memory: Segments, policy: Replacement) -> None:
     """Loads the learned state of a former daemon's policy, if there is a usable one."""
-    data = read(memory.instance, memory.superblock.instance_id, policy.name)
+    data = read(memory, policy.name)
     if data is None:
         _log.info("no learned state of a former daemon's policy; it learns from the start", policy=policy.name)
         return
@@ -84,41 +95,10 @@ def load(memory: Segments, policy: Replacement) -> None:
         )
 
 
-def write(instance: str, instance_id: int, policy: str, data: list[bytes]) -> None:
-    """Replaces the file of the instance. May be called in a thread.
-
-    Args:
-        instance_id: the id of the ring that `data` belongs to (`Superblock.instance_id`).
-
-    Raises:
-        NotEnoughMemory: /dev/shm has no room for the file. The file before stays.
-        SegmentError: /dev/shm refused the file.
-    """
-    packed = msgspec.msgpack.encode(_Learned(FORMAT, instance_id, policy, _checksum(data), data))
-    name, new = (segments.segment_name(instance, part) for part in (_PART, _NEW_PART))
-    # A daemon that was killed while writing leaves this file.
-    segments.remove(new)
-    fd = segments.create(new, len(packed))
+def read(memory: Segments, policy: str) -> list[bytes] | None:
+    """The saved state for this ring and that policy; None if there is no usable file."""
     try:
-        segments.allocate(fd, 0, len(packed))
-        written = 0
-        while written < len(packed):
-            written += os.pwrite(fd, memoryview(packed)[written:], written)
-        segments.rename(new, name)
-    except BaseException:
-        segments.remove(new)
-        raise
-    finally:
-        os.close(fd)
-
-
-def read(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
-    """The saved state for that ring and that policy; None if there is no usable file."""
-    name = segments.segment_name(instance, _PART)
-    if name not in segments.own(instance):
-        return None
-    try:
-        fd = segments.attach(name, read_only=True)
+        fd = segments.attach(segments.segment_name(memory.instance, _PART), read_only=True)
         with os.fdopen(fd, "rb") as file:
             packed = file.read(LEARNED_BYTES_MAX + 1)
         found = msgspec.msgpack.decode(packed, type=_Learned)
@@ -126,7 +106,7 @@ def read(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
         # ValueError: a text in the file is not UTF-8.
         return None
     whole = len(packed) <= LEARNED_BYTES_MAX and found.checksum == _checksum(found.data)
-    fits = (found.format, found.instance_id, found.policy) == (FORMAT, instance_id, policy)
+    fits = (found.format, found.instance_id, found.policy) == (FORMAT, memory.superblock.instance_id, policy)
     return found.data if whole and fits else None
 
 

@@ -1,10 +1,11 @@
 """Opens or creates the lock, the ring and the index of an instance when a daemon starts.
 
-Owns: the order in which they are opened and created, and the checks of existing memory. Does not own their contents,
-nor the lanes (`segments`).
+Owns: the order in which they are opened and created, the checks of existing memory, and its size. Does not own its
+contents, nor the lanes (`segments`).
 
 Invariants:
 - Everything here happens under the instance's lock.
+- The number of entries never exceeds the capacity of the existing index.
 - The superblock is written last, so a ring and an index with a superblock are complete.
 - Files of another user are neither opened nor removed.
 - Memory of another layout version is removed, with its entries, which this release cannot read. Mappings that clients
@@ -19,7 +20,7 @@ import errno
 import os
 import secrets
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from mmap import PROT_READ, mmap
 
 from msgspec.structs import replace
@@ -44,7 +45,6 @@ from ...shm.ring.layout import (
     aligned,
     span_bytes,
 )
-from .sizes import ConfiguredSizes, resolved_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,46 @@ class Opened:
     recovered: bool
     ready_bytes: int = 0
     missing: tuple[tuple[int, int], ...] = ()
-    notices: tuple[str, ...] = ()
+    notices: list[str] = field(default_factory=list)
     shortage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredSizes:
+    """The sizes in the configuration. `derived`: those of "ring_bytes" and "max_entries" that are not configured."""
+
+    ring_bytes: int
+    max_entries: int
+    namespaces_max: int = 1024
+    derived: frozenset[str] = frozenset()
+
+    def configured(self, name: str) -> int | None:
+        """A configured size; None if it is derived."""
+        return None if name in self.derived else int(getattr(self, name))
+
+
+def resolved_sizes(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblock, list[str]]:
+    """The superblock with the sizes from now on, and notices for the operator.
+
+    A derived size was computed from the free memory when the ring was created. If each start computed it again, a
+    restart alone could evict entries, so the superblock's is kept. A configured size is applied as far as possible: a
+    ring grows in place; it shrinks by returning pages, while its segment keeps its length; an index cannot grow.
+    """
+    limit_bytes = aligned(asked.configured("ring_bytes") or min(former.limit_bytes, former.ring_bytes))
+    wanted = asked.configured("max_entries")
+    if wanted is None:
+        wanted = former.max_entries
+        if limit_bytes > former.limit_bytes:
+            wanted = max(wanted, asked.max_entries)
+    room = former.geometry.entries_max
+    notices = []
+    if wanted > room:
+        notices.append(
+            f"max_entries is {wanted}, but the existing index has room for {room}: {room} is used. To get a larger "
+            "index, stop the daemon, drop all entries with `tensorctl purge`, and start it again"
+        )
+    ring_bytes = max(former.ring_bytes, limit_bytes)
+    return replace(former, ring_bytes=ring_bytes, limit_bytes=limit_bytes, max_entries=min(wanted, room)), notices
 
 
 def opened(instance: str, asked: ConfiguredSizes) -> Opened:
@@ -83,7 +121,8 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
         fence.check()
     lock_fd = segments.claim_instance(instance)
     try:
-        return _existing(instance, lock_fd, asked) or _created(instance, lock_fd, asked, _other_release(instance))
+        notices: list[str] = []
+        return _existing(instance, lock_fd, asked, notices) or _created(instance, lock_fd, asked, notices)
     except BaseException:
         lock = segments.segment_name(instance, "lock")
         if segments.existing(instance) == [lock]:
@@ -92,8 +131,8 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
         raise
 
 
-def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None:
-    """The memory of a former daemon; None if it is not complete, or has another layout version."""
+def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: list[str]) -> Opened | None:
+    """The memory of a former daemon; None if it is not complete, or has another layout version. Adds to `notices`."""
     ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
     there = segments.existing(instance)
     # Both are opened before either is checked: opening refuses files of other users, which must not be removed later.
@@ -101,16 +140,24 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | N
         ring_fd, index_fd = (_attached(closing, name) if name in there else None for name in (ring_name, index_name))
         if ring_fd is None or index_fd is None:
             return None
-        former = _former_superblock(instance, ring_fd, index_fd)
-        if former is None:
-            # Another release wrote it, or a daemon was killed while it created its memory. No client can have attached
-            # to that.
+        page = os.pread(index_fd, PAGE_BYTES, 0)
+        if not any(page):
+            # A daemon was killed while it created its memory. No client can have attached to that.
             return None
+        if (version := Superblock.other_version(page)) is not None:
+            notices.append(
+                f"the ring of the daemon before had layout version {version}, this release reads {LAYOUT_VERSION}: it "
+                "was freed with its entries, and the new ring is empty. Clients of the other release cannot use the "
+                "new ring and compute for themselves: install this release for them as well"
+            )
+            return None
+        former = _former_superblock(instance, Superblock.unpack(page), ring_fd, index_fd)
         missing = _unused(segments.missing(ring_fd), former, ring_fd, index_fd)
         for start, size_bytes in missing:
             # Pages that were allocated and never written look like missing pages. Punching makes them missing.
             segments.punch(ring_fd, start, size_bytes)
-        superblock, notices = resolved_sizes(former, asked)
+        superblock, told = resolved_sizes(former, asked)
+        notices += told
         shortage = ""
         if superblock.ring_bytes > former.ring_bytes:
             try:
@@ -132,7 +179,7 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | N
         recovered=True,
         ready_bytes=former.ring_bytes,
         missing=tuple(missing),
-        notices=tuple(notices),
+        notices=notices,
         shortage=shortage,
     )
 
@@ -173,13 +220,8 @@ def _attached(closing: ExitStack, name: str) -> int:
     return fd
 
 
-def _former_superblock(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
-    """The superblock of a former daemon, with this daemon's epoch; None if the index was never completed, or has
-    another layout version."""
-    page = os.pread(index_fd, PAGE_BYTES, 0)
-    if not any(page) or Superblock.other_version(page) is not None:
-        return None
-    former = Superblock.unpack(page)
+def _former_superblock(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> Superblock:
+    """The superblock of a former daemon, with this daemon's epoch."""
     ring_bytes, index_bytes = os.fstat(ring_fd).st_size, os.fstat(index_fd).st_size
     if ring_bytes < former.ring_bytes or index_bytes != former.geometry.index_bytes:
         raise LayoutMismatch(
@@ -230,25 +272,7 @@ def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
         return None
 
 
-def _other_release(instance: str) -> tuple[str, ...]:
-    """What an operator should know of memory that another release left, and that `_created` removes."""
-    name = segments.segment_name(instance, "index")
-    if name not in segments.existing(instance):
-        return ()
-    with ExitStack() as closing:
-        page = os.pread(_attached(closing, name), PAGE_BYTES, 0)
-    version = Superblock.other_version(page) if any(page) else None
-    if version is None:
-        return ()
-    told = (
-        f"the ring of the daemon before had layout version {version}, this release reads {LAYOUT_VERSION}: it was "
-        "freed with its entries, and the new ring is empty. Clients of the other release cannot use the new ring and "
-        "compute for themselves: install this release for them as well"
-    )
-    return (told,)
-
-
-def _created(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: tuple[str, ...]) -> Opened:
+def _created(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: list[str]) -> Opened:
     """A new ring and a new index."""
     ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
     # Lanes too: their pins belong to a ring that no longer exists, and a new lane may need the name of an old one.

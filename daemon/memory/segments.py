@@ -17,14 +17,13 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
-from ...errors import NameTaken, SegmentError
+from ...errors import NameTaken, NotEnoughMemory, SegmentError
 from ...shm.index.index import IndexWriter, Slot
 from ...shm.lanes.fence import check, fence, is_quick
 from ...shm.lanes.reader import LaneReader, lane_name, read_lane_name
@@ -42,13 +41,18 @@ from ...shm.ring.layout import (
     count_punch,
     pack_lane_header,
 )
-from .opening import Opened, header_at, opened
-from .sizes import ConfiguredSizes
+from ..process.logs import logger
+from .opening import ConfiguredSizes, header_at, opened
 
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _LANE_NAMES_TRIED: Final = 64
 _FOREIGN_NAMED: Final = 16
+_NO_LANE_REMEDY: Final = (
+    ": new clients are refused; remount /dev/shm with a larger size=, remove unused files from it, or let the daemon "
+    "return memory with `tensorctl limit SIZE`"
+)
+_log = logger("store")
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class HeldLane:
 
     reader: LaneReader
     name: str
-    identity: tuple[int, int]
+    file: os.stat_result
     fenced: bool
     client: int | None
     place: int
@@ -70,9 +74,12 @@ class HeldLane:
 
 
 class Segments:
-    """The ring, the index and the lanes of one instance."""
+    """The ring, the index and the lanes of one instance, as a former daemon left them; without them, new ones with
+    nothing allocated yet."""
 
-    def __init__(self, instance: str, found: Opened) -> None:
+    def __init__(self, instance: str, asked: ConfiguredSizes) -> None:
+        """Raises a SegmentError of any kind that `opened` raises."""
+        found = opened(instance, asked)
         self.instance = instance
         self.superblock = superblock = found.superblock
         self.recovered = found.recovered
@@ -80,7 +87,7 @@ class Segments:
         self.ready_bytes = found.ready_bytes
         """The number of the ring's first bytes that a former daemon allocated, including the ranges in `missing`."""
         self.shortage = found.shortage
-        self.notices = list(found.notices)
+        self.notices = found.notices
         """Facts that an operator should know. They do not prevent serving."""
         self._lock_fd = found.lock_fd
         self._ring_fd = found.ring_fd
@@ -105,7 +112,7 @@ class Segments:
         self.asleep = words[ASLEEP_AT : ASLEEP_AT + 8].cast("Q")
         self._places = list(range(LANE_PLACES - 1, -1, -1))
         self._lanes: dict[str, HeldLane] = {}
-        self._lanes_made = 0
+        self._lanes_made, self._lacks_lanes = 0, False
         self._has_quick_fence, self._has_slow_fence = is_quick(), False
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
         self.ring_memory = memoryview(self._ring_map)
@@ -121,25 +128,6 @@ class Segments:
             self._index_map[: len(packed)] = packed
         # The daemon before may have been killed between a punch and its count, and `opened` may have punched.
         count_punch(self._index_map)
-
-    @classmethod
-    def open(
-        cls,
-        instance: str,
-        ring_bytes: int,
-        max_entries: int,
-        namespaces_max: int = 1024,
-        derived: frozenset[str] = frozenset(),
-    ) -> Self:
-        """The instance's memory as a former daemon left it. Without it, new memory with nothing allocated yet.
-
-        Args:
-            derived: those of "ring_bytes" and "max_entries" that are not configured. Existing memory keeps these sizes.
-
-        Raises:
-            SegmentError: an error of any kind that `opened` raises.
-        """
-        return cls(instance, opened(instance, ConfiguredSizes(ring_bytes, max_entries, namespaces_max, derived)))
 
     def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
         """Allocates the piece of the ring that begins at `start`. Slow: call it in a thread.
@@ -187,34 +175,59 @@ class Segments:
 
         The result is meaningless if the span was reused meanwhile.
         """
-        start = slot.offset + SPAN_HEADER_BYTES
-        header = header_at(self._ring_fd, slot.offset)
-        checksum = checksum_of_pieces(self._read(start, start + slot.payload_bytes))
+        start, fd = slot.offset + SPAN_HEADER_BYTES, self._ring_fd
+        end = start + slot.payload_bytes
+        header = header_at(fd, slot.offset)
+        pieces = (os.pread(fd, min(PIECE_BYTES, end - at), at) for at in range(start, end, PIECE_BYTES))
+        checksum = checksum_of_pieces(pieces)
         return header is not None and header.checksum in (0, checksum), checksum
 
     def lend_lane(
-        self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None
+        self, client: int, *, fenced: bool, former: HeldLane | None, uid: int | None = None
     ) -> tuple[HeldLane, list[int]]:
-        """A lane for `client`: its former lane if that is available, otherwise a new one.
-
-        Args:
-            brought: a descriptor of the client's former lane. The caller still owns it.
+        """A lane for `client`: its former lane, from `lane_brought`, or a new one.
 
         Returns:
             The lane, and the descriptors (ring, index, lane) to send. The first two belong to this object. The
             caller closes the last one. It has the lock that shows that the client lives.
+
+        Raises:
+            NotEnoughMemory: there is no memory for a new lane. Logged once, until there is again.
         """
-        lane = self._lane_brought(brought) if brought is not None else None
-        lane = lane or self._new_lane(uid, fenced=fenced)
+        try:
+            lane = former or self._new_lane(uid, fenced=fenced)
+        except NotEnoughMemory as error:
+            self._lanes_fit(error)
+            raise
+        if former is None:
+            self._lanes_fit(None)
         fd = self._locked(lane)
         lane.client, lane.uid = client, uid
         lane.queue = lane.reader.submissions()
         self.settled[lane.place], self.refusals[lane.place] = lane.queue.tail, 0
         return lane, [self._shared_ring_fd, self._shared_index_fd, fd]
 
-    def has_lane_for(self, brought: int) -> bool:
-        """True if the lane behind a descriptor from a client is one of ours, and is available."""
-        return self._lane_brought(brought) is not None
+    def lane_brought(self, fd: int) -> HeldLane | None:
+        """The lane behind a descriptor from a client, if it is one of ours, has no client, and can be locked. The
+        caller still owns `fd`."""
+        status = os.fstat(fd)
+        for lane in self._lanes.values():
+            if os.path.samestat(lane.file, status) and lane.client is None:
+                try:
+                    os.close(self._locked(lane))
+                except BlockingIOError:
+                    return None
+                return lane
+        return None
+
+    def lane_problem(self) -> str | None:
+        """Why there is no memory for the next client's lane; None if there is. Reads files of /proc and /sys."""
+        try:
+            segments.check_memory(LANE_BYTES, "the lane of the next client", _NO_LANE_REMEDY)
+        except NotEnoughMemory as error:
+            return str(error)
+        self._lanes_fit(None)
+        return None
 
     def orphan(self, client: int) -> None:
         """Notes that the client's connection has ended. Its lane is scanned until no process holds it."""
@@ -280,11 +293,13 @@ class Segments:
         for fd in (self._ring_fd, *shared, self._lock_fd):
             os.close(fd)
 
-    def _read(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes [start, end) of the ring, in pieces. Fewer if the ring's file is shorter."""
-        while start < end and (piece := os.pread(self._ring_fd, min(PIECE_BYTES, end - start), start)):
-            yield piece
-            start += len(piece)
+    def _lanes_fit(self, error: NotEnoughMemory | None) -> None:
+        """Logs the start and the end of a lack of memory for lanes, once each."""
+        if error is not None and not self._lacks_lanes:
+            _log.error("new clients are refused: no memory for a lane", why=str(error))
+        elif error is None and self._lacks_lanes:
+            _log.info("new clients are accepted again: there is memory for a lane")
+        self._lacks_lanes = error is not None
 
     def _new_lane(self, uid: int | None, *, fenced: bool) -> HeldLane:
         self._check_fence(fenced=fenced)
@@ -314,11 +329,9 @@ class Segments:
         raise taken
 
     def _hold(self, name: str, fd: int, lane_id: int, uid: int | None, *, fenced: bool) -> HeldLane:
-        status = os.fstat(fd)
-        identity = status.st_dev, status.st_ino
         reader, place = LaneReader(fd, lane_id), self._places.pop()
         fenced = fenced and self._has_quick_fence
-        lane = HeldLane(reader, name, identity, fenced, None, place, reader.submissions(), uid)
+        lane = HeldLane(reader, name, os.fstat(fd), fenced, None, place, reader.submissions(), uid)
         self._lanes[name] = lane
         return lane
 
@@ -331,18 +344,6 @@ class Segments:
         if not (fenced and self._has_quick_fence) and not self._has_slow_fence:
             check()
             self._has_slow_fence = True
-
-    def _lane_brought(self, fd: int) -> HeldLane | None:
-        """The lane behind a descriptor from a client, if it is one of ours, has no client, and can be locked."""
-        status = os.fstat(fd)
-        for lane in self._lanes.values():
-            if lane.identity == (status.st_dev, status.st_ino) and lane.client is None:
-                try:
-                    os.close(self._locked(lane))
-                except BlockingIOError:
-                    return None
-                return lane
-        return None
 
     def _locked(self, lane: HeldLane) -> int:
         """A descriptor of the lane with a shared lock. The process that gets the descriptor holds the lock.

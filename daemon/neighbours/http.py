@@ -1,6 +1,6 @@
 """Requests to a neighbour over HTTP, within a time and a size.
 
-Owns: one connection at a time, and the size of answers. Does not own what is asked (the adapters), nor a server that
+Owns: one connection at a time, and the size of answers. Does not own what is asked (`servers`), nor a server that
 sends a byte now and then: who asks has a time of its own (the governor's actor).
 
 No redirect is followed and no proxy is used, so nothing but the configured server is asked.

@@ -14,6 +14,7 @@ ancestors are published.
 from __future__ import annotations
 
 from struct import Struct
+from sys import maxsize
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,6 @@ from ...shm.ring.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, aligned
 from ..store.slots import Slots
 from ..store.table import LIVE, VICTIM, RowTable
 from .index import PrefixIndex
-from .trees import CHECKPOINT_TOKENS
 
 REBUILD_SLICE: Final = 32
 """Blocks that one call of `rebuild` puts into the index: about 1 ms."""
@@ -44,7 +44,6 @@ class SequenceBlocks:
         ring: the ring's bytes.
         seed: of the index; random and secret.
         prefix_tokens_max: the longest sequence that can be asked for.
-        checkpoint_tokens: the minimum distance between checkpoints.
     """
 
     def __init__(
@@ -54,9 +53,8 @@ class SequenceBlocks:
         ring: memoryview,
         seed: int,
         prefix_tokens_max: int,
-        checkpoint_tokens: int = CHECKPOINT_TOKENS,
     ) -> None:
-        self.index = PrefixIndex(table, ring, seed, checkpoint_tokens=checkpoint_tokens)
+        self.index = PrefixIndex(table, ring, seed)
         self.prefix_tokens_max = prefix_tokens_max
         self.errors: list[TensordError] = []
         """Why `take` has refused, once for each time, since the caller emptied it."""
@@ -84,8 +82,12 @@ class SequenceBlocks:
                     f"prefix_bytes = {size}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX} bytes, within the "
                     f"payload, which has {end - record_at} bytes from its beginning on"
                 )
+            if above and not table.records[above]:
+                raise BadPrefix("the parent of a block with a record has no record: put the block with its own parent")
+            if above and self.rebuilding:
+                self._take_in(above)
             table.records[row] = size
-            self._enter(row, key, above, record_at, self._read(record_at, size, key))
+            self._enter(row, key, above, record_at, self.prefix_tokens_max)
         except TensordError as error:
             table.records[row] = 0
             self.errors.append(error)
@@ -139,33 +141,26 @@ class SequenceBlocks:
         assert all(table.states[row] in (LIVE, VICTIM) for row in blocks)
         self.index.check_invariants()
 
-    def _enter(self, row: int, key: bytes, above: int, record_at: int, record: PrefixRecord) -> None:
-        table = self._table
-        if record.parent != (self._slots.key(table.slots[above]) if above else None):
-            raise BadPrefix("the record names another parent than the put does")
-        if record.start + record.count > self.prefix_tokens_max:
-            raise LimitReached(
-                f"a block of a sequence ends at token {record.start + record.count}, and prefix_tokens_max is "
-                f"{self.prefix_tokens_max}: store fewer tokens of the sequence, or raise prefix_tokens_max"
-            )
-        if above and not table.records[above]:
-            raise BadPrefix("the parent of a block with a record has no record: put the block with its own parent")
-        if above and self.rebuilding:
-            self._take_in(above)
-        self.index.add(row, key[:NAMESPACE_TAG_BYTES], above, record, record_at)
-
-    def _read(self, record_at: int, size: int, key: bytes) -> PrefixRecord:
-        """A record in the ring. Clients that match trust keys: under a wrong key they would get the payload of another
-        sequence.
+    def _enter(self, row: int, key: bytes, above: int, record_at: int, tokens_max: int) -> None:
+        """Puts a block, whose record has the length that the table says, into the index. Clients that match trust keys:
+        under a wrong key they would get the payload of another sequence.
 
         Raises:
-            BadPrefix: there is no record, or one with another key.
+            BadPrefix, ParentGone, LimitReached: there is no record, or one with another key, or the block does not
+                continue its parent or ends behind `tokens_max`. Nothing has changed.
         """
-        packed = bytes(self._ring[record_at : record_at + size])
+        packed = bytes(self._ring[record_at : record_at + self._table.records[row]])
         record = PrefixRecord.unpack(packed)
         if block_key(key[:NAMESPACE_TAG_BYTES], packed, generation_of(key)) != key:
             raise BadPrefix(f"the key {key.hex()[:16]}… is not the digest of the payload's record")
-        return record
+        if record.parent != (self._slots.key(self._table.slots[above]) if above else None):
+            raise BadPrefix("the record names another parent than the put does")
+        if record.start + record.count > tokens_max:
+            raise LimitReached(
+                f"a block of a sequence ends at token {record.start + record.count}, and prefix_tokens_max is "
+                f"{tokens_max}: store fewer tokens of the sequence, or raise prefix_tokens_max"
+            )
+        self.index.add(row, key[:NAMESPACE_TAG_BYTES], above, record, record_at)
 
     def _take_in(self, row: int) -> None:
         """Takes in a recovered block and its ancestors, unless they are more than PATH_MAX. `index.add` says of a child
@@ -184,13 +179,8 @@ class SequenceBlocks:
         table = self._table
         if row in self.index:
             return True
-        key, at = self._slots.key(table.slots[row]), self._record_at(row)
         try:
-            record = self._read(at, table.records[row], key)
-            above = table.parents[row]
-            if record.parent != (self._slots.key(table.slots[above]) if above else None):
-                return False
-            self.index.add(row, key[:NAMESPACE_TAG_BYTES], above, record, at)
+            self._enter(row, self._slots.key(table.slots[row]), table.parents[row], self._record_at(row), maxsize)
         except TensordError:
             return False
         return True

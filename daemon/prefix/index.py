@@ -27,7 +27,7 @@ from ..store.table import RowTable
 from .nodes import Nodes, common
 from .query import Query, checked, initial_digest, next_digest
 from .snapshots import Snapshots
-from .trees import CHECKPOINT_TOKENS, Tree, Trees, name_of
+from .trees import Tree, Trees, name_of
 
 
 class Found(NamedTuple):
@@ -48,26 +48,20 @@ class PrefixIndex:
     Args:
         ring: the ring's bytes.
         seed: of the digests; random and secret.
-        checkpoint_tokens: the minimum distance between checkpoints.
     """
 
-    def __init__(
-        self, table: RowTable, ring: memoryview, seed: int, *, checkpoint_tokens: int = CHECKPOINT_TOKENS
-    ) -> None:
+    def __init__(self, table: RowTable, ring: memoryview, seed: int) -> None:
         self._table = table
         self._nodes = Nodes(table, ring)
         self._start = initial_digest(seed)
-        self._trees = Trees(checkpoint_tokens)
+        self._trees = Trees()
         self._snapshots = Snapshots(table, self._nodes, self._start)
         self._digests: dict[int, int] = {}
         """By row: the digest of everything up to the block's end, if a checkpoint is there."""
-        self._overhangs: dict[int, dict[str, int]] = {}
-        """By row: for each modality, where its last item ends, if that is after the block."""
-        self._count = 0
 
     def __len__(self) -> int:
         """The number of blocks and snapshots, hidden ones included."""
-        return self._count
+        return sum(tree.count for tree in self._trees.by_number.values())
 
     def __contains__(self, row: int) -> bool:
         return bool(self._nodes.trees[row])
@@ -99,19 +93,12 @@ class PrefixIndex:
                 raise BadPrefix(f"a block has {record.count} tokens; 1 to {size} are possible")
             if depth >= BLOCKS_MAX:
                 raise BadPrefix(f"a sequence has more than {BLOCKS_MAX} blocks")
-            before = self._overhangs.get(above)
-            if record.media or before:
-                end = record.start + record.count
-                ends = checked(record.media, record.start, end, before or {})
-                overhang = {modality: last for modality, last in ends.items() if last > end}
-                if overhang:
-                    self._overhangs[row] = before if before == overhang else overhang
+            checked(record.media, record.start, record.start + record.count)
             nodes.enter(row, tree.number, record_at + record.text_at, record.count)
             if record.count == size and not (depth + 1) * size % tree.step:
                 self._mark(row, above, tree)
             nodes.insert(above or -tree.number, row)
         self._trees.joined(tree)
-        self._count += 1
 
     def remove(self, row: int) -> None:
         """Removes a row, if it is in the index. Its children are matched no more."""
@@ -129,10 +116,8 @@ class PrefixIndex:
             digest = self._digests.pop(row, None)
             if digest is not None and tree.checkpoints.get(digest) == row:
                 del tree.checkpoints[digest]
-            self._overhangs.pop(row, None)
         nodes.leave(row)
         self._trees.left(tree)
-        self._count -= 1
 
     def match(self, tag: bytes, query: PrefixRecord, folded: Tokens) -> Found:
         """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no media item, and
@@ -174,7 +159,7 @@ class PrefixIndex:
         nodes.check_invariants()
         self._snapshots.check_invariants()
         rows = [row for row in self._table.in_order() if nodes.trees[row]]
-        assert len(rows) == self._count == sum(tree.count for tree in self._trees.by_number.values())
+        assert len(rows) == len(self)
         for row in rows:
             assert self._table.records[row], "a node without a record"
             above = self._table.parents[row] or -nodes.trees[row]
@@ -185,7 +170,6 @@ class PrefixIndex:
             assert self._digest(row, self._table.parents[row], tree) in (digest, None)
         for tree in self._trees.by_number.values():
             assert all(self._digests.get(row) == digest for digest, row in tree.checkpoints.items())
-        assert all(nodes.trees[row] for row in self._overhangs)
 
     def _tree(self, tag: bytes, above: int, record: PrefixRecord) -> Tree:
         """The tree of a new block. It may be new and not stored anywhere yet."""

@@ -160,17 +160,8 @@ class Nodes:
 
 def common(ours: bytes, theirs: bytes) -> int:
     """The number of tokens in the common prefix of two texts."""
-    if ours == theirs:
-        return len(ours) // TOKEN_BYTES
-    high = min(len(ours), len(theirs)) // TOKEN_BYTES
-    if ours[: high * TOKEN_BYTES] == theirs[: high * TOKEN_BYTES]:
-        return high
-    low = 0
-    while high - low > 1:
-        middle = (low + high) >> 1
-        part = slice(low * TOKEN_BYTES, middle * TOKEN_BYTES)
-        if ours[part] == theirs[part]:
-            low = middle
-        else:
-            high = middle
-    return low
+    size_bytes = min(len(ours), len(theirs))
+    if ours[:size_bytes] == theirs[:size_bytes]:
+        return size_bytes // TOKEN_BYTES
+    differs = np.frombuffer(ours[:size_bytes], np.uint32) != np.frombuffer(theirs[:size_bytes], np.uint32)
+    return int(differs.argmax())

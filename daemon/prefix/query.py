@@ -47,13 +47,14 @@ def snapshot_digest(start: int, name: int, offset: int, text: bytes | memoryview
     return next_digest(next_digest(start, _SNAPSHOT.pack(name, offset), b""), text, media)
 
 
-def checked(media: tuple[Media, ...], start: int, end: int, ends: dict[str, int]) -> dict[str, int]:
-    """Advances `ends`, where the last item of each modality ends, by `media`, which must begin from `start` to `end`.
+def checked(media: tuple[Media, ...], start: int, end: int) -> None:
+    """Checks items that must begin from `start` to `end`. Of a block, only its own: an item that overlaps one of an
+    earlier block is in no query, so the block is never matched.
 
     Raises:
         BadPrefix: an item begins elsewhere, is out of order, or overlaps another of its modality.
     """
-    ends = dict(ends)
+    ends: dict[str, int] = {}
     last = (-1, "")
     for item in media:
         begin, length, modality, _ = item
@@ -65,7 +66,6 @@ def checked(media: tuple[Media, ...], start: int, end: int, ends: dict[str, int]
             raise BadPrefix(f"{item} overlaps the {modality} before it, which ends at token {ends[modality]}")
         last = begin, modality
         ends[modality] = begin + length
-    return ends
 
 
 class Query:
@@ -82,9 +82,8 @@ class Query:
     def __init__(self, record: PrefixRecord, folded: Tokens, start: int) -> None:
         if len(folded) != record.count:
             raise BadPrefix(f"a query says {record.count} tokens, and has {len(folded)}")
-        ends = checked(record.media, 0, record.count, {})
-        if ends and max(ends.values()) > record.count:
-            past = next(item for item in record.media if item.end > record.count)
+        checked(record.media, 0, record.count)
+        if past := next((item for item in record.media if item.end > record.count), None):
             raise BadPrefix(f"{past} ends at token {past.end}, past the query's {record.count}")
         self.count = record.count
         self.media = record.media

@@ -11,7 +11,7 @@ is passed over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...errors import BadPrefix
 from ...shm.payloads.prefix import MEDIA_BYTES, TOKEN_BYTES, unpacked_media
@@ -24,12 +24,6 @@ LOOKS_MAX: Final = 1024
 """Probes in one tree for one match."""
 
 
-class _Listed(NamedTuple):
-    digest: int
-    level: int
-    offset: int
-
-
 class Snapshots:
     """The table. `start`: the digest of an empty sequence."""
 
@@ -37,7 +31,8 @@ class Snapshots:
         self._rows = table
         self._nodes = nodes
         self._start = start
-        self._listed: dict[int, _Listed] = {}
+        self._listed: dict[int, tuple[int, int, int]] = {}
+        """By row: digest, level and offset."""
         self._found: dict[int, tuple[int, ...]] = {}
         """The rows of each digest."""
         self._levels: dict[int, dict[int, int]] = {}
@@ -61,7 +56,7 @@ class Snapshots:
         level = self._name(self._rows.parents[block], tree)
         text = self._nodes.text(block)[: offset * TOKEN_BYTES]
         digest = snapshot_digest(self._start, level, offset, text, media[: begun * MEDIA_BYTES])
-        self._listed[row] = _Listed(digest, level, offset)
+        self._listed[row] = digest, level, offset
         self._found[digest] = (*self._found.get(digest, ()), row)
         offsets = self._levels.setdefault(level, {})
         offsets[offset] = offsets.get(offset, 0) + 1

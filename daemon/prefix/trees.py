@@ -17,8 +17,6 @@ from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, PrefixRec
 LAYOUTS_MAX: Final = 16
 """Layouts of one scope of a namespace generation; each has a tree that is searched separately."""
 TREES_MAX: Final = 0xFFFF
-CHECKPOINT_TOKENS: Final = 1024
-"""The minimum distance between checkpoints."""
 
 Name = tuple[bytes, bytes, bytes, int, bool]
 """The identity of a tree: namespace tag, scope, layout, tokens of a block, exact."""
@@ -45,10 +43,12 @@ class Tree:
 
 
 class Trees:
-    """All trees of one index. `checkpoint_tokens`: the minimum distance between checkpoints."""
+    """All trees of one index."""
 
-    def __init__(self, checkpoint_tokens: int = CHECKPOINT_TOKENS) -> None:
-        self._checkpoint_tokens = checkpoint_tokens
+    checkpoint_tokens = 1024
+    """The minimum distance between checkpoints."""
+
+    def __init__(self) -> None:
         self._by_scope: dict[tuple[bytes, bytes], dict[Name, Tree]] = {}
         self.by_number: dict[int, Tree] = {}
         self._last_number = 0
@@ -84,7 +84,7 @@ class Trees:
         number = self._last_number % TREES_MAX + 1
         while number in self.by_number:
             number = number % TREES_MAX + 1
-        return Tree(number, name, max(self._checkpoint_tokens, size))
+        return Tree(number, name, max(self.checkpoint_tokens, size))
 
     def joined(self, tree: Tree) -> None:
         """The tree has one more node."""

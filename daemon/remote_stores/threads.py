@@ -71,7 +71,7 @@ class RemoteThreads:
 
     Args:
         ring: (ring_bytes,) uint8.
-        check: checks the tree of a payload in the ring, and the record of a block (`Copier.check`).
+        check: checks the tree of a payload in the ring (`Copier.check`).
         report: takes each outcome. It is called in the threads.
         clock: gives the seconds of `shm.clock`.
     """
@@ -80,7 +80,7 @@ class RemoteThreads:
         self,
         store: RemoteStore,
         ring: np.ndarray[Any, np.dtype[np.uint8]],
-        check: Callable[[int, bytes, int, int, int], object],
+        check: Callable[[int, int, int], object],
         report: Callable[[RemoteDone], object],
         clock: Callable[[], float],
     ) -> None:
@@ -196,7 +196,7 @@ class RemoteThreads:
             raise Corrupt(f"{address}: the object of {key.hex()} is gone, or is not what was stored")
         if entry.payload_bytes != read.payload_bytes:
             raise Corrupt(f"{address}: the object of {key.hex()} was replaced by another meanwhile")
-        self._check(payload_at, key, entry.payload_bytes, entry.tree_bytes, entry.prefix_bytes)
+        self._check(payload_at, entry.payload_bytes, entry.tree_bytes)
         return entry
 
     def _write(self, save: SaveRemote) -> RemoteSaved:

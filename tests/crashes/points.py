@@ -81,7 +81,7 @@ DAEMON: Final = {
     "resize": (
         "daemon.memory.opening:_existing",
         "daemon.memory.opening:_former_superblock",
-        "daemon.memory.sizes:resolved_sizes",
+        "daemon.memory.opening:resolved_sizes",
         "daemon.memory.segments:Segments.__init__",
         "daemon.memory.segments:Segments.grow",
         "daemon.room.runway:Runway.grown",

@@ -17,12 +17,10 @@ from tensord.daemon.forms.effects import Move
 from tensord.daemon.forms.events import Moved
 from tensord.daemon.memory import copier
 from tensord.daemon.memory.copier import Copier, InboxCopied, InboxCopy
-from tensord.errors import BadMessage, BadPrefix, BadTree, Corrupt, LimitReached, SegmentError
+from tensord.errors import BadMessage, BadTree, Corrupt, LimitReached, SegmentError
 from tensord.shm.payloads.copy import checksum_of
 from tensord.shm.payloads.packing import Packed, pack
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
-
-from .core.blocks import TREE_BYTES, block
 
 RING_BYTES = 1 << 17
 
@@ -47,7 +45,7 @@ class Desk:
         """The copy of a payload that the client has written at an offset."""
         content = written(payload)
         self.write(at, content)
-        return InboxCopy(client, 1000, bytes(32), at, payload.payload_bytes, len(payload.header), 0)
+        return InboxCopy(client, 1000, at, payload.payload_bytes, len(payload.header))
 
     def carry_out(self, *parts: InboxCopy) -> list[InboxCopied]:
         for part in parts:
@@ -100,25 +98,14 @@ def test_a_payload_arrives_whole_at_its_offset_with_its_checksum(
     assert not desk.ring[:4096].any() and not desk.ring[4096 + payload.payload_bytes :].any()
 
 
-def test_a_tree_or_a_record_that_is_none_is_refused(desk: Desk) -> None:
+def test_a_tree_that_is_none_is_refused(desk: Desk) -> None:
     part = desk.part(payload_of(50))
     assert desk.copier.copy_now(part).error is None
     for wrong in (replace(part, tree_bytes=0), replace(part, tree_bytes=part.payload_bytes + 1)):
         assert isinstance(desk.copier.copy_now(wrong).error, BadMessage)
     assert isinstance(desk.copier.copy_now(replace(part, payload_bytes=100)).error, BadTree)
-    assert isinstance(desk.copier.copy_now(replace(part, prefix_bytes=64)).error, BadPrefix)
     desk.write(part.offset, np.full(16, 0xFF, np.uint8))
     assert isinstance(desk.copier.copy_now(part).error, BadTree)
-
-
-def test_the_key_of_a_block_is_the_digest_of_its_record(desk: Desk) -> None:
-    put = block([1, 2])
-    payload = pack({"record": np.frombuffer(put.packed, np.uint8)})
-    part = replace(desk.part(payload), key=put.key, prefix_bytes=len(put.packed))
-    assert desk.copier.copy_now(part).error is None
-    assert part.tree_bytes >= TREE_BYTES
-    other = replace(part, key=block([1, 3]).key)
-    assert isinstance(desk.copier.copy_now(other).error, BadPrefix)
 
 
 LARGE_TREES = {
@@ -189,7 +176,8 @@ def test_a_payload_outside_of_the_inbox_fails_its_put_and_no_other(desk: Desk) -
     assert isinstance(desk.carry_out(good)[0].error, LimitReached)
 
 
-def test_an_inbox_that_could_harm_the_daemon_is_refused(desk: Desk) -> None:
+def test_an_inbox_that_could_harm_the_daemon_is_refused_and_a_later_one_takes_its_place(desk: Desk) -> None:
+    part = desk.part(payload_of(50))
     unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 4096)
     with pytest.raises(SegmentError, match="sealed"):
@@ -197,11 +185,6 @@ def test_an_inbox_that_could_harm_the_daemon_is_refused(desk: Desk) -> None:
     os.close(unsealed)
     with pytest.raises(SegmentError, match="has"):
         desk.copier.open_inbox(2, desk.inbox.fd, 4096)
-    assert desk.copier.inboxes == 1
-
-
-def test_a_later_inbox_takes_the_place_of_an_earlier_one(desk: Desk) -> None:
-    part = desk.part(payload_of(50))
     other = Inbox(RING_BYTES)
     desk.copier.open_inbox(1, other.fd, other.size_bytes)
     assert desk.copier.inboxes == 1
@@ -238,7 +221,6 @@ def test_copies_asked_for_before_it_stops_are_carried_out(idle: Desk, monkeypatc
     monkeypatch.setattr(copier, "TURN_BYTES", 100)
     for _ in range(2):
         idle.copier.copy(idle.part(payload_of(500)))
-    idle.copier._asked.put(None)  # what `stop` says; the thread hears of it before it has copied anything
     idle.copier.start()
     idle.copier.stop()
     assert idle.copied.qsize() == 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,73 +20,63 @@ from tensord.shm.ring import segments
 from ..daemon_process import MIB, Daemon, until
 from ..memory_bench import key
 
-RING = 7
-
 
 @pytest.fixture
-def instance() -> Iterator[str]:
-    name = f"learned-{os.getpid()}"
-    yield name
-    for each in segments.own(name):
+def memory() -> Iterator[Any]:
+    made = SimpleNamespace(instance=f"learned-{os.getpid()}", superblock=SimpleNamespace(instance_id=7))
+    yield made
+    for each in segments.own(made.instance):
         segments.remove(each)
 
 
-def test_the_history_is_found_by_the_next_daemon_with_the_same_ring_and_policy(instance: str) -> None:
-    assert learned.read(instance, RING, "lru") is None
-    learned.write(instance, RING, "lru", [b"first", b""])
-    learned.write(instance, RING, "lru", [b"last", b""])
-    assert learned.read(instance, RING, "lru") == [b"last", b""]
-    assert segments.own(instance) == [segments.segment_name(instance, "learned")]
+def test_the_history_is_found_by_the_next_daemon_with_the_same_ring_and_policy(memory: Any) -> None:
+    assert learned.read(memory, "lru") is None
+    # A daemon that was killed while it wrote leaves this.
+    os.close(segments.create(segments.segment_name(memory.instance, "learned.new"), 100))
+    learned.save(memory, "lru", [b"first", b""])
+    learned.save(memory, "lru", [b"last", b""])
+    assert learned.read(memory, "lru") == [b"last", b""]
+    assert segments.own(memory.instance) == [segments.segment_name(memory.instance, "learned")]
+    assert learned.read(memory, "hazard") is None
+    memory.superblock.instance_id += 1
+    assert learned.read(memory, "lru") is None
 
 
-def test_the_history_of_another_ring_or_policy_is_ignored(instance: str) -> None:
-    learned.write(instance, RING, "lru", [b"learned", b""])
-    assert learned.read(instance, RING + 1, "lru") is None
-    assert learned.read(instance, RING, "hazard") is None
-
-
-def test_every_damaged_or_shortened_byte_makes_it_ignored(instance: str) -> None:
-    learned.write(instance, RING, "lru", [b"learned", b""])
-    path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
+def test_every_damaged_or_shortened_byte_makes_it_ignored(memory: Any) -> None:
+    learned.save(memory, "lru", [b"learned", b""])
+    path = segments.SHM_FOLDER / segments.segment_name(memory.instance, "learned").lstrip("/")
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at])
-        assert learned.read(instance, RING, "lru") is None
+        assert learned.read(memory, "lru") is None
         for flipped in (0x55, 0x80, 0xFF):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
-            assert learned.read(instance, RING, "lru") is None
+            assert learned.read(memory, "lru") is None
     path.write_bytes(whole)
-    assert learned.read(instance, RING, "lru") == [b"learned", b""]
+    assert learned.read(memory, "lru") == [b"learned", b""]
 
 
-def test_a_file_of_another_mode_or_kind_is_ignored(instance: str) -> None:
-    learned.write(instance, RING, "lru", [b"learned", b""])
-    path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
+def test_a_file_of_another_mode_or_kind_is_ignored(memory: Any) -> None:
+    learned.save(memory, "lru", [b"learned", b""])
+    path = segments.SHM_FOLDER / segments.segment_name(memory.instance, "learned").lstrip("/")
     path.chmod(0o666)
-    assert learned.read(instance, RING, "lru") is None
+    assert learned.read(memory, "lru") is None
     path.unlink()
     path.symlink_to("/etc/hostname")
-    assert learned.read(instance, RING, "lru") is None
+    assert learned.read(memory, "lru") is None
     path.unlink()
 
 
-def test_where_there_is_no_room_what_was_kept_before_stays(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    learned.write(instance, RING, "lru", [b"first", b""])
+def test_where_there_is_no_room_what_was_kept_before_stays(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned.save(memory, "lru", [b"first", b""])
 
     def full(fd: int, start: int, size_bytes: int) -> None:
         raise NotEnoughMemory("full")
 
     monkeypatch.setattr(segments, "allocate", full)
-    with pytest.raises(NotEnoughMemory):
-        learned.write(instance, RING, "lru", [b"last", b""])
-    assert learned.read(instance, RING, "lru") == [b"first", b""]
-    assert segments.own(instance) == [segments.segment_name(instance, "learned")]
-
-
-def test_a_partial_file_of_a_killed_daemon_is_harmless(instance: str) -> None:
-    os.close(segments.create(segments.segment_name(instance, "learned.new"), 100))
-    learned.write(instance, RING, "lru", [b"learned", b""])
-    assert learned.read(instance, RING, "lru") == [b"learned", b""]
+    learned.save(memory, "lru", [b"last", b""])
+    assert learned.read(memory, "lru") == [b"first", b""]
+    assert segments.own(memory.instance) == [segments.segment_name(memory.instance, "learned")]
 
 
 KEYS = [key(number) for number in range(1, 9)]

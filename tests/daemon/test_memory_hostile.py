@@ -209,6 +209,18 @@ def test_a_lock_of_a_client_on_its_lane_does_not_hold_the_daemon_up(daemon: Daem
         assert daemon.status()["lanes"] >= 1
 
 
+def test_lanes_of_a_ring_that_is_gone_are_not_taken_for_those_of_a_new_one(daemon: Daemon) -> None:
+    daemon.client()
+    assert daemon.lanes()
+    ring = segments.segment_name(daemon.instance, "ring")
+    daemon.kill()
+    segments.remove(ring)
+    stale = {path.stat().st_ino for path in daemon.lanes()}
+    assert stale
+    daemon.start()
+    assert not stale & {path.stat().st_ino for path in daemon.lanes()}
+
+
 def test_a_daemon_that_could_not_start_leaves_nothing() -> None:
     daemon = Daemon(ring_bytes="15TiB")
     with daemon:

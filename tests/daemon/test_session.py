@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
-from tensord.daemon.claims.rates import Rates
+from tensord.daemon.claims.quotas import Rates
 from tensord.daemon.connections.session import Session
 from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc.messages import control as messages

@@ -198,7 +198,7 @@ FAULTS = [
             "if query.count > self._blocks.prefix_tokens_max:",
             "if query.count > 2 * self._blocks.prefix_tokens_max:",
         ),
-        ("a block's text is compared", "if ours[part] == theirs[part]:", "if ours[part] != theirs[part]:"),
+        ("a block's text is compared", "return int(differs.argmax())", "return int(differs.argmin())"),
         (
             "a sliding window lacks tokens",
             "if part.window and tokens > part.window:",

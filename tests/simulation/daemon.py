@@ -19,6 +19,7 @@ from tensord.daemon.forms.effects import HostHolds
 from tensord.daemon.forms.events import Pressed
 from tensord.daemon.governor.forms import events as governor_events
 from tensord.daemon.governor.governor import Governor
+from tensord.daemon.memory.opening import ConfiguredSizes
 from tensord.daemon.memory.segments import Segments
 from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages
@@ -48,9 +49,8 @@ class Daemon:
         self.world = world
         self.settings = settings
         chance = world.chance
-        self.memory = Segments.open(
-            world.instance, settings.ring_bytes, settings.index_entries, settings.namespaces_max
-        )
+        sizes = ConfiguredSizes(settings.ring_bytes, settings.index_entries, settings.namespaces_max)
+        self.memory = Segments(world.instance, sizes)
         recovered = self.memory.recovered
         self.ring_bytes = ring_bytes = self.memory.superblock.limit_bytes
         memory, superblock = self.memory, self.memory.superblock
@@ -185,9 +185,8 @@ class Daemon:
         self.clients.add(number)
         self.do(events.ClientJoined(number, uid))
         self.govern(governor_events.GovernorClientJoined(number, "simulated", number))
-        if brought is not None and not self.memory.has_lane_for(brought):
-            brought = None
-        lane, fds = self.memory.lend_lane(number, fenced=True, brought=brought)
+        former = self.memory.lane_brought(brought) if brought is not None else None
+        lane, fds = self.memory.lend_lane(number, fenced=True, former=former)
         self.queues.attached(number, uid, lane)
         return lane.place, fds
 

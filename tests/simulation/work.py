@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from tensord.daemon.forms import effects, events
 from tensord.daemon.memory.copier import Copier, CopyJob, InboxCopied, InboxCopy
 from tensord.daemon.remote_stores.threads import RemoteThreads
@@ -32,7 +30,7 @@ class ScheduledCopier(Copier):
 
     def copy(self, part: InboxCopy | effects.Move) -> None:
         queue = self.moves if isinstance(part, effects.Move) else self.copies
-        queue.append(CopyJob(part, xxhash.xxh3_64()))
+        queue.append(CopyJob(part))
 
     def turn(self, job: CopyJob) -> InboxCopied | events.Moved | None:
         """One turn of a copy; None if it goes on."""

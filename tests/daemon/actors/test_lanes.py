@@ -14,7 +14,7 @@ import pytest
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.forms import events
-from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, LaneScan
+from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, scanned
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.shm.lanes.reader import LaneReader
 from tensord.shm.ring.layout import LANE_WORDS
@@ -61,16 +61,20 @@ def test_made_up_pins_cost_no_memory_and_hide_no_real_one(readers: list[LaneRead
     invented = range(10**6, 10**6 + LANE_WORDS - 1)
     readers += [lane_with(*(base * 10**7 + number for number in invented), 7) for base in range(1, 33)]
     readers += [lane_with(5, 2**63)]
-    scan = LaneScan(readers, lambda: [ids(*stored)])
+    pinned: set[int] = set()
+
+    def scan() -> Iterator[None]:
+        pinned.update((yield from scanned(readers, lambda: [ids(*stored)])))
+
     tracemalloc.start()
     try:
-        for _ in scan:
+        for _ in scan():
             pass
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert set(stored) <= scan.pinned
-    assert len(scan.pinned) <= UNCHECKED_MAX + len(stored)
+    assert set(stored) <= pinned
+    assert len(pinned) <= UNCHECKED_MAX + len(stored)
     # A set of all 131,000 words alone would take 12 MiB.
     assert peak_bytes < 8 << 20
 
@@ -138,13 +142,17 @@ def test_logs_are_drained_and_holders_counted_when_due_and_not_before(readers: l
     accessed = [event for event in stand.heard if isinstance(event, events.Accessed)]
     counted = [event for event in stand.heard if isinstance(event, events.HoldersCounted)]
     assert [list(event.span_ids) for event in accessed] == [[3, 3, 9]]
-    assert [event.holders for event in counted] == [[(3, 2)]]
+    assert [(event.span_ids.tolist(), event.holders.tolist()) for event in counted] == [([3], [2])]
     assert stand.forgotten == 1
     stand.heard.clear()
     assert stand.lanes.timer == DRAIN_EVERY_S
     stand.lanes.keep_time(DRAIN_EVERY_S / 2)
     assert not stand.jobs
-    stand.now = HOLDERS_EVERY_S
-    stand.lanes.keep_time(stand.now)
-    stand.work()
-    assert stand.heard == [], "nothing has changed"
+    readers.pop().close()
+    readers.pop().close()
+    for holders in ([[0]], []):
+        stand.now += HOLDERS_EVERY_S
+        stand.lanes.keep_time(stand.now)
+        stand.work()
+        assert [event.holders.tolist() for event in stand.heard if isinstance(event, events.HoldersCounted)] == holders
+        stand.heard.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,16 +45,9 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         return [(v.client, v.request, v.answer) for v in verdicts]
 
     def grant(self, key: bytes, client: int, verdict: Verdict, *, handed_over: bool) -> None:
-        self.model[key] = {
-            "client": client,
-            "uid": uid_of(client),
-            "token": verdict.token,
-            "until": self.now + 10,
-            "end": self.now + 35,
-            "handed_over": handed_over,
-            "seeks": False,
-            "waiters": [],
-        }
+        times = {"until": self.now + 10, "end": self.now + 35}
+        self.model[key] = {"client": client, "uid": uid_of(client), "token": verdict.token, **times}
+        self.model[key] |= {"handed_over": handed_over, "seeks": False, "waiters": []}
 
     def ended(self, key: bytes, answer: str) -> list[tuple[int, int, str]]:
         return [(c, r, answer) for c, r in self.model.pop(key)["waiters"]]
@@ -102,16 +96,9 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         assert self.told([verdict]) == [(client, self.request, "wait")]
         assert token not in self.tokens, "a token was used again"
         self.tokens[token] = (client, key)
-        self.model[key] = {
-            "client": 0,
-            "uid": uid_of(client),
-            "token": token,
-            "until": self.now + for_s,
-            "end": self.now + for_s,
-            "handed_over": False,
-            "seeks": True,
-            "waiters": [(client, self.request)],
-        }
+        self.grant(key, client, replace(verdict, token=token), handed_over=False)
+        times = {"until": self.now + for_s, "end": self.now + for_s}
+        self.model[key] |= {"client": 0, "seeks": True, "waiters": [(client, self.request)], **times}
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())

@@ -202,6 +202,8 @@ class StandInVllm(StandIn):
 
 # ---- what a server may do instead
 
+Misdeed = Callable[[BaseHTTPRequestHandler, StandIn], object]
+
 
 def hang(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
     """It takes the request, and never answers."""
@@ -222,18 +224,6 @@ def die(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
     stand_in.card.occupy(0)
 
 
-def cut_off(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
-    """It closes the connection in the middle of an answer that would be whole."""
-    status, answer = stand_in.answer(handler.command, handler.path, None)
-    told = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-    handler.wfile.write(b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n" % (status, len(told) + 7) + told)
-
-
-def rubbish(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
-    """It speaks another protocol."""
-    handler.wfile.write(b"\x00\x1b[2J\xff rubbish\r\n\r\n" * 100)
-
-
 def flood(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
     """Its answer never ends, as fast as it is read."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -242,13 +232,13 @@ def flood(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
         handler.wfile.write(chunk)
 
 
-def redirect(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
-    """It sends the daemon elsewhere."""
-    handler.wfile.write(
-        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:%d/elsewhere\r\nContent-Length: 0\r\n\r\n" % stand_in.port
-    )
+def cut_off(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
+    """It closes the connection in the middle of an answer that would be whole."""
+    status, answer = stand_in.answer(handler.command, handler.path, None)
+    told = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+    handler.wfile.write(b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n" % (status, len(told) + 7) + told)
 
 
-def refuse(handler: BaseHTTPRequestHandler, stand_in: StandIn) -> None:
-    """It answers with an error of its own."""
-    handler.wfile.write(b"HTTP/1.1 500 out of\x07 luck\r\nContent-Length: 0\r\n\r\n")
+def instead(answer: bytes) -> Misdeed:
+    """It answers so, without a body."""
+    return lambda handler, stand_in: handler.wfile.write(answer + b"\r\nContent-Length: 0\r\n\r\n")

@@ -1,35 +1,19 @@
-"""The adapters against servers that speak the documented interface, or do not: what a question ends with, and when."""
+"""The questions to neighbours that speak the documented interface, or do not: what each ends with, and when."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from tensord.daemon.governor.forms.limits import NeighbourPlace
-from tensord.daemon.neighbours.ollama import MODELS_MAX
 from tensord.daemon.neighbours.registry import PORTS, ask
+from tensord.daemon.neighbours.servers import MODELS_MAX
 from tensord.testing import FakeCard
 
-from .servers import (
-    GIB,
-    StandIn,
-    StandInComfy,
-    StandInOllama,
-    StandInVllm,
-    cut_off,
-    die,
-    flood,
-    hang,
-    redirect,
-    refuse,
-    rubbish,
-)
+from .servers import GIB, Misdeed, StandIn, StandInComfy, StandInOllama, StandInVllm, cut_off, die, flood, hang, instead
 
-Misdeed = Callable[[BaseHTTPRequestHandler, StandIn], None]
 EVERY: list[type[StandIn]] = [StandInOllama, StandInComfy, StandInVllm]
 PATIENCE_S = 30.0
 
@@ -124,12 +108,12 @@ def test_a_vllm_is_put_to_sleep_only_if_all_its_engines_count_no_request(
     [
         (die, ""),
         (cut_off, "was cut off, 7 bytes before its end"),
-        (rubbish, "BadStatusLine"),
         (flood, "answers with more than"),
-        (redirect, "HTTP 302"),
-        (refuse, "HTTP 500 out of? luck"),
+        (instead(b"\x00\x1b[2J\xff rubbish"), "BadStatusLine"),
+        (instead(b"HTTP/1.1 302 Found\r\nLocation: /elsewhere"), "HTTP 302"),
+        (instead(b"HTTP/1.1 500 out of\x07 luck"), "HTTP 500 out of? luck"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
+    ids=["die", "cut off", "flood", "rubbish", "redirect", "refuse"],
 )
 def test_whatever_a_server_answers_is_a_failure_in_one_printable_line(card: FakeCard, act: Misdeed, why: str) -> None:
     with StandInVllm(card, GIB) as server:

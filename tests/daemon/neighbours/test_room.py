@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +21,12 @@ from tensord.errors import DeviceFull
 from tensord.testing import FakeCard, FakeVram
 
 from ...daemon_process import Daemon, until
-from .servers import GIB, StandIn, StandInComfy, StandInOllama, StandInVllm, die, drip, flood, hang
+from .servers import GIB, Misdeed, StandIn, StandInComfy, StandInOllama, StandInVllm, die, drip, flood, hang
 
 DOCS = Path(__file__).parents[3] / "docs/neighbours.md"
 CARD = "0000:65:00.0"
 MIB = 1 << 20
-MISDEEDS: list[Callable[[BaseHTTPRequestHandler, StandIn], None]] = [hang, drip, die, flood]
+MISDEEDS: list[Misdeed] = [hang, drip, die, flood]
 
 
 @dataclass
@@ -130,7 +129,7 @@ def test_a_server_that_says_yes_and_frees_nothing_is_named_and_what_is_missing_i
 
 @pytest.mark.parametrize("act", MISDEEDS, ids=lambda act: act.__name__)
 def test_a_server_that_misbehaves_costs_its_time_at_most_and_one_log_line_and_the_next_is_asked(
-    site: Site, act: Callable[[BaseHTTPRequestHandler, StandIn], None]
+    site: Site, act: Misdeed
 ) -> None:
     """And the daemon answers meanwhile."""
     site.answer_s = "3s"

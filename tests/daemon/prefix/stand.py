@@ -58,14 +58,16 @@ class SequenceStore:
         else:
             self.store = after.restarted(prefix_tokens_max=tokens_max)
         store, self.blocks = self.store, self.store.parts.blocks
-        # As it was made, but for the seed and the distance of checkpoints.
-        self.blocks.__init__(store.table, store.slots, store.ring, seed, tokens_max, checkpoint_tokens)  # type: ignore[misc]
         self.index = self.blocks.index
+        # As it was made, but for the seed and the distance of checkpoints.
+        self.index.__init__(store.table, store.ring, seed)  # type: ignore[misc]
+        self.index._trees.checkpoint_tokens = checkpoint_tokens
 
     def restart(self) -> SequenceStore:
         """The store of the next daemon, over the same memory."""
         new = SequenceStore(block_tokens=self.block_tokens, after=self.store)
-        new.store.recovery(1.0).run()
+        for _ in new.store.recovery(1.0).steps():
+            pass
         new.blocks.recovered()
         return new
 

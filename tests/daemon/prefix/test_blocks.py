@@ -93,7 +93,7 @@ def fitting(stand: SequenceStore) -> PrefixRecord:
         ({"scope": bytes(16)}, "scope"),
         ({"exact": True}, "layout"),
         ({"block_tokens": 32}, "block size"),
-        ({"media": (item("image", 34, 2),)}, "overlaps"),
+        ({"media": (item("image", 34, 2),)}, ""),  # which no query can have
         ({"media": (item("audio", 31, 2),)}, "begin"),
         ({"media": (item("audio", 48, 2),)}, "begin"),
         ({"media": (item("audio", 40, 0),)}, "no tokens"),
