@@ -191,7 +191,8 @@ class PutCalls(ClientBase):
         """Returns the payload of `key`; if it is missing, one process on the host computes and stores it.
 
         Other callers of the same key wait for that process, up to `timeout_s`, and then compute the value themselves. A
-        daemon that does not answer is waited for 0.25 s at most, and not at all once it is known for that.
+        daemon that does not answer is waited for 0.25 s at most, and not at all once it is known for that; one that
+        stops while `compute` runs, for a second or two, for a place for the value.
         An exception of `compute` is raised in this caller only; the daemon then grants the claim to one of the waiting
         clients. A value that cannot be stored (a tree with too many nodes, larger than the ring) is returned all the
         same: all waiting clients compute at once, and for a minute nobody waits for that key. `tally.not_stored` counts

@@ -95,8 +95,8 @@ def spec_of(spec: Spec, torch: ModuleType | None, place: Place) -> tuple[bool, s
     elif spec.dtype is not None:
         try:
             name = name_of(np.dtype(spec.dtype))
-        except Exception:
-            # Whatever the object raises that numpy asks for its dtype, or for its text.
+        except (TypeError, ValueError, SyntaxError):
+            # Not all exceptions: one of a signal handler is the caller's.
             pass
     dtype = dtype_named(name) if name is not None else None
     if name is None or dtype is None:
