@@ -215,8 +215,8 @@ class EntryCalls(ClientBase):
         return namespace.raised_to(answer.generation)
 
     def pin(self, key: bytes, for_s: float) -> float:
-        """Keeps an entry from being evicted for at most `for_s` seconds, without a lease. The pin ends with this client's
-        connection: when the client is closed, and when the daemon is started again.
+        """Keeps an entry from being evicted for at most `for_s` seconds, without a lease. The pin ends with this
+        client's connection: when the client is closed, and when the daemon is started again.
 
         Returns:
             The seconds that the daemon granted, at most its own limit; 0 on a miss.
