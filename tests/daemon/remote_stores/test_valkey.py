@@ -144,8 +144,10 @@ def test_a_password_file_is_read_for_each_new_connection(tmp_path: Path) -> None
         store = open_store(f"valkey://{HOST}:{server.port}?password_file={secret}")
         with pytest.raises(TierRefused, match="password_file cannot be read"):
             get(store, key_of(1))
+        device = open_store(f"valkey://{HOST}:{server.port}?password_file=/dev/zero")
         with pytest.raises(TierRefused, match=r"password_file cannot be read: .*not a regular file"):
-            get(open_store(f"valkey://{HOST}:{server.port}?password_file=/dev/zero"), key_of(1))
+            get(device, key_of(1))
+        device.close()
         secret.write_text("first\n")
         with pytest.raises(TierRefused, match="refuses the user"):
             get(store, key_of(1))
