@@ -111,8 +111,7 @@ class Writer:
         else:
             late = TimedOut(f"the daemon did not take the record of the put in time, after {QUEUE_RECORDS} others")
             put.settle("lost", self.outcomes.ended or late)
-        if submissions.rings:
-            self._wire.ring_bell()
+        if submissions.rings and self._wire.ring_bell():
             submissions.rang()
 
     @property
@@ -135,8 +134,7 @@ class Writer:
         """The number of a record for which the queue had no room at first; 0 without room in time."""
         submissions = self._submissions
         while self.outcomes.ended is None:
-            if submissions.rings:
-                self._wire.ring_bell()
+            if submissions.rings and self._wire.ring_bell():
                 submissions.rang()
             if not self.outcomes.wait_for(submissions.written - QUEUE_RECORDS + 1, deadline):
                 return 0

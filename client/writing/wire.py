@@ -85,10 +85,10 @@ class Wire:
             return self._said(messages.AskForGrants(request, list(sizes), list(returned), ahead), timeout_s)
         return self._said(messages.ReturnGrants(list(returned)), timeout_s)
 
-    def ring_bell(self) -> None:
-        """Wakes the daemon for records that were added."""
-        # A daemon whose socket is full has messages to read: it does not sleep.
-        self._said(messages.Doorbell())
+    def ring_bell(self) -> bool:
+        """Wakes the daemon for records that were added. False if the bell was not sent: the socket is full, and a daemon
+        that has messages to read does not sleep; or another thread sends just now."""
+        return self._said(messages.Doorbell())
 
     def ring_to_wait(self) -> None:
         """Wakes the daemon, unless it is awake, for a client that waits."""

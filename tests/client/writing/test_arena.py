@@ -63,7 +63,7 @@ class Asked:
     def ring_to_wait(self) -> None:
         raise AssertionError("the arena rings no bell")
 
-    def ring_bell(self) -> None:
+    def ring_bell(self) -> bool:
         raise AssertionError("the arena rings no bell")
 
     def wait_for_bell(self, seen: int, timeout_s: float) -> None:
