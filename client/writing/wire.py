@@ -86,8 +86,8 @@ class Wire:
         return self._said(messages.ReturnGrants(list(returned)), timeout_s)
 
     def ring_bell(self) -> bool:
-        """Wakes the daemon for records that were added. False if the bell was not sent: the socket is full, and a daemon
-        that has messages to read does not sleep; or another thread sends just now."""
+        """Wakes the daemon for records that were added. False if the bell was not sent: the socket is full, and a
+        daemon that has messages to read does not sleep; or another thread sends just now."""
         return self._said(messages.Doorbell())
 
     def ring_to_wait(self) -> None:
