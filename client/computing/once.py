@@ -54,7 +54,7 @@ class Driver(Protocol):
 
     async def store(self, value: Any, claim: int | None, cost_ms: float) -> Put:
         """Puts the value under the claim, or without one if None. `cost_ms`: milliseconds that computing it took."""
-        raise NotImplementedError
+        ...
 
 
 class ComputeTally(Struct):
