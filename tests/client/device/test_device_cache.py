@@ -175,7 +175,8 @@ def test_an_offloaded_entry_comes_back_bit_identical(
         with held(cache, key(n), promote=True) as lease:
             assert lease.tier == "device"
             assert np.array_equal(host_values(lease.tree), values(n)) and lease.tree["n"] == n
-    assert len(cache) == 6 and device_row(running)["tokens"] == 18
+    assert len(cache) == 6
+    until(lambda: device_row(running)["tokens"] == 18, "the daemon to know all of them again")
     running.until(lambda status: status["governor"]["counters"]["promoted"] == 6, "the daemon to hear of it")
 
 
