@@ -291,7 +291,7 @@ class Lane:
         """
         self.suspend()
         try:
-            if self.frozen or not nobody_holds_words():
+            if not nobody_holds_words():
                 return 0
             lost = lost & self.strays()
             for _, words, release in list(self._batches.values()):

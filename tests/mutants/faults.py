@@ -65,9 +65,9 @@ FAULTS = [
             'unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] >= seq[hits]',
         ),
         (
-            "a lane's words of a frozen parent stay",
-            "if self.frozen or not nobody_holds_words():",
-            "if not nobody_holds_words():",
+            "a child ends no pin of its parent",
+            'self.words = memoryview(bytearray(LANE_BYTES)).cast("Q")',
+            "self.words",
         ),
         "tests/client/writing tests/integration/test_refusals.py",
         (
