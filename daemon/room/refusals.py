@@ -74,9 +74,9 @@ def no_room(
             f"{ring_bytes} in memory now; {kept_bytes} bytes are pinned or lent. Compute without storing, or put again "
             "after the pressure has ended"
         )
-    limits = {"max_entries": budget.max_entries, "max_tokens": budget.max_tokens}
-    if budget.max_bytes < ring_bytes:
-        limits["max_bytes"] = budget.max_bytes
+    limits = {"max_entries": budget.max_entries, "max_tokens": budget.max_tokens, "max_bytes": budget.max_bytes}
+    if obstacle == "max_bytes" and budget.max_bytes >= ring_bytes:
+        obstacle = "ring"
     why = f"{obstacle} is {limits[obstacle]}" if obstacle in limits else obstacle or "the pins changed meanwhile"
     return StoreFull(
         f"no room for {size} bytes ({why}): largest_free_bytes is {largest_bytes} of {ring_bytes}, and {kept_bytes} "
