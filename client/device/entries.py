@@ -186,7 +186,6 @@ class DeviceEntries:
         return self._table.get(key)
 
     def keys(self) -> list[bytes]:
-        """All keys."""
         with self.lock:
             return list(self._table)
 

@@ -55,7 +55,6 @@ class Ledger:
     # ---- the daemon
 
     def attach(self, connected: Connected) -> None:
-        """Starts with a daemon that does not know any entry yet."""
         self.connected = connected
         self._entries.all_changed()
 
@@ -67,7 +66,6 @@ class Ledger:
         self._in_flight = 0
 
     def close(self) -> None:
-        """Releases all keys, without waiting for answers."""
         connected, keys = self.connected, list(self.told)
         self.forget_daemon()
         if connected is not None:
@@ -135,18 +133,18 @@ class Ledger:
             for some in self._link.batches(said):
                 self._link.send(messages.UseEntries(self._device_name, some), timeout_s=SAY_S, connected=connected)
 
+    def ask(
+        self, make: Callable[[int], messages.Message], connected: Connected, then: Callable[[Future[Any]], None]
+    ) -> None:
+        """Sends a request, whose answer `then` gets in the upkeep thread."""
+        self._link.ask(make, connected=connected, then=lambda answer: self._post(partial(then, answer)))
+
     # ---- private
 
     def _release(self, keys: list[bytes], connected: Connected) -> None:
         for some in self._link.batches(keys):
-
-            def release(number: int, some: list[bytes] = some) -> messages.ReleaseEntries:
-                return messages.ReleaseEntries(number, self._device_name, some)
-
-            def then(answer: Future[Any], some: list[bytes] = some) -> None:
-                self._post(partial(self._on_released, some, connected, answer))
-
-            self._link.ask(release, connected=connected, then=then)
+            release = partial(messages.ReleaseEntries, device=self._device_name, keys=some)
+            self.ask(release, connected, partial(self._on_released, some, connected))
 
     def _on_released(self, keys: list[bytes], connected: Connected, answer: Future[Any]) -> None:
         if connected is self.connected and answer.exception() is not None:
@@ -157,10 +155,10 @@ class Ledger:
         self._in_flight += 1
         new_bytes = 0 if entry.is_reserved or entry.known_to is not None else entry.size_bytes
         about = entry.key, entry.size_bytes, entry.tokens, entry.agent, uses, entry.cost_ms, new_bytes
-        self._link.ask(
+        self.ask(
             lambda number: messages.RegisterEntry(number, self._device_name, *about),
-            connected=connected,
-            then=lambda answer: self._post(partial(self._on_registered, entry, connected, answer)),
+            connected,
+            partial(self._on_registered, entry, connected),
         )
 
     def _on_registered(self, entry: DeviceEntry, connected: Connected, answer: Future[Any]) -> None:

@@ -202,13 +202,13 @@ class Moves:
             for key in gone:
                 self._ledger.told.pop(key, None)
             what = self._device.name, job.order, offloaded, dropped, kept, freed_bytes
-            self._client.link.ask(
+            self._ledger.ask(
                 lambda number: messages.AcknowledgeOrder(number, *what),
-                connected=connected,
-                then=lambda answer: self._post(partial(self._on_acknowledged, job.order, gone, connected, answer)),
+                connected,
+                partial(self._on_acknowledged, job.order, gone, connected),
             )
 
-    def _on_acknowledged(self, order: int | None, gone: list[bytes], connected: Connected, answer: Future[Any]) -> None:
+    def _on_acknowledged(self, order: int, gone: list[bytes], connected: Connected, answer: Future[Any]) -> None:
         error = answer.exception()
         if error is not None and connected is self._ledger.connected:
             _log.info("order %s for %s: %s", order, self._device.name, error)

@@ -258,7 +258,6 @@ class TorchDevice:
 
     @contextmanager
     def _work(self) -> Iterator[None]:
-        """A piece of work on the side stream."""
         with (
             self.gate.work(),
             self._torch.no_grad(),
@@ -281,14 +280,11 @@ class TorchDevice:
         return nullcontext() if self._pools is None else self._pools.allocating(size_bytes)
 
     def _reserved_bytes(self) -> int:
-        """What torch's allocator has of the driver, else what is used of the whole device; 0 if nothing tells."""
+        """What torch's allocator has of the driver; 0 if it does not tell."""
         try:
             return int(self._accelerator.memory_reserved(self._index))
         except RuntimeError as error:
             self._tell("does not tell how much memory it returns", error)
-        try:
-            return self.reading()[0]
-        except RuntimeError:
             return 0
 
     def _tell(self, what: str, error: Exception) -> None:
@@ -299,11 +295,10 @@ class TorchDevice:
     def _lies_here(self, leaf: Any, place: str) -> bool:
         if not isinstance(leaf, self._torch.Tensor):
             return False
-        if leaf.device.type != self._device.type:
-            if leaf.device.type == "cpu":
-                return False
-            raise UsageError(f"{place} lies on {leaf.device}; this device is {self._device}, {self.name}")
-        if leaf.device.index not in (None, self._index):
+        here = leaf.device.type == self._device.type
+        if not here and leaf.device.type == "cpu":
+            return False
+        if not here or leaf.device.index not in (None, self._index):
             raise UsageError(f"{place} lies on {leaf.device}; this device is {self._device}, {self.name}")
         if leaf.layout is not self._torch.strided or name_of_torch(self._torch, leaf.dtype) is None:
             raise UnsupportedLeaf(

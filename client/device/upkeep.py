@@ -35,8 +35,6 @@ from .moves import Leaving, Moves
 if TYPE_CHECKING:
     from ..core.client import Client
 
-ORDERS_MAX: Final = 4096
-"""Limit on waiting orders. Further orders are dropped, without a message to the daemon."""
 USES_EVERY_S: Final = 0.25
 """How often the daemon is told which entries were used."""
 _PAUSE_S: Final = 0.1
@@ -130,19 +128,16 @@ class Upkeep:
         self._events.put(self._slept)
 
     def send_away(self, keys: Iterable[bytes]) -> Leaving:
-        """Offloads those of the keys that are in the table."""
         found = map(self._entries.find, dict.fromkeys(keys))
         return aside(partial(self.moves.send_away, [entry for entry in found if entry is not None]))
 
     @property
     def refuses(self) -> bool:
-        """Whether the device accepts no new entries."""
         state = self.state
         return state is not None and state.refuses
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called."""
         return self._stopping.is_set()
 
     # ---- calls by the link, in the link's thread
@@ -164,10 +159,7 @@ class Upkeep:
             case messages.DeviceOpened(state=messages.TierState() as state) if state.gauge == self.device.name:
                 self.state = state
             case messages.Order(device=device) if device == self.device.name:
-                if self._events.qsize() + len(self.moves) < ORDERS_MAX:
-                    self._events.put(partial(self.moves.take, message, connected))
-                else:
-                    _log.warning("order %d for %s is dropped: %d orders are waiting", message.order, device, ORDERS_MAX)
+                self._events.put(partial(self.moves.take, message, connected))
             case _:
                 pass
 
@@ -246,11 +238,7 @@ class Upkeep:
     def _on_attached(self, connected: Connected) -> None:
         self._forget_daemon()
         self.ledger.attach(connected)
-        self._link.ask(
-            lambda number: messages.OpenDevice(number, self.device.name),
-            connected=connected,
-            then=lambda answer: self._events.put(partial(self._on_opened, answer)),
-        )
+        self.ledger.ask(lambda number: messages.OpenDevice(number, self.device.name), connected, self._on_opened)
 
     def _forget_daemon(self) -> None:
         self._report_every_s = 0.0

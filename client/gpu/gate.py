@@ -70,7 +70,6 @@ class Gate:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Closes the gate for the block."""
         self.close()
         try:
             yield
@@ -94,7 +93,6 @@ class Gate:
             self.pools += self._worker != threading.get_ident()
 
     def pool_left(self) -> None:
-        """Undoes one `pool_entered` of the same thread."""
         with self._changed:
             self.pools -= self._worker != threading.get_ident()
 
@@ -111,39 +109,35 @@ def follow_torch(torch: ModuleType, gate: Gate = GATE) -> None:
     graph: Any = getattr(torch.cuda, "CUDAGraph", None)
     if graph is None or getattr(graph.capture_begin, "tells", None) is gate:
         return
-    graph.capture_begin = _telling(graph.capture_begin, gate, before=gate.close, failed=gate.open)
-    graph.capture_end = _telling(graph.capture_end, gate, after=gate.open)
+    graph.capture_begin = _telling(graph.capture_begin, gate, gate.close, undone_by=gate.open)
+    graph.capture_end = _telling(graph.capture_end, gate, gate.open)
     # torch.cuda.use_mem_pool looks these names up in its module, torch's trees of CUDA graphs in torch._C.
     for module in (getattr(torch.cuda, "memory", None), getattr(torch, "_C", None)):
         begin = getattr(module, "_cuda_beginAllocateCurrentThreadToPool", None)
         end = getattr(module, "_cuda_endAllocateToPool", None)
         if callable(begin) and callable(end):
-            entered, left = gate.pool_entered, gate.pool_left
-            setattr(module, begin.__name__, _telling(begin, gate, before=entered, failed=left))
-            setattr(module, end.__name__, _telling(end, gate, after=left))
+            setattr(module, begin.__name__, _telling(begin, gate, gate.pool_entered, undone_by=gate.pool_left))
+            setattr(module, end.__name__, _telling(end, gate, gate.pool_left))
 
 
 def _telling(
-    call: Callable[..., Any],
-    gate: Gate,
-    *,
-    before: Callable[[], None] | None = None,
-    failed: Callable[[], None] | None = None,
-    after: Callable[[], None] | None = None,
+    call: Callable[..., Any], gate: Gate, tell: Callable[[], None], *, undone_by: Callable[[], None] | None = None
 ) -> Callable[..., Any]:
+    """`call`, after whose end the gate is told; with `undone_by` before it, which is undone if the call fails."""
+
     @functools.wraps(call)
     def told(*arguments: Any, **named: Any) -> Any:
-        if before is not None:
-            before()
+        if undone_by is None:
+            try:
+                return call(*arguments, **named)
+            finally:
+                tell()
+        tell()
         try:
             return call(*arguments, **named)
         except BaseException:
-            if failed is not None:
-                failed()
+            undone_by()
             raise
-        finally:
-            if after is not None:
-                after()
 
     told.tells = gate  # type: ignore[attr-defined]
     return told

@@ -9,7 +9,6 @@ device; the function is the partition's number.
 from __future__ import annotations
 
 import ctypes
-import os
 from types import ModuleType
 from typing import Any
 from uuid import UUID
@@ -17,8 +16,6 @@ from uuid import UUID
 from ...errors import UsageError
 
 __all__ = ["gpu_name"]
-
-_MIG = "MIG-"
 
 
 def gpu_name(torch: ModuleType, accelerator: Any, index: int) -> str:
@@ -66,9 +63,6 @@ def _mig_slice(index: int) -> str:
 
     The first version of cuDeviceGetUuid tells the UUID of the GPU, the second one that of the slice.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    given = visible[index].strip() if index < len(visible) else ""
-    given = given if given.startswith(_MIG) else ""
     whole, own = ctypes.create_string_buffer(16), ctypes.create_string_buffer(16)
     number = ctypes.c_int(index)
     try:
@@ -76,12 +70,8 @@ def _mig_slice(index: int) -> str:
         status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
         status = status or driver.cuDeviceGetUuid(whole, number) or driver.cuDeviceGetUuid_v2(own, number)
     except (OSError, AttributeError):
-        return given
-    if status or (whole.raw == own.raw and not given):
-        return given
-    told = f"{_MIG}{UUID(bytes=own.raw)}"
-    # An older driver names slices in another form, which the variable has in full.
-    return given if given and not told.startswith(given) else told
+        return ""
+    return "" if status or whole.raw == own.raw else f"MIG-{UUID(bytes=own.raw)}"
 
 
 def _told_by_driver(index: int, *, hip: bool) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from ...errors import UsageError, shown
+from ...errors import shown
 
 __all__ = ["Device", "Mark", "mapped", "reached_within"]
 
@@ -110,29 +110,15 @@ class Device(Protocol):
         ...
 
 
-def mapped(tree: Any, change: Callable[[Any, str], Any]) -> Any:
-    """A new tree with `change(leaf, place)` in place of every leaf. Dicts, lists and tuples are new objects.
-
-    Raises:
-        UsageError: a container contains itself.
-    """
-    return _mapped(tree, change, "tree", set())
-
-
-def _mapped(node: Any, change: Callable[[Any, str], Any], place: str, within: set[int]) -> Any:
-    kind = type(node)
-    if kind is not dict and kind is not list and kind is not tuple:
-        return change(node, place)
-    if id(node) in within:
-        raise UsageError(f"{place} is a {kind.__name__} that contains itself; pass a tree without cycles")
-    within.add(id(node))
-    try:
-        if kind is dict:
-            return {key: _mapped(child, change, f"{place}[{shown(key)}]", within) for key, child in node.items()}
-        children = [_mapped(child, change, f"{place}[{at}]", within) for at, child in enumerate(node)]
-        return children if kind is list else tuple(children)
-    finally:
-        within.discard(id(node))
+def mapped(tree: Any, change: Callable[[Any, str], Any], place: str = "tree") -> Any:
+    """A new tree with `change(leaf, place)` in place of every leaf. Dicts, lists and tuples are new objects."""
+    kind = type(tree)
+    if kind is dict:
+        return {key: mapped(child, change, f"{place}[{shown(key)}]") for key, child in tree.items()}
+    if kind is not list and kind is not tuple:
+        return change(tree, place)
+    children = [mapped(child, change, f"{place}[{at}]") for at, child in enumerate(tree)]
+    return children if kind is list else tuple(children)
 
 
 def reached_within(reached: Callable[[float], bool], timeout_s: float | None) -> bool:

@@ -39,12 +39,12 @@ class Pools:
     """The pools of one GPU. `usable`: whether torch has them, and its present allocator takes part."""
 
     def __init__(self, torch: ModuleType, accelerator: Any, index: int, name: str, gate: Gate) -> None:
-        self.usable = all(hasattr(accelerator, part) for part in ("MemPool", "use_mem_pool")) and hasattr(
-            getattr(accelerator, "MemPool", None), "snapshot"
+        # Without the last, a pool takes the allocations of all threads.
+        self.usable = (
+            hasattr(getattr(accelerator, "MemPool", None), "snapshot")
+            and hasattr(accelerator, "use_mem_pool")
+            and hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
         )
-        # Before, a pool took the allocations of all threads.
-        by_thread = hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
-        self.usable = self.usable and by_thread
         if not self.usable:
             _log.info("%s: torch %s has no private pools; its memory is not returned", name, torch.__version__)
         self._accelerator = accelerator

@@ -59,15 +59,10 @@ LEFT_OUT: Final = by_name(
     }
 )
 """Variable → the reason. Only those that engines of one host often have differently."""
-PROCESSOR: Final = frozenset(
-    {
-        "NVIDIA_TF32_OVERRIDE",
-        "OMP_NUM_THREADS",
-        "VLLM_BATCH_INVARIANT",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU",
-        "VLLM_CPU_OMP_THREADS_BIND",
-    }
-)
+_BUT_PROCESSOR: Final = """
+NVIDIA_TF32_OVERRIDE OMP_NUM_THREADS VLLM_BATCH_INVARIANT VLLM_CPU_NUM_OF_RESERVED_CPU VLLM_CPU_OMP_THREADS_BIND
+"""
+PROCESSOR: Final = frozenset(_BUT_PROCESSOR.split())
 """Variables that are not part of a processor's name: they choose how the model's layers compute."""
 
 CORES: Final = "VLLM_CPU_OMP_THREADS_BIND"

@@ -22,6 +22,7 @@ from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageErr
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import Mode, Tier
 from ..arguments.checks import check_name
+from ..link.answers import PendingRequest
 from ..link.link import SAY_S, Connected, Link
 from ..link.listeners import ListenerMessage
 from ..threads.aside import aside, begin
@@ -166,22 +167,22 @@ class GovernorListener:
         Raises:
             DaemonUnavailable, TimedOut: the daemon did not answer. The client subscribes once there is a daemon.
         """
-        self._wanted = True
-        connected = self._link.attached
-        if connected is None:
+        answer = self.watch(timeout_s)
+        if answer is not None:
+            self._link.answers.wait(answer, timeout_s)
+        elif self._link.attached is None:
             raise self._link.unavailable()
-        if self._subscribed is not connected:
-            self._link.answers.wait(self._link.ask(messages.Subscribe, timeout_s, connected=connected), timeout_s)
 
-    def watch(self) -> None:
-        """`subscribe` without waiting. Modes then reach all listeners of the link."""
+    def watch(self, timeout_s: float = SAY_S) -> PendingRequest | None:
+        """`subscribe` without waiting; the answer, or None if none will come. Modes then reach all listeners of the
+        link."""
         self._wanted = True
         connected = self._link.attached
-        if connected is not None and self._subscribed is not connected:
-            self._link.ask(messages.Subscribe, SAY_S, connected=connected)
+        if connected is None or self._subscribed is connected:
+            return None
+        return self._link.ask(messages.Subscribe, timeout_s, connected=connected)
 
     def forget(self, subscription: Subscription) -> None:
-        """Ends a subscription."""
         with self._lock:
             self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
             self._lock.notify_all()

@@ -275,7 +275,6 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 
 
 def _built(values: Mapping[str, Any], sources: Mapping[str, str], ignored: tuple[str, ...]) -> Config:
-    """The configuration with `values` by key."""
     given: dict[str, dict[str, Any]] = {name: {} for name in ("", *TABLES)}
     for key, value in values.items():
         table, _, name = key.rpartition(".")

@@ -88,7 +88,6 @@ def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
 
 
 def governor_limits(config: Config) -> GovernorLimits:
-    """The limits of the governor's core."""
     gauges, pressure, device = config.gauges, config.pressure, config.device
     return GovernorLimits(
         thresholds=pressure.thresholds(),

@@ -57,7 +57,6 @@ class Kind:
 
 
 def choice(*names: str) -> Kind:
-    """One of some names."""
 
     def read(given: Any) -> str:
         if given not in names:
@@ -84,14 +83,12 @@ def is_loopback(place: NeighbourPlace) -> bool:
 
 
 def _count(given: Any) -> int:
-    if isinstance(given, bool | float):
+    if isinstance(given, float):
         raise ValueError
     return given if isinstance(given, int) else int(str(given).strip())
 
 
 def _share(given: Any) -> float:
-    if isinstance(given, bool):
-        raise ValueError
     text = str(given).strip()
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
@@ -105,8 +102,6 @@ def _switch(given: Any) -> bool:
 
 def _mode(given: Any) -> int:
     # TOML has already parsed a number in its own base (0o660). A text is octal, as for chmod.
-    if isinstance(given, bool):
-        raise ValueError
     return given if isinstance(given, int) else int(str(given).strip().removeprefix("0o"), 8)
 
 
@@ -135,8 +130,6 @@ def _loopback(given: Any) -> str:
 
 def _sizes(given: Any) -> tuple[tuple[str, int], ...]:
     """Sizes by name; the name is empty for a size without one."""
-    if isinstance(given, bool):
-        raise ValueError
     pairs = [part.rpartition("=") for part in str(given).split(",")]
     found = {name.strip(): read_size(size.strip()) for name, _, size in pairs}
     named = all(name.strip() or not equals for name, equals, _ in pairs)
@@ -234,6 +227,8 @@ class Setting:
         if self.optional and isinstance(given, str) and given.strip().lower() == "none":
             return None
         try:
+            if isinstance(given, bool) and self.kind is not SWITCH:
+                raise ValueError
             value = self.kind.read(given)
         except (ValueError, OverflowError):
             raise self.refusal(key, given, source) from None
@@ -271,7 +266,6 @@ def setting(
     reload: bool = False,
     derived: str = "",
 ) -> Any:
-    """A dataclass field for a setting."""
     spec = Setting(kind, default, low, high, reload, derived)
     return dataclasses.field(default=default, metadata={"setting": spec})
 

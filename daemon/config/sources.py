@@ -94,7 +94,6 @@ def from_environ(
 
 
 def from_file(path: Path, known: Iterable[str]) -> Given:
-    """Reads a TOML file."""
     try:
         document = tomllib.loads(small_text(path))
     except OSError as error:

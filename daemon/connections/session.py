@@ -73,7 +73,6 @@ class Session:
         self._answered = asyncio.Event()
 
     async def run(self) -> None:
-        """Serves until the connection is closed."""
         sending = asyncio.create_task(self._send_messages())
         try:
             if await self._greet():
@@ -96,7 +95,9 @@ class Session:
         finally:
             sending.cancel()
             self._channel.close()
-            self._return_descriptors()
+            for delivery in self.inbox.close():
+                if isinstance(delivery, Deliver):
+                    _close(delivery.close)
             if self._joined:
                 self._rates.left(self._peer.uid)
                 self._store.tell_now(ClientLeft(self._client), self._sender)
@@ -182,35 +183,22 @@ class Session:
 
     def _deliver(self, delivery: Deliver) -> None:
         message = delivery.message
+        number = id_of(message)
         try:
             self._channel.send(message, fds=delivery.fds)
         except TensordError as error:
             kind = type(message).__name__
             _log.info("answer not delivered", client=self._client, message=kind, why=str(error))
-            self._send_error(message, error)
+            if number is not None and not isinstance(message, messages.Error):
+                with suppress(TensordError):
+                    self._channel.send(messages.Error.of(error, number))
         finally:
             _close(delivery.close)
-            self._note_answer(message)
-
-    def _note_answer(self, message: messages.Answer) -> None:
-        """Ends the request that `message` answers: `_pass_on` goes on. Called even if the answer could not be sent."""
-        self._timer.answered(message)
-        if self._query is not None and id_of(message) == self._query:
-            self._query = None
-            self._answered.set()
-
-    def _send_error(self, message: messages.Answer, error: TensordError) -> None:
-        """Sends the client an Error in place of an answer that cannot be sent."""
-        number = id_of(message)
-        if number is None or isinstance(message, messages.Error):
-            return
-        with suppress(TensordError):
-            self._channel.send(messages.Error.of(error, number))
-
-    def _return_descriptors(self) -> None:
-        for delivery in self.inbox.close():
-            if isinstance(delivery, Deliver):
-                _close(delivery.close)
+            self._timer.answered(message)
+            if self._query is not None and number == self._query:
+                # `_pass_on` goes on, even if the answer could not be sent.
+                self._query = None
+                self._answered.set()
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -40,7 +40,6 @@ class Sockets:
     """
 
     def __init__(self, config: Config, activated: Mapping[str, socket.socket]) -> None:
-        self._files: list[tuple[SocketFile, Listening]] = []
         self._open: list[Listening] = []
         try:
             modes = {"control": config.socket_mode, "status": config.status_mode, "metrics": config.status_mode}
@@ -62,37 +61,33 @@ class Sockets:
     @property
     def problems(self) -> list[str]:
         """Which sockets no new client can reach, each with the reason and what to do."""
-        return [file.problem for file, _ in self._files if file.problem]
+        return [each.file.problem for each in self._open if each.file is not None and each.file.problem]
 
     async def keep(self) -> None:
         """Looks at the files of the sockets again and again, and makes those anew that somebody has removed."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            for file, listening in self._files:
-                if (made := file.look()) is not None:
-                    listening.replace(made)
+            for each in self._open:
+                if each.file is not None and (made := each.file.look()) is not None:
+                    each.replace(made)
 
     def _close(self) -> None:
-        for file, _ in self._files:
-            file.end()
-        for listening in self._open:
-            listening.socket.close()
+        for each in self._open:
+            if each.file is not None:
+                each.file.end()
+            each.socket.close()
 
     def _given(self, given: socket.socket, mode: int | None, config: Config) -> Listening:
         """A socket that the service manager has passed. `mode`: of its file, if there is none to go by; None if the
         daemon does not use the socket."""
         file = None if mode is None else SocketFile.given(given, mode, config.socket_group)
-        if file is None:
-            return self._opened(given)
-        made = file.look()
-        listening = self._opened(given if made is None else made)
-        self._files.append((file, listening))
+        made = None if file is None else file.look()
         if made is not None:
             given.close()
-        return listening
+        return self._opened(made or given, file)
 
-    def _opened(self, listening: socket.socket) -> Listening:
-        self._open.append(Listening(listening))
+    def _opened(self, listening: socket.socket, file: SocketFile | None = None) -> Listening:
+        self._open.append(Listening(listening, file))
         return self._open[-1]
 
     def _metrics(self, config: Config, given: Listening | None) -> list[Listening]:
@@ -116,9 +111,7 @@ class Sockets:
 
     def _listen(self, path: Path, mode: int, config: Config) -> Listening:
         file, made = SocketFile.made(path, mode, config.socket_group)
-        listening = self._opened(made)
-        self._files.append((file, listening))
-        return listening
+        return self._opened(made, file)
 
     def _listen_by_tcp(self, key: str, listen: str) -> list[Listening]:
         """One socket for each address of the host name. `key`: the setting that `listen` is the value of."""

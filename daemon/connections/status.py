@@ -39,14 +39,10 @@ _event_log = logger("event")
 class Watchers:
     """All watchers, and the events that wait for each of them: at most `outbox_max` each. At level debug the log has
     all events too.
-
-    Args:
-        unix_s: gives the Unix time, which each event gets as `unix_s`.
     """
 
-    def __init__(self, outbox_max: int = OUTBOX_MAX, unix_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, outbox_max: int = OUTBOX_MAX) -> None:
         self._outbox_max = outbox_max
-        self._unix_s = unix_s
         self._watchers: set[_Watcher] = set()
 
     def tell(self, event: dict[str, Any]) -> None:
@@ -54,7 +50,7 @@ class Watchers:
         if shows("debug"):
             _event_log.debug(**event)
         if self._watchers:
-            body = {**event, "unix_s": self._unix_s()}
+            body = {**event, "unix_s": time.time()}
             for watcher in self._watchers:
                 watcher.tell(body)
 
@@ -113,7 +109,6 @@ class Documents:
         self._merges = handlers(messages.DaemonQuery, merges)
 
     async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
-        """The body of one answer."""
         answer = _new_answer()
         await self._store.tell(Queried(message, answer), sender)
         if not isinstance(message, messages.DaemonQuery):
@@ -172,7 +167,6 @@ class StatusSession:
         self._sender: Sender = (self._uid, -self._number)
 
     async def run(self) -> None:
-        """Answers until the reader closes the connection."""
         watching: asyncio.Task[None] | None = None
         try:
             async for message, _ in self._channel:

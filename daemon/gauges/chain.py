@@ -52,7 +52,6 @@ class _Source:
     unread: dict[str, str] = field(default_factory=dict)
     whole: GaugeFailed | None = None
     hangs_since: float | None = None
-    answered: bool = False
     found: bool = False
     good: int = 0
     logged: bool = False
@@ -60,7 +59,6 @@ class _Source:
 
     def take(self, answer: SourceAnswer) -> None:
         """Takes an answer to a reading."""
-        self.answered = True
         self.whole = None
         if isinstance(answer.result, GaugeFailed):
             self.whole = answer.result
@@ -136,7 +134,6 @@ class Chain:
         return tuple(self._samples.values()), lines
 
     def states(self) -> list[SourceState]:
-        """What each source does, as of the last call of `take`."""
         return [source.state for source in self._sources.values() if source.state is not None]
 
     def check_invariants(self) -> None:
@@ -167,7 +164,7 @@ class Chain:
         if source.hangs_since is not None:
             state, problem, failures = "hanging", True, [_why_hanging(source.hangs_since, now)]
         elif not failures:
-            state = "ok" if source.answered else "waiting"
+            state = "ok" if source.good else "waiting"
         elif isinstance(source.whole, GaugeAbsent) and not source.found:
             state, problem = "absent", len(self._sources) == 1
         else:

@@ -20,11 +20,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from ...ipc.messages.modes import HOST_GAUGE, Tier
+from ...ipc.messages.modes import Tier
 from ..governor.forms.events import Sample, Sampled, SourceState
 from . import sources
 from .chain import STALE_AFTER, STALE_S, Chain
-from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer, one_line
+from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer, failure_of
 from .sources.owners import OwnersSource
 
 DEADLINE_S: Final = 3.0
@@ -58,7 +58,6 @@ class SourceThread:
 
     @property
     def has_answer(self) -> bool:
-        """Whether `take` would return an answer."""
         return bool(self._answers)
 
     def begin(self, now: float) -> None:
@@ -116,12 +115,10 @@ class SourceThread:
     def _read(self, now: float) -> Result | GaugeFailed:
         try:
             return self._source.read(now)
-        except GaugeFailed as failed:
-            return failed
         except BaseException as error:
             # An error in a source is a failure of that source, logged like any other. Sampling goes on, also after a
             # SystemExit of a library, which would end this thread.
-            return GaugeFailed(one_line(error))
+            return failure_of(error)
 
 
 if TYPE_CHECKING:
@@ -150,7 +147,6 @@ class Gauges:
         self._threads = [each for _, threads in self._tiers for each in threads]
         self._owners = next((each for _, sources in tiers for each in sources if isinstance(each, OwnersSource)), None)
         self._began_at = 0.0
-        self._refusal_told = False
         self._log = log
 
     def begin(self, now: float) -> None:
@@ -195,16 +191,8 @@ class Gauges:
 
         Ignored if no source uses it.
         """
-        if self._owners is None:
-            return
-        taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, read_at)
-        if not taken and not self._refusal_told:
-            self._refusal_told = True
-            self._log.warning(
-                "a client's reading of its device is ignored; further ones are not logged",
-                device=device,
-                why="not a device's name, or more devices than are known at most, a fixed limit",
-            )
+        if self._owners is not None:
+            self._owners.report(device, used_bytes, total_bytes, read_at)
 
     def close(self) -> None:
         """Has every source closed in its thread, and waits for them, for CLOSE_S in all. Nothing is read after this."""

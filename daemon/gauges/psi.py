@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,27 +24,20 @@ STALL_S: Final = 0.15
 WINDOW_S: Final = 2.0
 
 
-async def watch_stalls(
-    callback: Callable[[], object],
-    log: Any,
-    files: Sequence[Path] | None = None,
-    arm: Callable[[Path, int], int] | None = None,
-) -> None:
+async def watch_stalls(callback: Callable[[], object], log: Any) -> None:
     """Calls back when some task waited for memory for STALL_S within 2 s, until it is cancelled.
 
-    If the kernel refuses the trigger, this is logged, and samples are taken at their interval only.
+    The pressure file is that of the cgroup whose limit is in use, or else the machine's. If the kernel refuses both,
+    this is logged, and samples are taken at their interval only.
 
     Args:
         callback: must not block.
         log: a structlog logger.
-        files: pressure files; the first usable one is taken. None: that of the cgroup whose limit is in use, then the
-            machine's.
-        arm: opens a pressure file and sets the trigger (the stall in µs). POLLPRI on the descriptor is an event.
     """
     refusals = []
-    for file in HostSource().pressure_files() if files is None else files:
+    for file in HostSource().pressure_files():
         try:
-            fd = (arm or _armed)(file, round(STALL_S * 1e6))
+            fd = _armed(file)
         except OSError as error:
             refusals.append(str(error))
             continue
@@ -84,11 +77,12 @@ async def _events(fd: int, callback: Callable[[], object]) -> None:
             loop.remove_reader(events.fileno())
 
 
-def _armed(file: Path, stall_us: int) -> int:
+def _armed(file: Path) -> int:
+    """A descriptor with the trigger set: POLLPRI on it is an event."""
     fd = os.open(file, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         # The kernel overwrites the last byte of the text with a NUL.
-        os.write(fd, f"some {stall_us} {round(WINDOW_S * 1e6)}\0".encode())
+        os.write(fd, f"some {round(STALL_S * 1e6)} {round(WINDOW_S * 1e6)}\0".encode())
     except BaseException:
         os.close(fd)
         raise

@@ -1,6 +1,6 @@
 """The interface of gauge sources: readings, failures, and the protocol `Source`.
 
-Owns: these types, the naming of devices, and the table of sources. Does not own any source.
+Owns: these types and the naming of devices. Does not own any source.
 
 Invariant: an impossible reading cannot be constructed. Some bindings return -1 in place of an error; as a signed or an
 unsigned number it is a failure.
@@ -8,12 +8,11 @@ unsigned number it is a failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from ...ipc.messages.modes import Tier
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 
 WHY_CHARS_MAX: Final = 2000
@@ -85,25 +84,6 @@ class Source(Protocol):
         return
 
 
-class Offer(NamedTuple):
-    """A source of a tier, made for the folder that has /sys. `rank`: of several that read one gauge, the lowest is
-    believed."""
-
-    tier: Tier
-    rank: int
-    make: Callable[[Path], Source]
-
-
-OFFERED: Final[dict[str, Offer]] = {}
-"""By name: what the modules of `sources` offer."""
-
-
-def offer(name: str, tier: Tier, rank: int, make: Callable[[Path], Source]) -> None:
-    """Offers a source to the configuration, as a choice of its name."""
-    assert name not in OFFERED, f"two sources are named {name}"
-    OFFERED[name] = Offer(tier, rank, make)
-
-
 def text_of(file: Path) -> str:
     """The text of a file of the kernel. Raises GaugeFailed."""
     try:
@@ -120,9 +100,11 @@ def number_in(file: Path) -> int:
     return int(text)
 
 
-def one_line(error: BaseException) -> str:
-    """An exception in one line, with its type: many exceptions of bindings have no useful text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def failure_of(error: BaseException) -> GaugeFailed:
+    """Any exception as a failure, in one line and with its type: many exceptions of bindings have no useful text."""
+    if isinstance(error, GaugeFailed):
+        return error
+    return GaugeFailed(" ".join(f"{type(error).__name__}: {error}".split()))
 
 
 def pci_name(domain: int, bus: int, device: int, function: int = 0) -> str:

@@ -26,6 +26,8 @@ LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+FORGOTTEN_S: Final = 600.0
+REPEATS_MAX: Final = 1024
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 _least = logging.INFO
@@ -112,25 +114,19 @@ def to_journal(environ: Mapping[str, str], stream: TextIO) -> bool:
 
 
 class Repeats:
-    """The recent events: a peer that retries every second gets one line, not one a second.
+    """The recent events: a peer that retries every second gets one line, not one a second. An event that did not happen
+    for FORGOTTEN_S is new again. Of more than REPEATS_MAX events the oldest are forgotten first."""
 
-    Args:
-        forgotten_s: an event that did not happen for this time is new again.
-        most: the most events that are remembered. The oldest are forgotten first.
-    """
-
-    def __init__(self, forgotten_s: float = 600.0, most: int = 1024) -> None:
-        self._forgotten_s = forgotten_s
-        self._most = most
+    def __init__(self) -> None:
         self._last: OrderedDict[Hashable, float] = OrderedDict()
 
     def is_new(self, what: Hashable, now: float) -> bool:
-        """Records that the event `what` happens now. Returns True if it did not happen in the last `forgotten_s`."""
+        """Records that the event `what` happens now. Returns True if it did not happen in the last FORGOTTEN_S."""
         last = self._last.pop(what, None)
         self._last[what] = now
-        if len(self._last) > self._most:
+        if len(self._last) > REPEATS_MAX:
             self._last.popitem(last=False)
-        return last is None or now - last > self._forgotten_s
+        return last is None or now - last > FORGOTTEN_S
 
 
 def _printable(_: Any, method: str, line: Any) -> str:

@@ -41,12 +41,12 @@ def status(text: str) -> str:
 class Notifier:
     """Sends notifications to the service manager named in `environ`. `send` never raises or waits."""
 
-    def __init__(self, environ: MutableMapping[str, str], pid: int | None = None) -> None:
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
         """Reads and removes NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID in `environ`."""
         given = environ.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + given[1:] if given.startswith("@") else given if given.startswith("/") else ""
         usec, for_pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
-        is_fed = usec.isdecimal() and int(usec) > 0 and for_pid in ("", str(os.getpid() if pid is None else pid))
+        is_fed = usec.isdecimal() and int(usec) > 0 and for_pid in ("", str(os.getpid()))
         self.watchdog_s = int(usec) / 2e6 if is_fed else None
         """The interval for sending WATCHDOG, in seconds: half of the watchdog's timeout. None: no watchdog."""
         self._socket: socket.socket | None = None
@@ -69,9 +69,7 @@ class Notifier:
             self._socket.close()
 
 
-def listen_sockets(
-    environ: MutableMapping[str, str], pid: int | None = None, first_fd: int = FIRST_FD
-) -> dict[str, socket.socket]:
+def listen_sockets(environ: MutableMapping[str, str], first_fd: int = FIRST_FD) -> dict[str, socket.socket]:
     """The listening sockets of socket activation, by name. Empty if there are none, or they are for another process.
 
     Each is a non-blocking listening stream socket that is closed on exec. Its family is AF_UNIX; `metrics` may also be
@@ -84,7 +82,7 @@ def listen_sockets(
     for_pid = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")
     names = environ.pop("LISTEN_FDNAMES", "")
-    if not count or for_pid != str(os.getpid() if pid is None else pid):
+    if not count or for_pid != str(os.getpid()):
         return {}
     if not count.isdecimal():
         raise BadConfiguration(f"LISTEN_FDS = {count!r}: must be a number of sockets")

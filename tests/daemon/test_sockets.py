@@ -63,14 +63,10 @@ def has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "localhost",
-        pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
-    ],
-)
+IPV6 = pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", IPV6])
 def test_tcp_is_listened_on_where_it_is_asked_for(tmp_path: Path, host: str) -> None:
     with Sockets(configured(tmp_path, f"--metrics-listen={host}:0"), {}) as sockets:
         unix, *tcp = (each.socket for each in sockets.metrics)
@@ -81,10 +77,7 @@ def test_tcp_is_listened_on_where_it_is_asked_for(tmp_path: Path, host: str) -> 
             socket.create_connection(each.getsockname()[:2]).close()
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))],
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", IPV6])
 def test_the_page_is_listened_on_where_it_is_asked_for_and_nowhere_else(tmp_path: Path, host: str) -> None:
     with Sockets(configured(tmp_path), {}) as sockets:
         assert sockets.page == []

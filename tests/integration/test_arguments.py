@@ -46,6 +46,7 @@ TAKE_DURATIONS: dict[str, Call] = {
     "cost_ms": lambda client, time: client.put(KEY, 1, cost_ms=time),
     "pin": lambda client, time: client.pin(KEY, time),
     "for_s": lambda client, time: client.reserve_device("card", 1, time),
+    "wait_s": lambda client, time: client.reserve_device("card", 1, wait_s=time),
 }
 TAKE_KEYS: dict[str, Call] = {
     "get": lambda client, key: client.get(key),
@@ -135,6 +136,7 @@ CALLS: dict[str, Callable[[tensord.Client], object]] = {
     "borrow": lambda client: client.ring().borrow(None),  # type: ignore[arg-type,union-attr]
     "copied": lambda client: client.ring().copied(5),  # type: ignore[arg-type,union-attr]
     "put_many": lambda client: client.put_many(np.array("x")),
+    "reserve_device": lambda client: client.reserve_device("card", 0),
     "copy": lambda client: Cache(client, NAMESPACE, copy=FLAG),  # type: ignore[arg-type]
     "store": lambda client: client.store(KEY, 1, tokens=0, ttl_s=None, claim="x"),  # type: ignore[arg-type]
 }

@@ -91,17 +91,9 @@ def test_a_placeholder_for_content_has_no_digest(fields: dict[str, Any]) -> None
         content_digest(item(**fields))
 
 
-def test_an_item_named_by_the_processor_cache_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = item(pixel_values=torch.zeros(3))
-    digest = content_digest(named)
-    setattr(named, contents.DIGEST_ATTRIBUTE, digest)
-    monkeypatch.setattr(contents, "content_digest", lambda _: pytest.fail("it was hashed"))
-    assert digest_of_item(named) == digest
-
-
-def test_a_digest_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_is_taken_once_and_stays_with_the_item(monkeypatch: pytest.MonkeyPatch) -> None:
     known = item(pixel_values=torch.zeros(3))
     digest = digest_of_item(known)
-    assert digest == content_digest(known)
+    assert digest == content_digest(known) == getattr(known, contents.DIGEST_ATTRIBUTE)
     monkeypatch.setattr(contents, "content_digest", lambda _: pytest.fail("it was hashed again"))
     assert digest_of_item(known) == digest

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, one_line
+from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, failure_of
 
 Unit = int | str
 REOPEN_S: Final = 10.0
@@ -73,7 +73,7 @@ class LibrarySource(Source):
             result = self._read_all(self.units())
         except Exception as error:
             self._reopen_later(now)
-            raise _failure(error) from error
+            raise failure_of(error) from error
         if not any(isinstance(each, Reading) for each in result.values()):
             self._reopen_later(now)
         if not result:
@@ -101,7 +101,7 @@ class LibrarySource(Source):
                 name = self._name(unit)
                 result[name] = self.memory(unit)
             except Exception as error:
-                result[name] = _failure(error)
+                result[name] = failure_of(error)
         for name, index in self._listed.items():
             if index not in self.sliced:
                 result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
@@ -114,7 +114,3 @@ class LibrarySource(Source):
             self._names[unit] = self.address(unit)
             self._listed[self._names[unit]] = unit
         return self._names[unit]
-
-
-def _failure(error: Exception) -> GaugeFailed:
-    return error if isinstance(error, GaugeFailed) else GaugeFailed(one_line(error))

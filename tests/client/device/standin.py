@@ -117,7 +117,8 @@ class Driver:
     `ranges`: what is registered, by address. `overlaps`: registrations of what is registered already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, called: Callable[[str], object]) -> None:
+        self._called = called
         self.refusal = 0
         self.ranges: dict[int, int] = {}
         self.overlaps = 0
@@ -125,6 +126,7 @@ class Driver:
 
     def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
         self.calls += 1
+        self._called("cuMemHostRegister")
         if self.refusal:
             return self.refusal
         if flags != 8 or address % 4096:
@@ -134,6 +136,7 @@ class Driver:
         return 0
 
     def cuMemHostUnregister(self, address: int) -> int:
+        self._called("cuMemHostUnregister")
         return 0 if self.ranges.pop(address, 0) else 713
 
     def cuGetErrorName(self, status: int, name: Any) -> int:
@@ -161,7 +164,7 @@ class Accelerator:
         self.in_pools = 0
         self.pools: dict[int, Reserved] = {}
         self.released_bytes = 0
-        self.driver = Driver()
+        self.driver = Driver(self.called)
         self.locked: dict[int, int] = {}
         """Page-locked memory: bytes by address."""
         self.lockable = True
@@ -286,6 +289,7 @@ class Accelerator:
         self, sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, is_src_access_order_any: bool = False
     ) -> None:
         """As vLLM's. Each address must be the card's, or page-locked or registered when the copy is queued and made."""
+        self.called("swap_blocks_batch")
         if self.swap_fails:
             raise RuntimeError("cuMemcpyBatchAsync failed at index 0 with error 700")
         copies = [(int(a), int(b), int(c)) for a, b, c in zip(sources, targets, sizes, strict=True)]

@@ -146,12 +146,6 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
     assert len(cache) == 1
     with pytest.raises(UsageError, match="tensors"):
         cache.put(key(1), {"a": 5})
-    with pytest.raises(UsageError, match="size_bytes"):
-        cache.client.reserve_device(CARD, 0)
-    with pytest.raises(UsageError, match="for_s"):
-        cache.client.reserve_device(CARD, 10, for_s=float("nan"))
-    with pytest.raises(UsageError, match="wait_s"):
-        cache.client.reserve_device(CARD, 10, wait_s=-1.0)
     with pytest.raises(UsageError, match=CARD):
         tensord.DeviceCache(cache.client, vram)
 

@@ -132,7 +132,7 @@ class Conversation(Owner, RuleBasedStateMachine):
             for _ in range(2):
                 self.sample(0.1)
             self.exchange()
-            assert set(self.entries.keys()) == self.wire.registered() == set(self.upkeep.ledger.told)
+            assert set(self.entries.keys()) == set(self.upkeep.ledger.told)
             assert self.wire.sizes() == {key: self.found(key).size_bytes for key in self.entries.keys()}  # noqa: SIM118
             codes = {error.code for error in self.wire.errors}
             assert codes <= {"UnderPressure", "DeviceFull"} | ({"UnknownOrder"} if self.somebody_was_late else set())

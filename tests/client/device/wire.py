@@ -129,10 +129,6 @@ class Wire:
         else:
             asked[0].set_result(message)
 
-    def registered(self) -> set[bytes]:
-        device = self.governor.devices._devices.get(CARD)
-        return set(device.entries) if device else set()
-
     def sizes(self) -> dict[bytes, int]:
         """The bytes that the daemon counts for each key."""
         device = self.governor.devices._devices.get(CARD)

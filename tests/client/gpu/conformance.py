@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.client.gpu import outgoing
-from tensord.client.gpu.interface import Device, Mark
+from tensord.client.gpu.interface import Device, Mark, mapped
 from tensord.client.gpu.outgoing import payload_of
 from tensord.errors import DeviceFull, UsageError
 from tensord.shm.payloads.dtypes import dtype_named, name_of
@@ -84,11 +84,6 @@ def landed(device: Device, tree: Any, mark: Mark | None = None) -> Any:
     return recipe(payload.header).view(memory)
 
 
-def collected() -> None:
-    """Everything that nobody refers to is gone."""
-    gc.collect()
-
-
 @st.composite
 def arrays(draw: st.DrawFn, names: tuple[str, ...]) -> Array:
     dtype = dtype_named(draw(st.sampled_from(names)))
@@ -116,11 +111,7 @@ def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def with_arrays(tree: Any, change: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: with_arrays(child, change) for key, child in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(with_arrays(child, change) for child in tree)
-    return change(tree) if not isinstance(tree, bool | int | str | bytes | type(None)) else tree
+    return mapped(tree, lambda leaf, _: leaf if isinstance(leaf, bool | int | str | bytes | None) else change(leaf))
 
 
 class Conformance:
@@ -179,27 +170,13 @@ class Conformance:
             name: bits(leaf) for name, leaf in expected.items()
         }
 
-    def test_large_tensors_go_and_come_back_whole(self, rig: Rig) -> None:
-        array = np.random.default_rng(7).integers(0, 256, (3, 100 * KIB + 1), np.uint8)
-        tensor = rig.upload(array)
-        host = landed(rig.device, tensor)
-        assert bits(host) == bits(array)
-        del tensor
-        collected()
-        assert bits(landed(rig.device, rig.device.to_device(host))) == bits(array)
-
     def test_a_mark_tells_whether_it_was_reached(self, rig: Rig) -> None:
         with rig.hold():
             rig.upload(np.zeros(8, "<f4"))
-            mark = rig.device.mark()
-            assert not mark.wait(0.001)
-        assert mark.wait(PATIENCE_S)
-        assert mark.wait()
-
-    def test_a_mark_is_that_of_the_threads_own_stream_and_waits_for_nothing(self, rig: Rig) -> None:
-        with rig.hold():
             marks = [rig.device.mark() for _ in range(100)]
+            assert not marks[0].wait(0.001)
         assert all(mark.wait(PATIENCE_S) for mark in marks)
+        assert marks[0].wait()
 
     def test_tensors_at_one_address_count_once(self, rig: Rig) -> None:
         base = rig.empty(8 * KIB)
@@ -207,20 +184,17 @@ class Conformance:
         assert rig.device.bytes_of({"a": base, "b": [base[:KIB], (3, "x")], "c": base}) == 8 * KIB
         assert rig.device.bytes_of([base[:1]]) == 1
         assert rig.device.bytes_of([base[:KIB], base[KIB:], rig.empty(4 * KIB)]) == 12 * KIB
-
-    def test_a_tree_on_the_host_has_no_size_on_the_device(self, rig: Rig) -> None:
         assert rig.device.bytes_of({"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
-        assert rig.device.bytes_of(3) == 0
 
     def test_a_dropped_tensor_moves_no_gauge_until_the_memory_is_given_back(self, rig: Rig) -> None:
-        collected()  # devices of earlier tests may have memory on the card
+        gc.collect()  # devices of earlier tests may have memory on the card
         rig.device.give_back()
         before_bytes = rig.gauge()
         tensor = rig.device.to_device(np.zeros(64 * KIB, np.uint8))
         with_it_bytes = rig.gauge()
         assert with_it_bytes - before_bytes >= 64 * KIB
         del tensor
-        collected()
+        gc.collect()
         # It was lent to this stream.
         assert rig.device.mark().wait(PATIENCE_S)
         now = rig.gauge()
@@ -288,7 +262,7 @@ class Conformance:
         before_bytes = rig.gauge()
         with pytest.raises(DeviceFull, match=rig.device.name):
             rig.device.to_device([np.zeros(KIB), np.zeros(rig.full_at_bytes, np.uint8)])
-        collected()
+        gc.collect()
         assert rig.gauge() == before_bytes
         assert bits(landed(rig.device, kept))[2] == b"\7" * (rig.full_at_bytes // 2)
 
@@ -297,7 +271,7 @@ class Conformance:
             pytest.skip("this card is not filled by tests")
         tensor = rig.empty(rig.full_at_bytes * 3 // 4)
         del tensor
-        collected()
+        gc.collect()
         made = rig.device.to_device(np.ones(rig.full_at_bytes // 2, np.uint8))
         assert rig.device.bytes_of(made) == rig.full_at_bytes // 2
 
@@ -312,12 +286,6 @@ class Conformance:
     def test_tensors_of_another_device_are_refused_by_place(self, rig: Rig) -> None:
         with pytest.raises(UsageError, match=r"tree\['a'\]\[1\] lies on"):
             rig.device.bytes_of({"a": [1, rig.another()]})
-
-    def test_a_tree_that_contains_itself_is_refused(self, rig: Rig) -> None:
-        endless: list[Any] = []
-        endless.append({"x": endless})
-        with pytest.raises(UsageError, match=r"tree\[0\]\['x'\] is a list that contains itself"):
-            rig.device.bytes_of(endless)
 
     def test_several_threads_copy_at_once(self, rig: Rig) -> None:
         expected = [np.full(5 * KIB + number, number, "<i4") for number in range(6)]

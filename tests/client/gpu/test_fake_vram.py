@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ from tensord.testing.fake_allocator import BLOCK_BYTES
 from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import PATIENCE_S
-from .conformance import CAPACITY_BYTES, GARBAGE, Conformance, Rig, collected, landed
+from .conformance import CAPACITY_BYTES, GARBAGE, Conformance, Rig, landed
 
 
 class FakeRig(Rig):
@@ -89,7 +90,7 @@ def test_memory_that_was_dropped_holds_garbage_and_comes_back_as_garbage(rig: Fa
     tensor = rig.device.upload(np.zeros(BLOCK_BYTES, np.uint8))
     lies_at = tensor._array
     del tensor
-    collected()
+    gc.collect()
     assert rig.device.mark().wait(PATIENCE_S)
     assert garbage(lies_at)
     assert garbage(rig.device.empty(BLOCK_BYTES, np.uint8).numpy())
@@ -110,7 +111,7 @@ def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(ri
             device.launch(partial(_look, lies_at, seen))
             last = device.mark()
         del tensor
-        collected()
+        gc.collect()
         # It may only be another tensor's once the other stream is past its kernel.
         reused = device.upload(np.full(BLOCK_BYTES, 2, np.uint8))
         assert device.mark().wait(PATIENCE_S)
@@ -118,15 +119,15 @@ def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(ri
         assert last.wait(PATIENCE_S)
         assert seen == [(b"\1" if lends else b"\2") * BLOCK_BYTES]
         del reused, lies_at
-        collected()
+        gc.collect()
         device.give_back()
 
 
-def test_the_fake_runs_without_torch() -> None:
+def test_the_fake_runs_without_torch_and_the_interface_loads_none() -> None:
     script = "\n".join(
         [
             "import sys, tempfile; sys.modules['torch'] = None",
-            "import numpy as np",
+            "import numpy as np, tensord.client.gpu.interface, tensord.client.device.torch_device",
             "from tensord.testing.fake_vram import FakeCard, FakeVram",
             "device = FakeVram(FakeCard(tempfile.mkdtemp(), 'card', 1 << 20))",
             "tree = device.to_device({'x': np.arange(5), 'y': 'z'})",

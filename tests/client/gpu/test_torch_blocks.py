@@ -12,17 +12,17 @@ import torch
 from tensord.client.gpu.torch_blocks import TorchBlocks, TorchBlockStream
 from tensord.errors import UsageError
 
-from ..device.standin import Accelerator, Driver, LateEvent, LateStream
+from ..device.standin import Accelerator
 from .block_conformance import BLOCK_BYTES, BLOCKS, Array, BlockConformance, BlockRig, locked, whole
 
 MIB = 1 << 20
 
 
 class StandinRig(BlockRig):
-    def __init__(self) -> None:
-        self.card = Accelerator(MIB)
+    def __init__(self, index: int = 0) -> None:
+        self.card = Accelerator(MIB, index=index)
         self.device: TorchBlocks = TorchBlocks(
-            0, self.card.swap_blocks_batch, accelerator=self.card, driver=self.card.driver
+            index, self.card.swap_blocks_batch, accelerator=self.card, driver=self.card.driver
         )
         self.memory = self.card.empty((BLOCKS, BLOCK_BYTES), torch.uint8)
 
@@ -118,44 +118,13 @@ def test_a_card_that_is_not_there_is_refused(rig: StandinRig) -> None:
         TorchBlocks(1, rig.card.swap_blocks_batch, accelerator=rig.card)
 
 
-def test_each_call_selects_its_card_whichever_the_calling_thread_has_chosen(rig: StandinRig) -> None:
-    chosen = [0]
-
-    class TwoCards(Accelerator):
-        def device_count(self) -> int:
-            return 2
-
-        @contextmanager
-        def device(self, index: int) -> Iterator[None]:
-            before, chosen[0] = chosen[0], index
-            try:
-                with super().device(index):
-                    yield
-            finally:
-                chosen[0] = before
-
-        def Event(self, blocking: bool = False) -> LateEvent:
-            return OnItsCard(self)
-
-    class OnItsCard(LateEvent):
-        def record(self, stream: LateStream) -> None:
-            assert chosen == [1], "an event of another card than its stream"
-            super().record(stream)
-
-    class OnCard(Driver):
-        def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
-            assert chosen == [1], "a registration in another card's context"
-            return super().cuMemHostRegister_v2(address, size_bytes, flags)
-
-    def swap(*arrays: Any, is_src_access_order_any: bool) -> None:
-        assert chosen == [1], "copies on another card's stream"
-
-    cards = TwoCards(MIB)
-    device = TorchBlocks(1, swap, accelerator=cards, driver=OnCard())
-    assert device.mark().wait()
-    stream = device.stream(to_host=False)
-    stream.copy(whole(rig, device.page_locked(BLOCKS * BLOCK_BYTES), to_host=False), device.mark())
-    assert stream.mark().wait()
-    assert device.register(4096, 4096) == ""
-    device.unregister(4096)
-    assert chosen == [0]
+def test_each_call_selects_its_card_whichever_the_calling_thread_has_chosen() -> None:
+    rig = StandinRig(1)
+    rig.card.contexts.clear()
+    stream = rig.device.stream(to_host=False)
+    stream.copy(whole(rig, locked(rig), to_host=False), rig.device.mark())
+    done = stream.mark()
+    assert rig.device.register(4096, 4096) == ""
+    rig.device.unregister(4096)
+    assert rig.card.contexts == {1}
+    assert done.wait()

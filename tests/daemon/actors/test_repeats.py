@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tensord.daemon.process.logs import Repeats
+from tensord.daemon.process.logs import FORGOTTEN_S, REPEATS_MAX, Repeats
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION
 from tensord.ipc.wire.frames import pack
@@ -37,10 +37,9 @@ def test_a_client_of_another_version_that_tries_again_and_again_is_logged_once()
 
 
 def test_an_old_repeat_counts_as_new_and_the_memory_has_a_limit() -> None:
-    repeats = Repeats(forgotten_s=10, most=2)
+    repeats = Repeats()
     assert repeats.is_new("a", 0)
-    assert not repeats.is_new("a", 9)
-    assert not repeats.is_new("a", 19)
-    assert repeats.is_new("a", 30)
-    assert repeats.is_new("b", 30) and repeats.is_new("c", 30)
-    assert repeats.is_new("a", 31), "the oldest of three was forgotten"
+    assert not repeats.is_new("a", FORGOTTEN_S)
+    assert repeats.is_new("a", 2 * FORGOTTEN_S + 1)
+    assert all(repeats.is_new(number, 3 * FORGOTTEN_S) for number in range(REPEATS_MAX))
+    assert repeats.is_new("a", 2 * FORGOTTEN_S + 2), "the oldest was forgotten"

@@ -7,13 +7,8 @@ import pytest
 
 from tensord.daemon.app import main
 from tensord.daemon.config import usage
-from tensord.errors import BadConfiguration
 
 ENVIRON = {"XDG_RUNTIME_DIR": "/run/user/1000"}
-
-
-def test_a_command_line_of_settings_only_asks_for_a_daemon() -> None:
-    assert usage.asked(["--ring-bytes", "64MiB"], ENVIRON) is None
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -35,11 +30,6 @@ def test_check_config_says_where_each_value_comes_from(tmp_path: Path) -> None:
     assert rows["max_entries"] == ("99", f"file {file}")
     assert rows["policy"] == ("lru", "env TENSORD_POLICY")
     assert rows["log.level"] == ("info", "default")
-
-
-def test_check_config_refuses_what_the_daemon_would_refuse() -> None:
-    with pytest.raises(BadConfiguration, match="ring_bites"):
-        usage.asked(["--check-config", "--ring_bites=1"], ENVIRON)
 
 
 def test_check_config_names_the_variables_that_are_ignored(capsys: pytest.CaptureFixture[str]) -> None:

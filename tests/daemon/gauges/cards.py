@@ -72,8 +72,9 @@ class Cards:
     cards: list[Card] = field(default_factory=list)
     generation: int = 1
 
-    def show(self) -> None:
-        """From now on they are as they are said to be here."""
+    def show(self, *cards: Card) -> None:
+        """From now on these are there, or else they are as they are said to be here."""
+        self.cards = list(cards) or self.cards
         beside = self.file.with_suffix(".new")
         beside.write_text(f"{self.generation}\n" + "".join(card.line() for card in self.cards))
         beside.rename(self.file)
@@ -160,6 +161,9 @@ class Reader:
             self._process.communicate()
 
 
+Begin = Callable[..., Reader]
+
+
 class Remote:
     """A reader's source, as a Source of this process."""
 
@@ -187,14 +191,12 @@ class OneCard(Stage):
     gauge = "0000:65:00.0"
     ERROR: Final = 15
 
-    def __init__(self, cards: Cards, begin: Callable[[], Reader]) -> None:
+    def __init__(self, cards: Cards, reader: Reader) -> None:
         self.cards = cards
-        self.cards.cards = [Card(0)]
-        self.source = Remote(begin())
+        self.source = Remote(reader)
 
     def show(self, used_bytes: int, total_bytes: int) -> None:
-        self.cards.cards = [Card(used_bytes, total_bytes)]
-        self.cards.show()
+        self.cards.show(Card(used_bytes, total_bytes))
 
     def lose(self) -> None:
         self.cards.cards[0].error = self.ERROR

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from .cards import Cards, compiled
+from .cards import Begin, Cards, Reader, compiled
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +34,10 @@ def old_rocm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cards(tmp_path: Path) -> Cards:
     """No cards yet, and no driver before they are shown."""
     return Cards(tmp_path / "cards")
+
+
+@pytest.fixture
+def begun() -> Iterator[Begin]:
+    """Begins a Reader, which ends with the test."""
+    with ExitStack() as ends:
+        yield lambda *arguments, **environ: ends.enter_context(Reader(*arguments, **environ))

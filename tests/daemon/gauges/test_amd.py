@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tensord.ipc.messages.modes import Tier
 
-from .cards import GIB, Card, Cards, OneCard, Reader
+from .cards import GIB, Begin, Card, Cards, OneCard
 from .conformance import AnySource, Stage
 
 GONE = 19
 LIBDRM_SAYS = "amdgpu.ids: No such file or directory\n"
-Begin = Callable[..., Reader]
 
 
 def ahead(folder: Path) -> str:
@@ -31,22 +30,13 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def begin(rocm_folder: Path, cards: Cards, root: Path) -> Iterator[Begin]:
-    readers: list[Reader] = []
-
-    def new(rocm: Path = rocm_folder, **environ: str) -> Reader:
-        readers.append(Reader("amd", root, ROCM_PATH=str(rocm), STANDIN_CARDS=str(cards.file), **environ))
-        return readers[-1]
-
-    yield new
-    for reader in readers:
-        reader.__exit__()
+def begin(rocm_folder: Path, cards: Cards, root: Path, begun: Begin) -> Begin:
+    return partial(begun, "amd", root, ROCM_PATH=str(rocm_folder), STANDIN_CARDS=str(cards.file))
 
 
 def test_every_gpu_is_read_with_its_whole_handle_and_changes_live(cards: Cards, begin: Begin) -> None:
     """The stand-in's handles are pointers: cut to 32 bits, as pyrsmi passes them, they would be nobody's."""
-    cards.cards = [Card(3 * GIB, 192 * GIB, bus=0xC1), Card(5 * GIB, domain=0x2, bus=0x03, device=0x11, function=2)]
-    cards.show()
+    cards.show(Card(3 * GIB, 192 * GIB, bus=0xC1), Card(5 * GIB, domain=0x2, bus=0x03, device=0x11, function=2))
     reader = begin()
     assert reader.gauges() == {"0000:c1:00.0": [3 * GIB, 192 * GIB], "0002:03:11.2": [5 * GIB, 80 * GIB]}
     cards.cards[0].used_bytes = 190 * GIB
@@ -56,14 +46,15 @@ def test_every_gpu_is_read_with_its_whole_handle_and_changes_live(cards: Cards, 
 
 
 def test_a_library_that_lists_gpus_by_socket_is_read_as_well(cards: Cards, begin: Begin, old_rocm_folder: Path) -> None:
-    cards.cards = [Card(1, bus=1), Card(2, bus=2)]
-    cards.show()
-    assert begin(old_rocm_folder).gauges() == {"0000:01:00.0": [1, 80 * GIB], "0000:02:00.0": [2, 80 * GIB]}
+    cards.show(Card(1, bus=1), Card(2, bus=2))
+    assert begin(ROCM_PATH=str(old_rocm_folder)).gauges() == {
+        "0000:01:00.0": [1, 80 * GIB],
+        "0000:02:00.0": [2, 80 * GIB],
+    }
 
 
 def test_minus_one_is_a_failure_that_says_why_and_never_a_value(cards: Cards, begin: Begin) -> None:
-    cards.cards = [Card(1, bus=1), Card(2, bus=2)]
-    cards.show()
+    cards.show(Card(1, bus=1), Card(2, bus=2))
     reader = begin()
     reader.gauges()
     cards.cards[0].error = GONE
@@ -81,9 +72,8 @@ def test_minus_one_is_a_failure_that_says_why_and_never_a_value(cards: Cards, be
 
 def test_every_partition_of_a_card_is_a_gauge_of_its_own(cards: Cards, begin: Begin) -> None:
     """In CPX mode. Libraries number them in the function of the address, or give all of them one address."""
-    cards.cards = [Card(number, bus=1, function=number) for number in range(4)]
-    cards.cards += [Card(10 + number, bus=2) for number in range(4)]
-    cards.show()
+    numbered = (Card(number, bus=1, function=number) for number in range(4))
+    cards.show(*numbered, *(Card(10 + number, bus=2) for number in range(4)))
     assert begin().gauges() == {
         **{f"0000:01:00.{number}": [number, 80 * GIB] for number in range(4)},
         **{f"0000:02:00.{number}": [10 + number, 80 * GIB] for number in range(4)},
@@ -92,16 +82,15 @@ def test_every_partition_of_a_card_is_a_gauge_of_its_own(cards: Cards, begin: Be
 
 def test_an_apu_that_computes_in_the_hosts_memory_is_as_full_as_that(cards: Cards, begin: Begin, root: Path) -> None:
     """The driver does so if the memory set aside for graphics is smaller. A card's own memory always counts."""
-    cards.cards = [
+    cards.show(
         Card(400 << 20, 512 << 20, bus=1, gtt_used_bytes=9 * GIB, gtt_total_bytes=64 * GIB),
         Card(30 * GIB, 96 * GIB, bus=2, gtt_used_bytes=1, gtt_total_bytes=16 * GIB),
         Card(7 * GIB, 8 * GIB, bus=3, gtt_used_bytes=1, gtt_total_bytes=64 * GIB),
-    ]
+    )
     for bus, revision in ((1, 2), (2, 3), (3, 1)):
         device = root / f"sys/bus/pci/devices/0000:{bus:02x}:00.0"
         device.mkdir(parents=True)
         (device / "gpu_metrics").write_bytes(bytes([120, 0, revision, 0]) + bytes(116))
-    cards.show()
     assert begin().gauges() == {
         "0000:01:00.0": [9 * GIB, 64 * GIB],
         "0000:02:00.0": [30 * GIB, 96 * GIB],
@@ -112,8 +101,7 @@ def test_an_apu_that_computes_in_the_hosts_memory_is_as_full_as_that(cards: Card
 def test_without_a_driver_nothing_is_asked(cards: Cards, begin: Begin, root: Path) -> None:
     (root / "sys/module/amdgpu/initstate").unlink()
     (root / "sys/module/amdgpu").rmdir()
-    cards.cards = [Card(1)]
-    cards.show()
+    cards.show(Card(1))
     reader = begin()
     answer = reader.read()
     assert answer["absent"] and "driver is not loaded" in answer["failed"]
@@ -122,13 +110,12 @@ def test_without_a_driver_nothing_is_asked(cards: Cards, begin: Begin, root: Pat
 
 def test_a_driver_that_is_built_in_counts_as_loaded(cards: Cards, begin: Begin, root: Path) -> None:
     (root / "sys/module/amdgpu/initstate").unlink()
-    cards.cards = [Card(1)]
-    cards.show()
+    cards.show(Card(1))
     assert begin().gauges() == {"0000:65:00.0": [1, 80 * GIB]}
 
 
 def test_without_the_library_there_is_nothing_to_read(cards: Cards, begin: Begin, tmp_path: Path) -> None:
-    reader = begin(tmp_path)
+    reader = begin(ROCM_PATH=str(tmp_path))
     answer = reader.read()
     assert answer["absent"] and "libamd_smi.so" in answer["failed"]
     assert reader.end() == ""
@@ -149,8 +136,7 @@ def test_a_broken_amdsmi_package_does_not_keep_the_library_from_being_read(
     cards: Cards, begin: Begin, tmp_path: Path
 ) -> None:
     (tmp_path / "amdsmi.py").write_text("raise KeyError('AMDSMI_LIB')\n")
-    cards.cards = [Card(1)]
-    cards.show()
+    cards.show(Card(1))
     assert begin(PYTHONPATH=ahead(tmp_path)).gauges() == {"0000:65:00.0": [1, 80 * GIB]}
 
 
@@ -174,4 +160,4 @@ class TestSource(AnySource):
 
     @pytest.fixture
     def set_up(self, cards: Cards, begin: Begin) -> Stage:
-        return OneCard(cards, begin)
+        return OneCard(cards, begin())

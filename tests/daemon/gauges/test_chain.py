@@ -53,38 +53,39 @@ def used(used_bytes: int) -> Reading:
     return Reading(used_bytes, 100)
 
 
-def test_the_first_source_that_reads_a_gauge_counts_and_each_gauge_appears_once() -> None:
-    told = Told("amd", "sysfs", "owners")
-    samples = told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2), OTHER: used(3)}, "owners": {OTHER: used(4)}})
-    assert samples == {
-        CARD: Sample(CARD, Tier.DEVICE, 1, 100, "amd", 2.0),
-        OTHER: Sample(OTHER, Tier.DEVICE, 3, 100, "sysfs", 2.0),
-    }
-
-
 def test_a_failing_source_keeps_its_last_value_as_of_when_it_was_read_and_is_stale_after_three_failures() -> None:
     told = Told("nvidia")
-    told.take({"nvidia": {CARD: used(7)}})
+    sample = told.take({"nvidia": {CARD: Reading(7, 100, {"of": "x"}, began_at=2.0)}})[CARD]
+    assert sample.shown == {"of": "x"}
     for failures in range(1, 6):
         sample = told.take({"nvidia": {CARD: LOST}})[CARD]
         assert (sample.used_bytes, sample.began_at, sample.source) == (7, 2.0, "nvidia")
         assert sample.stale == (failures >= STALE_AFTER == 3)
-        assert sample.shown == {"failure": "GPU is lost"}, "status says why"
+        assert sample.shown == {"of": "x", "failure": "GPU is lost"}, "status says why"
 
 
-@pytest.mark.parametrize("failure", [{CARD: LOST, OTHER: used(1)}, DEAD], ids=["a gauge", "the source"])
-def test_a_failure_is_logged_once_and_so_is_its_end(failure: dict[str, Reading | GaugeFailed] | GaugeFailed) -> None:
+@pytest.mark.parametrize(
+    ("results", "hanging", "why"),
+    [
+        ({"nvidia": {CARD: LOST, OTHER: used(1)}}, {}, f"{CARD}: GPU is lost"),
+        ({"nvidia": DEAD}, {}, str(DEAD)),
+        ({"nvidia": GaugeAbsent("no driver")}, {}, "no driver"),
+        ({}, {"nvidia": 1.0}, "no answer for 3 s"),
+    ],
+    ids=["a gauge fails", "the source fails", "its driver is gone", "it hangs"],
+)
+def test_a_failure_is_logged_once_and_so_is_its_end(results: Results, hanging: Mapping[str, float], why: str) -> None:
     told = Told("nvidia")
-    good = {CARD: used(1), OTHER: used(1)}
-    for result in (good, *[failure] * 10, *[good] * 10, failure):
-        told.take({"nvidia": result})
+    good = {"nvidia": {CARD: used(1), OTHER: used(1)}}
+    for taken in (good, *[results] * 10, *[good] * 10, results):
+        told.take(taken, hanging if taken is results else None)
     assert told.told("warning", "info") == [
         ("gauges found", "nvidia"),
         ("gauge cannot be read", "nvidia"),
         ("gauge can be read again", "nvidia"),
         ("gauge cannot be read", "nvidia"),
     ]
-    assert told.lines[1].fields["why"] == (f"{CARD}: GPU is lost" if isinstance(failure, dict) else str(DEAD))
+    assert told.lines[1].fields["why"] == why
 
 
 def test_a_source_that_fails_and_recovers_repeatedly_is_logged_once() -> None:
@@ -94,12 +95,6 @@ def test_a_source_that_fails_and_recovers_repeatedly_is_logged_once() -> None:
     assert RECOVERED_AFTER == 3
     assert told.told("warning") == [("gauge cannot be read", "nvidia")]
     assert told.told("info") == [("gauges found", "nvidia")]
-
-
-def test_no_failure_is_swallowed_of_a_gauge_that_was_never_read() -> None:
-    told = Told("nvidia")
-    assert told.take({"nvidia": {"nvidia:0": LOST}}) == {}, "no value is made up for it"
-    assert told.told("warning") == [("gauge cannot be read", "nvidia")]
 
 
 def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() -> None:
@@ -120,30 +115,6 @@ def test_the_source_that_counted_last_goes_on_counting_while_none_is_usable() ->
     for read in (used(2), used(2), used(2), LOST, LOST, LOST):
         sample = told.take({"amd": DEAD, "sysfs": {CARD: read}})[CARD]
     assert sample.stale and sample.source == "sysfs"
-
-
-def test_a_source_that_is_not_there_is_left_out_with_one_line() -> None:
-    told = Told("amd", "owners")
-    for _ in range(5):
-        told.take({"amd": GaugeAbsent("no driver"), "owners": {}})
-    assert told.told("warning") == []
-    assert told.told("info") == [("gauge source absent; not used", "amd")]
-
-
-def test_a_driver_that_goes_away_later_is_a_failure() -> None:
-    told = Told("amd")
-    told.take({"amd": {CARD: used(1)}})
-    for _ in range(3):
-        samples = told.take({"amd": GaugeAbsent("no driver")})
-    assert samples[CARD].stale
-    assert told.told("warning") == [("gauge cannot be read", "amd")]
-
-
-def test_a_reading_that_began_earlier_than_the_sample_says_so() -> None:
-    told = Told("owners")
-    sample = told.take({"owners": {CARD: Reading(1, 2, {"of": "x"}, began_at=0.5)}})[CARD]
-    assert sample.began_at == 0.5
-    assert sample.shown == {"of": "x"}
 
 
 @pytest.mark.parametrize(("used_bytes", "total_bytes"), [(-1, 100), (1, 0), (1, -1), (-1, -1)])
@@ -181,17 +152,6 @@ def test_the_gauges_of_a_source_that_hangs_are_stale_at_once_until_a_good_readin
     assert not told.take({"nvidia": {CARD: used(9), OTHER: used(8)}})[CARD].stale
 
 
-def test_a_hang_is_logged_once_and_so_is_its_end() -> None:
-    told = Told("nvidia")
-    told.take({"nvidia": {CARD: used(7)}})
-    for _ in range(5):
-        told.take({}, {"nvidia": 4.0})
-    assert told.told("warning") == [("gauge cannot be read", "nvidia")]
-    for _ in range(5):
-        told.take({"nvidia": {CARD: used(7)}})
-    assert told.told("info")[1:] == [("gauge can be read again", "nvidia")]
-
-
 def test_every_source_says_what_it_does_since_when_and_whether_a_person_must_look() -> None:
     told = Told("amd", "nvidia", "sysfs", "owners")
     told.take({"amd": GaugeAbsent("no driver"), "nvidia": {CARD: used(1)}, "owners": {}})
@@ -210,18 +170,22 @@ def test_every_source_says_what_it_does_since_when_and_whether_a_person_must_loo
 
 def test_a_source_or_a_gauge_that_was_never_read_is_a_problem_since_no_stale_gauge_shows_it() -> None:
     told = Told("amd", "nvidia")
-    told.take({"amd": DEAD, "nvidia": {CARD: used(1), "nvidia:1": LOST}})
+    samples = told.take({"amd": DEAD, "nvidia": {CARD: used(1), "nvidia:1": LOST}})
+    assert set(samples) == {CARD}, "no value is made up for it"
+    assert told.told("warning") == [("gauge cannot be read", "amd"), ("gauge cannot be read", "nvidia")]
     assert told.state("amd").problem
     assert told.state("nvidia").problem and told.state("nvidia").why == "nvidia:1: GPU is lost"
     told.take({"amd": {OTHER: used(1)}, "nvidia": {CARD: used(1), "nvidia:1": used(1)}})
     assert not told.state("amd").problem and not told.state("nvidia").problem
 
 
-def test_an_absent_source_is_a_problem_only_where_it_was_asked_for_by_name() -> None:
-    for sources, problem in ((("amd",), True), (("amd", "owners"), False)):
+def test_an_absent_source_is_left_out_with_one_line_and_a_problem_only_where_it_was_asked_for_by_name() -> None:
+    for sources, level in ((("amd",), "warning"), (("amd", "owners"), "info")):
         told = Told(*sources)
-        told.take({"amd": GaugeAbsent("no driver")})
-        assert told.state("amd").problem == problem
+        for _ in range(5):
+            told.take({"amd": GaugeAbsent("no driver"), "owners": {}})
+        assert told.state("amd").problem == (level == "warning")
+        assert [(line.level, line.event) for line in told.lines] == [(level, "gauge source absent; not used")]
 
 
 SOURCES = ("first", "second", "third")

@@ -11,13 +11,11 @@ from tensord.daemon.config import sections
 from tensord.daemon.config.config import Config
 from tensord.daemon.gauges.gauges import ABSENT_S, Gauges, open_gauges
 from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
-from tensord.daemon.gauges.sources.owners import OwnersSource
 from tensord.daemon.governor.forms.events import Sample
 from tensord.daemon.process.logs import logger
 from tensord.ipc.messages.modes import Tier
 
 from ...daemon_process import until
-from .test_sysfs import card
 
 GIB = 1 << 30
 CARD = "0000:65:00.0"
@@ -85,13 +83,6 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
     assert [line["source"] for line in lines if line["event"] == "gauges found"] == ["owners"]
 
 
-def test_a_card_without_a_library_is_read_from_sysfs_rather_than_from_its_owners(tmp_path: Path) -> None:
-    card(tmp_path, 0, CARD, "1000", "4000")
-    gauges = open_gauges(wanted(host="none"), LOG, root=tmp_path)
-    gauges.report(CARD, 3, 10, read_at=0.0)
-    assert by_gauge(gauges, 0.0)[CARD].source == "sysfs"
-
-
 def test_the_host_is_read_unless_nobody_wants_it() -> None:
     assert set(by_gauge(open_gauges(wanted(device="none"), LOG), 0.0)) == {"host"}
     nothing = open_gauges(wanted(device="none", host="none"), LOG)
@@ -109,20 +100,6 @@ def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_
     assert not gauges.under_way
 
 
-def test_a_source_with_a_bug_ends_no_sample_and_is_logged() -> None:
-    """A monitor that swallows its own errors would show the last value for ever, and nobody would know."""
-    broken = Scripted("broken", {CARD: Reading(1, 2)})
-    gauges = Gauges([(Tier.DEVICE, [broken]), (Tier.HOST, [Scripted("host", {"host": Reading(1, 2)})])], LOG)
-    sampled(gauges, 0.0)
-    broken.answer = ZeroDivisionError("division by zero")
-    with capture_logs() as lines:
-        for now in (1.0, 2.0, 3.0):
-            samples = by_gauge(gauges, now)
-    assert not samples["host"].stale
-    assert samples[CARD].stale and samples[CARD].shown == {"failure": "ZeroDivisionError: division by zero"}
-    assert [(line["log_level"], line["why"]) for line in lines] == [("warning", "ZeroDivisionError: division by zero")]
-
-
 def test_a_missing_source_is_tried_again_at_intervals() -> None:
     source = Scripted("late", GaugeAbsent("no driver yet"))
     gauges = Gauges([(Tier.DEVICE, [source])], LOG)
@@ -131,17 +108,6 @@ def test_a_missing_source_is_tried_again_at_intervals() -> None:
     assert source.reads == 1
     source.answer = {CARD: Reading(1, 2)}
     assert set(by_gauge(gauges, ABSENT_S)) == {CARD}
-
-
-def test_reports_under_the_hosts_name_are_refused_and_logged_once() -> None:
-    gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0, 64)])], LOG)
-    with capture_logs() as lines:
-        gauges.report("host", 1, 2, read_at=0.0)
-        gauges.report("host", 1, 2, read_at=0.0)
-    assert sampled(gauges, 0.0) == ()
-    assert [line["event"] for line in lines] == [
-        "a client's reading of its device is ignored; further ones are not logged"
-    ]
 
 
 class Hanging(Scripted):

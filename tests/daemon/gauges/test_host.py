@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,22 +43,24 @@ class Machine:
         return reading
 
 
-def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, "/system.slice/tensord.service")
-    machine.cgroup("system.slice", "max", 5 * GIB)
-    machine.cgroup("system.slice/tensord.service", "max", 4 * GIB)
+@pytest.mark.parametrize(
+    ("own", "cgroups", "expected"),
+    [
+        pytest.param("/a/b", {"a": ("max", 5), "a/b": ("max", 4)}, (16, 64, "machine"), id="no limit"),
+        pytest.param("/a/b", {"a": ("max", 9), "a/b": ("8", 6, 2)}, (4, 8, "cgroup /a/b"), id="without page cache"),
+        pytest.param("/a/b", {"a": ("32", 31), "a/b": ("8", 4)}, (31, 32, "cgroup /a"), id="the fullest of all above"),
+        pytest.param("/", {"": ("2", 1)}, (1, 2, "cgroup /"), id="a container sees its limit at the root"),
+        pytest.param("/a", {"a": ("1024", 1)}, (16, 64, "machine"), id="above the machine's memory"),
+    ],
+)
+def test_the_limit_that_is_nearest_counts(
+    tmp_path: Path, own: str, cgroups: dict[str, tuple[Any, ...]], expected: tuple[int, int, str]
+) -> None:
+    machine = Machine(tmp_path, own)
+    for path, (limit, *gib) in cgroups.items():
+        machine.cgroup(path, limit if limit == "max" else str(int(limit) * GIB), *(each * GIB for each in gib))
     reading = machine.read()
-    assert (reading.used_bytes, reading.total_bytes) == (16 * GIB, 64 * GIB)
-    assert reading.shown == {"of": "machine"}
-
-
-def test_the_own_cgroups_limit_counts_without_page_cache_that_can_be_dropped(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, "/system.slice/tensord.service")
-    machine.cgroup("system.slice", "max", 9 * GIB)
-    machine.cgroup("system.slice/tensord.service", str(8 * GIB), 6 * GIB, cache=2 * GIB)
-    reading = machine.read()
-    assert (reading.used_bytes, reading.total_bytes) == (4 * GIB, 8 * GIB)
-    assert reading.shown["of"] == "cgroup /system.slice/tensord.service"
+    assert (reading.used_bytes / GIB, reading.total_bytes / GIB, reading.shown["of"]) == expected
 
 
 def test_a_limit_of_cgroup_v1_counts_without_page_cache_that_can_be_dropped(tmp_path: Path) -> None:
@@ -75,51 +78,22 @@ def test_a_limit_of_cgroup_v1_counts_without_page_cache_that_can_be_dropped(tmp_
     assert reading.shown == {"of": "cgroup /old"}
 
 
-def test_the_tightest_limit_of_all_above_counts(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, "/a/b/c")
-    machine.cgroup("a", str(32 * GIB), 31 * GIB)
-    machine.cgroup("a/b", "max", 20 * GIB)
-    machine.cgroup("a/b/c", str(8 * GIB), 4 * GIB)
-    reading = machine.read()
-    assert (reading.used_bytes, reading.total_bytes, reading.shown["of"]) == (31 * GIB, 32 * GIB, "cgroup /a")
-
-
-def test_a_container_reads_its_limit_at_the_root_that_it_sees(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, "/")
-    machine.cgroup("", str(2 * GIB), 1 * GIB)
-    reading = machine.read()
-    assert (reading.used_bytes, reading.total_bytes, reading.shown["of"]) == (1 * GIB, 2 * GIB, "cgroup /")
-
-
-def test_a_limit_above_the_machines_memory_is_none(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, "/big")
-    machine.cgroup("big", str(1024 * GIB), 1 * GIB)
-    assert machine.read().shown["of"] == "machine"
-
-
 @pytest.mark.parametrize(
     ("file", "text"),
     [
         ("cgroup/a/memory.current", "garbage"),
         ("cgroup/a/memory.max", "0"),
         ("cgroup/a/memory.max", "-1"),
+        ("cgroup/a/memory.stat", None),
         ("proc/meminfo", "MemTotal: 5 kB\n"),
         ("proc/meminfo", ""),
     ],
 )
-def test_an_unreadable_file_is_a_failure_and_not_a_value(tmp_path: Path, file: str, text: str) -> None:
+def test_an_unreadable_file_is_a_failure_and_not_a_value(tmp_path: Path, file: str, text: str | None) -> None:
     machine = Machine(tmp_path, "/a")
     machine.cgroup("a", str(2 * GIB), 1 * GIB)
-    (tmp_path / file).write_text(text)
+    (tmp_path / file).write_text(text) if text is not None else (tmp_path / file).unlink()
     with pytest.raises(GaugeFailed, match=Path(file).name):
-        HostSource(machine.root, machine.proc).read(0.0)
-
-
-def test_a_cgroup_that_vanishes_while_it_is_read_is_a_failure(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, "/a")
-    folder = machine.cgroup("a", str(2 * GIB), 1 * GIB)
-    (folder / "memory.stat").unlink()
-    with pytest.raises(GaugeFailed, match=r"memory\.stat"):
         HostSource(machine.root, machine.proc).read(0.0)
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
 from tensord.daemon.gauges.sources.owners import OwnersSource
+from tensord.daemon.governor.forms.limits import DEVICES_MAX
 from tensord.ipc.messages.modes import Tier
 
 from .conformance import AnySource, Stage
@@ -11,11 +12,13 @@ from .conformance import AnySource, Stage
 CARD = "0000:65:00.0"
 
 
-def test_a_device_is_what_its_owners_said_last_as_of_when_they_said_it() -> None:
-    source = OwnersSource(2.0, 64)
+def test_a_device_is_what_was_read_last_whenever_it_was_said() -> None:
+    """Of two owners of a device, one may be slow to send what it has read."""
+    source = OwnersSource()
     assert source.read(0.0) == {}
     source.report(CARD, 1, 100, read_at=1.0)
     source.report(CARD, 2, 100, read_at=1.5)
+    source.report(CARD, 0, 100, read_at=0.5)
     source.report("cuda:1", 3, 50, read_at=1.0)
     assert source.read(2.0) == {
         CARD: Reading(2, 100, began_at=1.5),
@@ -23,37 +26,25 @@ def test_a_device_is_what_its_owners_said_last_as_of_when_they_said_it() -> None
     }
 
 
-def test_a_report_that_was_read_earlier_than_the_last_one_changes_nothing() -> None:
-    """Of two owners of a device, one may be slow to send what it has read."""
-    source = OwnersSource(2.0, 64)
-    source.report(CARD, 70, 100, read_at=2.0)
-    assert source.report(CARD, 0, 100, read_at=1.0)
-    assert source.read(3.0) == {CARD: Reading(70, 100, began_at=2.0)}
-
-
-def test_a_device_fails_once_nothing_was_heard_for_three_intervals() -> None:
-    source = OwnersSource(2.0, 64)
+def test_a_device_fails_after_three_intervals_without_a_report_and_is_no_gauge_after_sixty() -> None:
+    source = OwnersSource()
     source.report(CARD, 1, 100, read_at=10.0)
     assert source.read(16.0) == {CARD: Reading(1, 100, began_at=10.0)}
     failed = source.read(16.1)[CARD]
     assert isinstance(failed, GaugeFailed) and "6.1 s" in str(failed)
     source.report(CARD, 2, 100, read_at=17.0)
     assert source.read(17.0) == {CARD: Reading(2, 100, began_at=17.0)}
+    assert set(source.read(137.0)) == {CARD}
+    assert source.read(137.1) == {}
 
 
-def test_a_device_whose_owners_have_long_gone_is_no_gauge_any_more() -> None:
-    source = OwnersSource(2.0, 64)
-    source.report(CARD, 1, 100, read_at=0.0)
-    assert set(source.read(120.0)) == {CARD}
-    assert source.read(120.1) == {}
-
-
-def test_so_many_devices_are_known_and_no_more() -> None:
-    source = OwnersSource(2.0, 3)
-    assert all(source.report(f"card{number}", 1, 2, read_at=0.0) for number in range(3))
-    assert not source.report("one more", 1, 2, read_at=0.0)
-    assert source.report("card0", 2, 2, read_at=0.0)
-    assert len(source.read(0.0)) == 3
+def test_so_many_devices_are_known_and_no_more_and_the_host_is_none() -> None:
+    source = OwnersSource()
+    for name in ("host", *(f"card{number}" for number in range(DEVICES_MAX)), "one more"):
+        source.report(name, 1, 2, read_at=0.0)
+    source.report("card0", 2, 2, read_at=0.0)
+    assert list(source.read(0.0)) == [f"card{number}" for number in range(DEVICES_MAX)]
+    assert source.read(0.0)["card0"] == Reading(2, 2, began_at=0.0)
 
 
 class Owner(Stage):
@@ -62,7 +53,7 @@ class Owner(Stage):
     gauge = CARD
 
     def __init__(self) -> None:
-        self.source = self.owners = OwnersSource(2.0, 64)
+        self.source = self.owners = OwnersSource()
         self.sees: tuple[int, int] | None = None
 
     def show(self, used_bytes: int, total_bytes: int) -> None:

@@ -11,7 +11,9 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
+from tensord.daemon.gauges import psi
 from tensord.daemon.gauges.psi import watch_stalls
+from tensord.daemon.gauges.sources.host import HostSource
 from tensord.daemon.process.logs import logger
 
 PATIENCE_S = 30.0
@@ -25,14 +27,14 @@ class Stalls:
 
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
-        self.armed: list[tuple[Path, int]] = []
+        self.armed: list[Path] = []
         self.seen = asyncio.Event()
         self.count = 0
 
-    def arm(self, file: Path, stall_us: int) -> int:
+    def arm(self, file: Path) -> int:
         if file.name == "refused":
             raise PermissionError(13, "Permission denied", str(file))
-        self.armed.append((file, stall_us))
+        self.armed.append(file)
         return os.dup(self.theirs.fileno())
 
     def stall(self) -> None:
@@ -51,7 +53,7 @@ class Stalls:
 
 
 @pytest.fixture
-def stalls() -> Iterator[Stalls]:
+def stalls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalls]:
     stalls = Stalls()
     with stalls.ours, stalls.theirs:
         try:
@@ -59,15 +61,24 @@ def stalls() -> Iterator[Stalls]:
             stalls.theirs.recv(1, socket.MSG_OOB)
         except OSError:
             pytest.skip("this kernel has no urgent data on Unix sockets")
+        monkeypatch.setattr(psi, "_armed", stalls.arm)
         yield stalls
 
 
-def watched(stalls: Stalls, files: list[str], test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The pressure files that the host is said to have."""
+    found: list[Path] = []
+    monkeypatch.setattr(HostSource, "pressure_files", lambda _: found)
+    return found
+
+
+def watched(stalls: Stalls, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs `test` while the stalls are watched, in the daemon's kind of loop."""
 
     async def go() -> None:
         before = os.listdir("/proc/self/fd")
-        watching = asyncio.create_task(watch_stalls(stalls.take, LOG, [Path(name) for name in files], stalls.arm))
+        watching = asyncio.create_task(watch_stalls(stalls.take, LOG))
         await test()
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -78,54 +89,51 @@ def watched(stalls: Stalls, files: list[str], test: Callable[[], Coroutine[Any, 
     uvloop.run(go())
 
 
-def test_every_stall_calls_back_once_until_it_is_cancelled(stalls: Stalls) -> None:
+def test_every_stall_calls_back_once_with_the_first_file_that_does_not_refuse(
+    stalls: Stalls, files: list[Path]
+) -> None:
+    files += [Path("refused"), Path("machine"), Path("other")]
+
     async def three() -> None:
         for _ in range(3):
             stalls.stall()
             await stalls.next()
 
-    watched(stalls, ["a", "b"], three)
-    assert stalls.armed == [(Path("a"), 150_000)]
+    watched(stalls, three)
+    assert stalls.armed == [Path("machine")]
     assert stalls.count == 3
 
 
-def test_the_next_file_is_taken_where_one_refuses(stalls: Stalls) -> None:
-    async def one() -> None:
-        stalls.stall()
-        await stalls.next()
-
-    watched(stalls, ["refused", "machine"], one)
-    assert stalls.armed == [(Path("machine"), 150_000)]
-
-
-def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(tmp_path: Path) -> None:
+def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(files: list[Path], tmp_path: Path) -> None:
+    files.append(tmp_path / "absent")
     with capture_logs() as lines:
-        asyncio.run(watch_stalls(lambda: None, LOG, [tmp_path / "absent"]))
+        asyncio.run(watch_stalls(lambda: None, LOG))
     assert [(line["event"], line["log_level"]) for line in lines] == [(NONE, "info")]
     assert "absent" in lines[0]["why"]
 
 
-def test_a_trigger_that_the_kernel_removes_is_logged(stalls: Stalls) -> None:
-    def arm(file: Path, stall_us: int) -> int:
-        reading, writing = os.pipe()
-        os.close(reading)
-        return writing  # polls as an error
+def test_a_trigger_that_the_kernel_removes_is_logged(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    files.append(Path("a"))
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(psi, "_armed", lambda file: writing)  # polls as an error
 
     with capture_logs() as lines:
-        asyncio.run(watch_stalls(stalls.take, LOG, [Path("a")], arm))
+        asyncio.run(watch_stalls(lambda: None, LOG))
     assert [(line["event"], line["why"]) for line in lines if line["log_level"] == "warning"] == [
         ("stall trigger ended; samples at intervals only", "the kernel removed it")
     ]
 
 
-def test_this_kernel_takes_the_trigger() -> None:
+def test_this_kernel_takes_the_trigger(files: list[Path]) -> None:
+    files.append(MACHINE)
     try:
         os.close(os.open(MACHINE, os.O_RDWR))
     except OSError as error:
         pytest.skip(str(error))
 
     async def go() -> None:
-        watching = asyncio.create_task(watch_stalls(lambda: None, LOG, [MACHINE]))
+        watching = asyncio.create_task(watch_stalls(lambda: None, LOG))
         await asyncio.sleep(0)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
