@@ -1,6 +1,6 @@
 """The interface of gauge sources: readings, failures, and the protocol `Source`.
 
-Owns: these types and the naming of devices. Does not own any source.
+Owns: these types, the naming of devices, and the table of sources. Does not own any source.
 
 Invariant: an impossible reading cannot be constructed. Some bindings return -1 in place of an error; as a signed or an
 unsigned number it is a failure.
@@ -8,11 +8,12 @@ unsigned number it is a failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+from ...ipc.messages.modes import Tier
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 
 WHY_CHARS_MAX: Final = 2000
@@ -82,6 +83,25 @@ class Source(Protocol):
     def close(self) -> None:
         """Releases the source's resources, if there are any. The source may be read again afterwards."""
         return
+
+
+class Offer(NamedTuple):
+    """A source of a tier, made for the folder that has /sys. `rank`: of several that read one gauge, the lowest is
+    believed."""
+
+    tier: Tier
+    rank: int
+    make: Callable[[Path], Source]
+
+
+OFFERED: Final[dict[str, Offer]] = {}
+"""By name: what the modules of `sources` offer."""
+
+
+def offer(name: str, tier: Tier, rank: int, make: Callable[[Path], Source]) -> None:
+    """Offers a source to the configuration, as a choice of its name."""
+    assert name not in OFFERED, f"two sources are named {name}"
+    OFFERED[name] = Offer(tier, rank, make)
 
 
 def text_of(file: Path) -> str:

@@ -7,36 +7,30 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Final
 
 from ....ipc.messages.modes import Tier
-from ..reading import Source
-from .amd import AmdSource
+from ..reading import OFFERED, Source
 from .file import FileSource
-from .host import HostSource
-from .nvidia import NvidiaSource
-from .owners import OwnersSource
-from .sysfs import SysfsSource
 
-OFFERED: Final[Mapping[Tier, Mapping[str, Callable[[Path], Source]]]] = {
-    Tier.HOST: {"host": lambda root: HostSource()},
-    Tier.DEVICE: {
-        "amd": AmdSource,
-        "nvidia": NvidiaSource,
-        "sysfs": SysfsSource,
-        "owners": lambda root: OwnersSource(),
-    },
-}
-"""What `auto` stands for, by name: of several sources that read one gauge, the first is believed. Each is made for the
-folder that has /sys."""
+# Each source offers itself.
+for _module in iter_modules(__path__):
+    import_module(f".{_module.name}", __name__)
+
 _FILE: Final = "file"
+
+
+def offered(tier: Tier) -> list[str]:
+    """The sources that `auto` stands for, best first."""
+    return [name for _, name in sorted((offer.rank, name) for name, offer in OFFERED.items() if offer.tier is tier)]
 
 
 def choices(tier: Tier) -> list[str]:
     """The values that the configuration accepts for a tier."""
-    return ["auto", *(name for name in OFFERED[tier] if name != "host"), _FILE, "none"]
+    return ["auto", *(name for name in offered(tier) if name != "host"), _FILE, "none"]
 
 
 def opened(tier: Tier, choice: str, root: Path = Path("/"), file: Path | None = None) -> list[Source]:
@@ -46,4 +40,4 @@ def opened(tier: Tier, choice: str, root: Path = Path("/"), file: Path | None = 
     if choice == _FILE:
         assert file is not None, "the configuration selects the source `file` and names no file"
         return [FileSource(file, tier)]
-    return [make(root) for name, make in OFFERED[tier].items() if choice in ("auto", name)]
+    return [OFFERED[name].make(root) for name in offered(tier) if choice in ("auto", name)]

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
+from ....ipc.messages.modes import Tier
+from ..reading import GaugeAbsent, GaugeFailed, Reading, offer, pci_name
 from .library import LibrarySource, Unit
 from .sysfs import computes_in_gtt, is_apu
 
@@ -154,3 +155,6 @@ def _declare(rocml: Any) -> None:
     for function, arguments in _ARGUMENTS.items():
         with contextlib.suppress(AttributeError):
             getattr(rocml.rocm_lib, function).argtypes = arguments
+
+
+offer(AmdSource.name, Tier.DEVICE, 0, AmdSource)

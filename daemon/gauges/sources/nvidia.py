@@ -14,7 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
+from ....ipc.messages.modes import Tier
+from ..reading import GaugeAbsent, GaugeFailed, Reading, offer, pci_name
 from .library import LibrarySource, Unit
 
 
@@ -87,3 +88,6 @@ class NvidiaSource(LibrarySource):
                 continue
             found[str(nvml.nvmlDeviceGetUUID(handle))] = handle
         return found
+
+
+offer(NvidiaSource.name, Tier.DEVICE, 1, NvidiaSource)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from ....ipc.messages.modes import HOST_GAUGE
+from ....ipc.messages.modes import HOST_GAUGE, Tier
 from ...governor.forms.events import OWNERS_EVERY_S
 from ...governor.forms.limits import DEVICES_MAX
-from ..reading import GaugeFailed, Reading, Result, Source
+from ..reading import GaugeFailed, Reading, Result, Source, offer
 
 _LATE_S: Final = 3 * OWNERS_EVERY_S
 _FORGOTTEN_S: Final = 60 * OWNERS_EVERY_S
@@ -58,3 +58,6 @@ class OwnersSource(Source):
             device: reading if now - at <= _LATE_S else GaugeFailed(f"no client has read it for {now - at:.3g} s")
             for device, (at, reading) in reports.items()
         }
+
+
+offer(OwnersSource.name, Tier.DEVICE, 3, lambda root: OwnersSource())

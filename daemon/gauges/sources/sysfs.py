@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, number_in
+from ....ipc.messages.modes import Tier
+from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, number_in, offer
 
 _CARD: Final = re.compile(r"card[0-9]+")
 _APU_REVISIONS: Final = (2, 3)
@@ -83,3 +84,6 @@ def computes_in_gtt(vram_bytes: int, gtt_bytes: int) -> bool:
     """Whether the driver of an APU allocates in the host's memory (GTT) for computing, as amdgpu decides
     (`apu_prefer_gtt`): if the memory set aside for graphics is smaller."""
     return vram_bytes < gtt_bytes
+
+
+offer(SysfsSource.name, Tier.DEVICE, 2, SysfsSource)

@@ -13,7 +13,7 @@ from tensord.ipc.messages.modes import Tier
 from .conformance import AnySource
 
 
-@pytest.mark.parametrize(("tier", "name"), [(tier, name) for tier in Tier for name in (*sources.OFFERED[tier], "file")])
+@pytest.mark.parametrize(("tier", "name"), [(tier, name) for tier in Tier for name in (*sources.offered(tier), "file")])
 def test_every_source_has_its_name_and_passes_the_conformance_suite(tier: Tier, name: str, tmp_path: Path) -> None:
     chosen = "auto" if name == "host" else name
     (source,) = sources.opened(tier, chosen, tmp_path, tmp_path / "gauges")
