@@ -20,13 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tensord.daemon.recovery.former_headers import HEADER
 from tensord.daemon.recovery.recovery import Recovery
-from tensord.daemon.replacement import POLICIES, Facts
-from tensord.daemon.store.families import Families
-from tensord.daemon.store.grants import Grants
-from tensord.daemon.store.holes import Holes
-from tensord.daemon.store.slots import Slots
-from tensord.daemon.store.table import RowTable
-from tensord.daemon.store.tenants import Tenants
+from tensord.daemon.store.entries import Entries, StoreMemory
 from tensord.shm.index.index import IndexWriter
 from tensord.shm.ring.layout import SPAN_COUNTER_BITS, IndexGeometry, expiry_word
 
@@ -36,12 +30,11 @@ SPAN_BYTES = 3072
 MAGIC = 0x4E415053
 
 
-def left_behind(entries: int, length: int, *, ttl: bool) -> tuple[IndexGeometry, mmap.mmap, mmap.mmap, int]:
-    """The geometry, the index and the ring of a store with so many entries, in sequences of `length` blocks, and the
-    number of bits of its rows."""
+def left_behind(entries: int, length: int, *, ttl: bool) -> StoreMemory:
+    """The memory of a store with so many entries, in sequences of `length` blocks."""
     geometry = IndexGeometry.for_entries(entries)
     index, ring = mmap.mmap(-1, geometry.index_bytes), mmap.mmap(-1, entries * SPAN_BYTES)
-    IndexWriter.create(geometry, index)
+    writer = IndexWriter.create(geometry, index)
     random = np.random.default_rng(1)
     row_bits = (2 * geometry.slot_count).bit_length() - 1
     places, rows = random.permutation(entries), random.permutation(entries) + 1
@@ -73,7 +66,7 @@ def left_behind(entries: int, length: int, *, ttl: bool) -> tuple[IndexGeometry,
     words[at + 5] = head["span"]
     words[at + 6] = np.uint64(64 << 48) | (places * SPAN_BYTES).astype(np.uint64)
     words[at + 7] = PAYLOAD_BYTES
-    return geometry, index, ring, row_bits
+    return StoreMemory(writer, memoryview(index), geometry, memoryview(ring), len(ring))
 
 
 def own_bytes() -> int:
@@ -93,17 +86,11 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="show where the longest steps are")
     parser.add_argument("--cpu", action="store_true", help="processor time of the thread instead of time passed")
     asked = parser.parse_args()
-    geometry, index, ring, row_bits = left_behind(asked.entries, asked.blocks, ttl=asked.ttl)
+    memory = left_behind(asked.entries, asked.blocks, ttl=asked.ttl)
     before_bytes = own_bytes()
     start = CLOCK()
-    table = RowTable(row_bits, 2)
-    holes, slots, tenants = Holes(table, len(ring)), Slots(memoryview(index), geometry), Tenants()
-    grants = Grants(table, holes, slots, tenants, bytes)
-    policy = POLICIES[asked.policy](Facts.of(table.column))
-    families = Families(table)
-    recovery = Recovery(
-        table, holes, slots, grants, tenants, families, policy, geometry, memoryview(ring), time.monotonic() + 1e4
-    )
+    entries = Entries(memory, asked.policy, 2, 1)
+    recovery = Recovery(entries, time.monotonic() + 1e4, (), lambda key: False)
     made = CLOCK()
     times = []
     last = made
@@ -113,7 +100,7 @@ def main() -> None:
         last = now
     serves = CLOCK()
     assert recovery.done and not recovery.corrupt and len(recovery.rows) == asked.entries, recovery.corrupt
-    assert (families.linked > 0) == (asked.blocks > 1)
+    assert (entries.families.linked > 0) == (asked.blocks > 1)
     each = (own_bytes() - before_bytes) / asked.entries
     print(f"{asked.entries} entries: parts made after {made - start:.3f} s, serves after {serves - start:.3f} s")
     print(f"{len(times)} steps, the longest {1e3 * max(times):.1f} ms; {each:.0f} bytes of memory an entry")

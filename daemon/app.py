@@ -46,7 +46,6 @@ from .connections.session import Session
 from .connections.sockets import Sockets
 from .connections.status import Documents, StatusSession, Watchers
 from .connections.timing import measure_lag
-from .core.parts import StoreMemory
 from .core.store import Store
 from .forms.events import RingGrown
 from .gauges.gauges import THREAD_NAME, open_gauges
@@ -63,6 +62,7 @@ from .remote_stores import threads as remote
 from .remote_stores.urls import open_store
 from .replacement import Replacement
 from .reports.request_times import RequestTimes
+from .store.entries import StoreMemory
 from .web.pages import metrics_server, page_server
 
 _log = logs.logger("tensord")

@@ -2,6 +2,6 @@
 
     payloads → index, lanes → ring
 
-It may import only `tensord.errors`, and each room only rooms to its right. It owns every format that lies in shared
+It may import only `tensord.errors`, and each package only those to its right. It owns every format that lies in shared
 memory, and no decision about what lies there.
 """

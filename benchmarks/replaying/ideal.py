@@ -65,7 +65,8 @@ class Ideal:
         learned = list(self._policy.learned())
         self._policy = POLICIES[self._name](Facts.of(self._columns.__getitem__))
         by_use, by_put = np.array([*self._order], np.int64), np.array([*self._puts], np.int64)
-        self._policy.recovered(by_use, by_put, np.zeros(len(self._block_of), np.uint16), event.at)
+        for _ in self._policy.recovering(by_use, by_put, np.zeros(len(self._block_of), np.uint16), event.at):
+            pass
         self._policy.learn(learned)
 
     def ask(self, request: Request) -> None:

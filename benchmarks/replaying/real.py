@@ -19,7 +19,6 @@ import numpy as np
 from replaying.counts import Counts
 from replaying.keys import TAG, key_of
 from replaying.traces import Request, Restart, Step, Trace
-from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.forms.effects import Allocate, Drain, Effect, Move, Punch, Scan, Send
 from tensord.daemon.forms.events import (
@@ -37,6 +36,7 @@ from tensord.daemon.forms.events import (
     WritesInPlace,
 )
 from tensord.daemon.forms.limits import StoreLimits
+from tensord.daemon.store.entries import StoreMemory
 from tensord.ipc.messages import control as messages
 from tensord.shm.index.index import IndexWriter
 from tensord.shm.lanes.records import NO_KEY, RECORD, agent_number

@@ -1,5 +1,5 @@
 """Tensors that stay in this process's VRAM until the daemon orders their eviction: `DeviceCache` and `TorchDevice`.
 
-It may import the client's core and the rooms below it; only making a TorchDevice imports torch. It owns the
+It may import the client's core and the packages below it; only making a TorchDevice imports torch. It owns the
 table of entries and leases, what the daemon knows of them, and the moves between the card and the ring.
 """

@@ -90,9 +90,9 @@ class Dispatch:
             case events.ClientJoined(client, uid):
                 assert client not in parts.outbox.clients, "client numbers are not used again"
                 parts.outbox.clients[client] = event
-                parts.lending.joined(client, uid, in_place=False).expected = 0
+                parts.lending.joined(client, uid).expected = 0
             case events.WritesInPlace(client):
-                parts.lending.writes_in_place(client, True)
+                parts.lending.submitters[client].in_place = True
             case events.ClientLeft(client):
                 del parts.outbox.clients[client]
                 parts.lifetimes.pins.client_left(client)
@@ -278,7 +278,7 @@ class Dispatch:
         lasts_s = 0.0
         if row:
             lasts_s = min(request.for_s, self._parts.limits.pin_s_max)
-            self._parts.lifetimes.pin(client, row, now + lasts_s)
+            self._parts.lifetimes.pins.pin(client, row, self._table.sizes[row], now + lasts_s)
         self._outbox.send(client, messages.Pinned(request.id, lasts_s))
 
     def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:

@@ -7,14 +7,8 @@ parts that it uses when it is created, so no two refer to each other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from hashlib import shake_256
-from itertools import count
-from typing import Final
 
 from ...ipc.messages import control as messages
-from ...shm.index.index import IndexWriter
-from ...shm.ring.layout import IndexGeometry
 from ..claims.claims import NOBODY, ClaimTable
 from ..claims.quotas import Quotas
 from ..claims.unstorable import Unstorable
@@ -25,48 +19,24 @@ from ..lifetimes.lifetimes import Lifetimes
 from ..prefix.blocks import SequenceBlocks
 from ..prefix.matching import Matching
 from ..remote.remote import Remote
-from ..replacement import POLICIES, Facts
 from ..reports.counters import StoreCounters
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory
 from ..room.lending import Lending
 from ..room.runway import Runway
-from ..room.shares import OwnerShares
-from ..store.agents import AgentNumbers
-from ..store.commit import CommitLimits, Commits, Submitter
-from ..store.details import Details
-from ..store.families import Families
-from ..store.grants import Grants
-from ..store.holes import Holes
-from ..store.slots import Slots
-from ..store.spans import Spans
-from ..store.table import ROW_BITS_MAX, RowTable
-from ..store.tenants import Tenants
+from ..store.commit import NO_TOKENS_MAX, Commits
+from ..store.entries import Entries, StoreMemory
 from .reports import Reports
 
-ROW_BITS_MIN: Final = 12
-NO_TOKENS_MAX: Final = 1 << 62
 
-
-@dataclass(frozen=True, slots=True)
-class StoreMemory:
-    """The shared memory of a store. `index_bytes`: the whole index segment; `ring`: the whole ring, writable;
-    `ready_bytes`: how many of its first bytes may be used."""
-
-    index: IndexWriter
-    index_bytes: memoryview
-    geometry: IndexGeometry
-    ring: memoryview
-    ready_bytes: int
-
-
-class Parts:
+class Parts(Entries):
     """All parts of one store. A reload of the configuration replaces `limits`, and no part."""
 
     def __init__(
         self, memory: StoreMemory, policy: str, limits: StoreLimits, quotas: Quotas, epoch: int, seed: int
     ) -> None:
-        self.memory = memory
+        super().__init__(memory, policy, epoch, seed)
+        table, slots, tenants, spans = self.table, self.slots, self.tenants, self.spans
         self.limits = limits
         self.quotas = quotas
         self.index = memory.index
@@ -74,91 +44,18 @@ class Parts:
         self.counters = StoreCounters()
         self.outbox = outbox = StoreOutbox(self.counters)
         self.budget = RingBudget(limits.max_entries, limits.max_bytes, limits.max_tokens)
-        # Rows for entries, and as many for grants, for their pieces, and for spans that wait for a scan.
-        row_bits = min(max((2 * memory.geometry.slot_count).bit_length() - 1, ROW_BITS_MIN), ROW_BITS_MAX)
-        self.table = table = RowTable(row_bits, epoch)
-        self.holes = holes = Holes(table, memory.ready_bytes)
-        self.slots = slots = Slots(memory.index_bytes, memory.geometry)
-        self.tenants = tenants = Tenants()
-        self.agents = AgentNumbers()
-        self.families = families = Families(table)
-        self.grants = grants = Grants(table, holes, slots, tenants, _random_bytes(seed))
-        self.policy = POLICIES[policy](Facts.of(table.column))
         self.blocks = SequenceBlocks(table, slots, memory.ring, seed, limits.prefix_tokens_max)
-        self.spans = spans = Spans(table, slots, grants, tenants, families, self.policy, self.blocks)
+        spans.unblock = self.blocks.remove
         self.claims = claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
         self.unstorable = Unstorable(self.counters.claims_unstorable)
-        self.commit_limits = CommitLimits(NO_TOKENS_MAX)
-        self.commits = Commits(
-            table,
-            holes,
-            slots,
-            grants,
-            self.policy,
-            tenants,
-            families,
-            self.agents,
-            memory.ring,
-            self.commit_limits,
-            claims.by_key,
-            self.is_past,
-            spans.recall,
-            self.blocks.take,
-            spans.hidden,
-            spans.replaced,
-        )
+        self.commits = Commits(self, claims.by_key, self.is_past, self.blocks.take)
         self.apply_commit_limits()
-        self.details = Details(table, slots, memory.ring)
         self.removal_history = RemovalHistory(limits.max_entries)
         self.hits = Hits(table, limits.ring_bytes, lambda: self.budget.put_bytes_max)
-        self.lifetimes = Lifetimes(
-            table,
-            self.details,
-            tenants,
-            families,
-            spans,
-            self.policy,
-            self.generations,
-            self.removal_history,
-            self.hits,
-            quotas,
-            outbox,
-            pins_per_client_max=limits.pins_per_client_max,
-            pinned_bytes_max=limits.pinned_bytes_max,
-        )
-        self.shares = OwnerShares(tenants, self.budget)
-        self.runway = Runway(
-            table,
-            holes,
-            slots,
-            grants,
-            tenants,
-            families,
-            spans,
-            self.commits,
-            self.policy,
-            self.shares,
-            self.budget,
-            memory.ring,
-            self.counters,
-            outbox.add,
-            withdrawn=lambda: self.host_memory.withdrawn.size_bytes,
-            rescan_s=limits.rescan_s,
-        )
-        self.own = Submitter(NOBODY, tenants.owner(quotas.own_uid), quotas.own_uid)
-        self.lending = Lending(
-            self.runway,
-            table,
-            holes,
-            grants,
-            tenants,
-            self.shares,
-            limits,
-            self.budget,
-            self.own,
-            outbox.send,
-            outbox.count_refusal,
-        )
+        self.lifetimes = Lifetimes(self, self.generations, self.removal_history, self.hits, quotas, outbox, limits)
+        self.runway = Runway(self, self.commits, self.budget, outbox, limits.rescan_s)
+        self.lending = Lending(self, self.runway, limits, self.budget, outbox, quotas.own_uid)
+        self.own = self.lending.own
         self.commit_own: Callable[[memoryview, float], object] = lambda record, now: None
         """Set by the store."""
         self.remote = Remote(
@@ -176,9 +73,9 @@ class Parts:
         )
         self.host_memory = HostMemory(
             table,
-            holes,
+            self.holes,
             spans,
-            families,
+            self.families,
             self.policy,
             self.budget,
             self.remote.writes,
@@ -211,12 +108,6 @@ class Parts:
 
     def apply_commit_limits(self) -> None:
         """Commits count against the limits in force from now on."""
-        limits = self.commit_limits
-        limits.max_tokens = NO_TOKENS_MAX if self.limits.max_tokens is None else self.limits.max_tokens
-        limits.default_ttl_s = self.limits.default_ttl_s or 0.0
-
-
-def _random_bytes(seed: int) -> Callable[[int], bytes]:
-    """Makes bytes that nobody can guess who does not know the seed, a number of 128 bits: for the slots of grants."""
-    secret, numbers = seed.to_bytes(16, "little"), count()
-    return lambda size: shake_256(secret + next(numbers).to_bytes(8, "little")).digest(size)
+        tokens_max = self.limits.max_tokens
+        self.commits.tokens_max = NO_TOKENS_MAX if tokens_max is None else tokens_max
+        self.commits.default_ttl_s = self.limits.default_ttl_s or 0.0

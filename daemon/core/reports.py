@@ -232,7 +232,7 @@ class Reports:
         created, used, _ = self._times(row, now)
         explained = policy.explain(row)
         pinned = spans.last_pinned
-        free = [each for each in self._sample(row) if not spans.is_held(each) and table.span_ids[each] not in pinned]
+        free = [each for each in self._sample(row) if each not in spans.held and table.span_ids[each] not in pinned]
         others = [each for each in free if each != row]
         mine, *theirs = policy.standings([row, *others])
         if leased is None:

@@ -31,8 +31,9 @@ from ..forms.limits import StoreLimits
 from ..recovery.recovery import Recovery
 from ..room import refusals
 from ..store.commit import BAD_BLOCK, BAD_TREE, TOO_MANY_TOKENS
+from ..store.entries import StoreMemory
 from .dispatch import Dispatch
-from .parts import Parts, StoreMemory
+from .parts import Parts
 
 TOGETHER: Final = 64
 """A Tick is due after so many puts, before their time comes (`next_timer`): their clients have been told by then."""
@@ -245,24 +246,11 @@ class Store:
         `missing`: the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory.
         They are withdrawn, and taken back as far as the limits allow.
         """
-        parts, memory = self.parts, self.parts.memory
+        parts = self.parts
         self._outbox.now = now
         for tag in parts.generations.tags():
             parts.tenants.invalidated.add(tag)
-        recovery = Recovery(
-            parts.table,
-            parts.holes,
-            parts.slots,
-            parts.grants,
-            parts.tenants,
-            parts.families,
-            parts.policy,
-            memory.geometry,
-            memory.ring[: memory.ready_bytes],
-            now,
-            missing,
-            parts.is_past,
-        )
+        recovery = Recovery(parts, now, missing, parts.is_past)
         yield from recovery.steps()
         parts.lifetimes.expiry.stored(recovery.rows)
         parts.hits.recovered(recovery.rows)

@@ -254,7 +254,7 @@ class HostMemory:
         """Whether an entry is evictable together with the rows `ending`: it has no other children, and is not known to
         be in use."""
         table = self._table
-        if table.states[row] != LIVE or self._spans.is_held(row) or table.span_ids[row] in self._spans.last_pinned:
+        if table.states[row] != LIVE or row in self._spans.held or table.span_ids[row] in self._spans.last_pinned:
             return False
         if not table.children[row]:
             return True
@@ -270,7 +270,7 @@ class HostMemory:
         live = [row for row in self._tried if self._table.states[row] == LIVE]
         self._tried = []
         for held in (False, True):
-            self._policy.may_go([row for row in live if self._spans.is_held(row) == held], not held)
+            self._policy.may_go([row for row in live if (row in self._spans.held) == held], not held)
 
     def _restart(self) -> None:
         self.stuck = False

@@ -16,14 +16,13 @@ one at which they are looked at again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
 import numpy as np
 
-from ..store.details import Details
-from ..store.table import LIVE, VICTIM, RowTable
+from ..store.entries import Entries, OverEntries
+from ..store.table import LIVE, VICTIM
 from .pins import Pins
 
 PUT_OFF_S: Final = 5.0
@@ -34,15 +33,12 @@ LOOKED_AT_PER_S: Final = 4e6
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(eq=False, repr=False)
-class Expiry:
+class Expiry(OverEntries):
     """The times of expiry of one store's entries."""
 
-    _table: RowTable
-    _details: Details
-    _pins: Pins
-
-    def __post_init__(self) -> None:
+    def __init__(self, entries: Entries, pins: Pins) -> None:
+        super().__init__(entries)
+        self._pins = pins
         self._ends = self._table.column("ends")
         self._top = 0
         """Above all rows that ever had a time."""
@@ -90,7 +86,15 @@ class Expiry:
         ends = self._ends[rows]
         # It may have ended, or been renewed, since it was found.
         rows = rows[(ends > 0) & (ends <= now)]
-        return [row for row in rows.tolist() if not self._put_off(row, now)]
+        found = []
+        for row in rows.tolist():
+            if self._pins.holds(row):
+                self._look_at(row, self._pins.last_until(row))
+            elif self._table.children[row]:
+                self._look_at(row, now + PUT_OFF_S)
+            else:
+                found.append(row)
+        return found
 
     def _look(self, now: float) -> None:
         ends = self._ends[: self._top]
@@ -102,15 +106,6 @@ class Expiry:
         self._table.ends[row] = when
         self._top = max(self._top, row + 1)
         self._next = min(self._next, when)
-
-    def _put_off(self, row: int, now: float) -> bool:
-        if self._pins.holds(row):
-            self._look_at(row, self._pins.last_until(row))
-        elif self._table.children[row]:
-            self._look_at(row, now + PUT_OFF_S)
-        else:
-            return False
-        return True
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

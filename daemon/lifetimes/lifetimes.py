@@ -1,4 +1,4 @@
-"""The lifetimes of one store's entries: the parts of this room, and what they do in time and on behalf of clients.
+"""The lifetimes of one store's entries: the parts of this package, and what they do in time and on behalf of clients.
 
     stored ─→ expiry, hit ratios        accessed, touch, put again ─→ uses        tick ─→ pins, expiry, sweeps
     evict, clear, invalidate, expiry, corruption ─→ removals ─→ store.spans
@@ -16,15 +16,11 @@ import numpy as np
 from ...shm.index.generations import GenerationWriter
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
+from ..forms.limits import StoreLimits
 from ..forms.outbox import StoreOutbox
-from ..replacement import Replacement
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory
-from ..store.details import Details
-from ..store.families import Families
-from ..store.spans import Spans
-from ..store.table import RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries, OverEntries
 from .expiry import Expiry
 from .pins import Pins
 from .removals import RemovalProgress, Removals
@@ -34,36 +30,27 @@ from .uses import Uses
 Array = np.ndarray[Any, Any]
 
 
-class Lifetimes:
+class Lifetimes(OverEntries):
     """The parts: `pins`, `expiry`, `removals`, `uses`, `sweeps`."""
 
     def __init__(
         self,
-        table: RowTable,
-        details: Details,
-        tenants: Tenants,
-        families: Families,
-        spans: Spans,
-        policy: Replacement,
+        entries: Entries,
         generations: GenerationWriter,
         history: RemovalHistory,
         hits: Hits,
         quotas: Quotas,
         outbox: StoreOutbox,
-        *,
-        pins_per_client_max: int,
-        pinned_bytes_max: int,
+        limits: StoreLimits,
     ) -> None:
-        self._table = table
-        self._details = details
-        self._spans = spans
+        super().__init__(entries)
         self._hits = hits
         self._outbox = outbox
-        self.pins = Pins(pins_per_client_max, pinned_bytes_max, spans.hold, self._unpinned)
-        self.expiry = Expiry(table, details, self.pins)
-        self.removals = Removals(table, details, families, spans, policy, self.pins, self.expiry, history, hits, outbox)
-        self.uses = Uses(table, details, policy, self.expiry, hits, outbox)
-        self.sweeps = Sweeps(table, details, tenants, generations, self.removals, outbox, quotas)
+        self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max, entries.spans.hold, self._unpinned)
+        self.expiry = Expiry(entries, self.pins)
+        self.removals = Removals(entries, self.pins, self.expiry, history, hits, outbox)
+        self.uses = Uses(entries, self.expiry, hits, outbox)
+        self.sweeps = Sweeps(entries, generations, self.removals, outbox, quotas)
 
     def stored(self, rows: Sequence[int], now: float, client: int = NOBODY) -> None:
         """A client has put entries (`Commits.fresh`); the daemon, if they come from the remote store."""
@@ -75,14 +62,6 @@ class Lifetimes:
             self._outbox.counters.put_bytes += int(self._table.column("payloads")[at].sum())
         if self._outbox.is_watched():
             self._announce(at, client)
-
-    def pin(self, client: int, row: int, until: float) -> None:
-        """Pins a published entry by message.
-
-        Raises:
-            LimitReached: as `Pins.pin`.
-        """
-        self.pins.pin(client, row, self._table.sizes[row], until)
 
     def end(self, rows: Sequence[int], reason: str) -> None:
         """Ends different entries; their descendants follow (`step`)."""

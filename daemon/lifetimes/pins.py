@@ -39,7 +39,7 @@ class Pins:
         self._until: Deadlines[tuple[int, int]] = Deadlines()
         self._by_client: dict[int, set[int]] = {}
         self._by_row: dict[int, tuple[int, set[int]]] = {}
-        """Bytes and clients."""
+        """By row: its bytes, and the clients."""
         self.pinned_bytes = 0
 
     def __len__(self) -> int:
@@ -82,14 +82,13 @@ class Pins:
         """Ends a pin, if there is one."""
         if row in self._by_client.get(client, ()):
             self._until.drop((client, row))
-            if self._take_back(client, row):
-                self._release(row)
+            self._take_back(client, row)
 
     def row_gone(self, row: int) -> None:
         """Ends every pin on the row, since its entry has ended."""
         for client in list(self._by_row[row][1]) if row in self._by_row else ():
             self._until.drop((client, row))
-            self._take_back(client, row)
+            self._take_back(client, row, gone=True)
 
     def client_left(self, client: int) -> None:
         """Ends the client's pins."""
@@ -102,27 +101,24 @@ class Pins:
             due = self._until.pop_due(now)
             if due is None:
                 return
-            if self._take_back(*due):
-                self._release(due[1])
+            self._take_back(*due)
 
     def last_until(self, row: int) -> float:
         """When the last pin on the row ends."""
-        ends = (self._until.when((client, row)) for client in self._by_row[row][1])
-        return max(end for end in ends if end is not None)
+        return max(self._until.when((client, row)) or 0.0 for client in self._by_row[row][1])
 
-    def _take_back(self, client: int, row: int) -> bool:
-        """Forgets a pin. Returns whether it was the row's last one."""
+    def _take_back(self, client: int, row: int, *, gone: bool = False) -> None:
         own = self._by_client[client]
         own.discard(row)
         if not own:
             del self._by_client[client]
         size_bytes, clients = self._by_row[row]
         clients.discard(client)
-        if clients:
-            return False
-        del self._by_row[row]
-        self.pinned_bytes -= size_bytes
-        return True
+        if not clients:
+            del self._by_row[row]
+            self.pinned_bytes -= size_bytes
+            if not gone:
+                self._release(row)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

@@ -24,13 +24,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..forms.outbox import StoreOutbox
-from ..replacement import Replacement
 from ..reports.hits import Hits
 from ..reports.removal_history import REASONS, REMOVED, RemovalHistory
-from ..store.details import Details
-from ..store.families import Families
-from ..store.spans import Spans
-from ..store.table import ENDED, LIVE, RowTable
+from ..store.entries import Entries
+from ..store.table import ENDED, LIVE
 from .expiry import Expiry
 from .pins import Pins
 
@@ -58,11 +55,7 @@ class RemovalProgress:
 class Removals:
     """Ends entries, and counts the ends of all. Adds itself to `spans.gone`."""
 
-    _table: RowTable
-    _details: Details
-    _families: Families
-    _spans: Spans
-    _policy: Replacement
+    _entries: Entries
     _pins: Pins
     _expiry: Expiry
     _history: RemovalHistory
@@ -71,7 +64,7 @@ class Removals:
 
     def __post_init__(self) -> None:
         self._parents: deque[tuple[int, RemovalProgress]] = deque()
-        self._spans.gone.append(self._gone)
+        self._entries.spans.gone.append(self._gone)
 
     @property
     def ending(self) -> bool:
@@ -83,9 +76,9 @@ class Removals:
         matched no more from now on, and end with `end_children`."""
         if not rows:
             return
-        self._spans.end(rows, progress.reason)
+        self._entries.spans.end(rows, progress.reason)
         progress.ended += len(rows)
-        firsts = self._table.firsts
+        firsts = self._entries.table.firsts
         for row in rows:
             if firsts[row]:
                 progress.waiting += 1
@@ -93,12 +86,12 @@ class Removals:
 
     def end_children(self, most: int = SLICE) -> None:
         """Ends up to `most` descendants of ended entries."""
-        table = self._table
+        table, families = self._entries.table, self._entries.families
         while self._parents and most > 0:
             row, progress = self._parents[0]
             # All its children may have been victims, and then its row may be another entry's.
             there = table.states[row] == ENDED
-            children = list(islice(self._families.children_of(row), most)) if there else []
+            children = list(islice(families.children_of(row), most)) if there else []
             self.end(children, progress)
             most -= max(len(children), 1)
             if not there or not table.firsts[row]:
@@ -116,14 +109,15 @@ class Removals:
         self.end(rows, RemovalProgress("corrupt"))
 
     def _gone(self, rows: Sequence[int], reasons: Sequence[str]) -> None:
-        table, details, now = self._table, self._details, self._outbox.now
+        entries, now = self._entries, self._outbox.now
+        table, details = entries.table, entries.details
         at = np.array(rows, np.int64)
         created = details.created(at, now)
         uses, used = details.uses(at)
         gone = np.zeros(len(at), REMOVED)
         gone["key"], gone["at"], gone["age_s"] = details.keys(at), now, now - created
         gone["idle_s"] = np.maximum(now - np.maximum(used, created), 0.0)
-        gone["uses"], gone["worth"] = uses, self._policy.worth(at)
+        gone["uses"], gone["worth"] = uses, entries.policy.worth(at)
         gone["span_bytes"], gone["reason"] = table.column("sizes")[at], [_NUMBERS[each] for each in reasons]
         self._outbox.counters.removed(gone)
         self._history.add(gone)
@@ -131,7 +125,7 @@ class Removals:
         if len(self._pins):
             for row in rows:
                 self._pins.row_gone(row)
-        if self._families.linked:
+        if entries.families.linked:
             # A parent may have expired, and have stayed for these children.
             for parent in np.unique(table.column("parents")[at]).tolist():
                 if table.states[parent] == LIVE and not table.children[parent]:
@@ -149,7 +143,7 @@ class Removals:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        table, ended = self._table, {row for row, _ in self._parents}
+        table, ended = self._entries.table, {row for row, _ in self._parents}
         for row in table.in_order():
             parent = table.parents[row]
             # A victim whose parent was put again ends with its scan: it has ancestors no more.

@@ -22,9 +22,8 @@ from ...shm.index.generations import GenerationWriter
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
 from ..forms.outbox import StoreOutbox
-from ..store.details import Details
-from ..store.table import LIVE, VICTIM, RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries
+from ..store.table import LIVE, VICTIM
 from .removals import SLICE, RemovalProgress, Removals
 
 Array = np.ndarray[Any, Any]
@@ -59,17 +58,15 @@ class _Sweep:
 class Sweeps:
     """The jobs, in order of request."""
 
-    _table: RowTable
-    _details: Details
-    _tenants: Tenants
+    _entries: Entries
     _generations: GenerationWriter
     _removals: Removals
     _outbox: StoreOutbox
     _quotas: Quotas
 
     def __post_init__(self) -> None:
-        self._states: Array = np.frombuffer(self._table.states, np.uint8)
-        self._names, self._records = self._table.column("namespaces"), self._table.column("records")
+        self._states: Array = np.frombuffer(self._entries.table.states, np.uint8)
+        self._names = self._entries.table.column("namespaces")
         self._jobs: deque[_Sweep] = deque()
 
     def __len__(self) -> int:
@@ -103,7 +100,7 @@ class Sweeps:
             if tag not in generations and client != NOBODY:
                 self._quotas.admit("namespaces", uid, generations.of_uid[uid])
             generations.raise_to(tag, raised, uid)
-            self._tenants.invalidated.add(tag)
+            self._entries.tenants.invalidated.add(tag)
             select = self._within(tag)
         # Without a new generation no entry is left to end, but the earlier job may be running, and is answered first.
         self._begin(
@@ -126,7 +123,7 @@ class Sweeps:
         job.at += SLICE
         # Meanwhile it may have ended, and the row be another entry's.
         rows = rows[job.select(rows)]
-        rows = rows[self._details.created(rows, self._outbox.now) <= job.asked_at]
+        rows = rows[self._entries.details.created(rows, self._outbox.now) <= job.asked_at]
         self._removals.end(rows.tolist(), job.progress)
 
     def answer(self) -> None:
@@ -141,7 +138,7 @@ class Sweeps:
 
     def _within(self, tag: bytes | None) -> Select:
         """Selects the entries of a namespace, victims included; of any, without a tag."""
-        number_of = self._tenants.number_of
+        number_of = self._entries.tenants.number_of
         name = -1 if tag is None else number_of.get(tag, -1)
 
         def within(rows: Array | slice) -> Array:

@@ -11,34 +11,28 @@ Invariant: an id that is no entry's, or of an entry that has ended, counts as an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..forms.events import Accessed
 from ..forms.outbox import StoreOutbox
-from ..replacement import Replacement
 from ..reports.hits import Hits
-from ..store.details import Details
-from ..store.table import EDGE, LIVE, VICTIM, RowTable
+from ..store.entries import Entries, OverEntries
+from ..store.table import EDGE, LIVE, VICTIM
 from .expiry import Expiry
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(eq=False, repr=False)
-class Uses:
+class Uses(OverEntries):
     """Counts the uses of one store's entries."""
 
-    _table: RowTable
-    _details: Details
-    _policy: Replacement
-    _expiry: Expiry
-    _hits: Hits
-    _outbox: StoreOutbox
-
-    def __post_init__(self) -> None:
+    def __init__(self, entries: Entries, expiry: Expiry, hits: Hits, outbox: StoreOutbox) -> None:
+        super().__init__(entries)
+        self._expiry = expiry
+        self._hits = hits
+        self._outbox = outbox
         self._states: Array = np.frombuffer(self._table.states, np.uint8)
         self._span_ids = self._table.column("span_ids")
 
@@ -89,9 +83,6 @@ class Uses:
     def _find(self, span_ids: Array) -> tuple[Array, Array]:
         """The rows, and whether each id is an entry's."""
         rows = (span_ids & np.uint64(self._table.row_mask)).astype(np.int64)
-        if strangers := self._table.strangers:
-            for at in np.flatnonzero(self._span_ids[rows] != span_ids).tolist():
-                rows[at] = strangers.get(int(span_ids[at]), EDGE)
         states = self._states[rows]
         stored = (states == LIVE) | (states == VICTIM)
         return rows, stored & (rows != EDGE) & (self._span_ids[rows] == span_ids)

@@ -22,9 +22,9 @@ from ...shm.payloads.prefix import SCOPE_BYTES
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..forms.events import PrefixAsked
 from ..forms.outbox import StoreOutbox
-from ..store.agents import AgentNumbers
 from ..store.slots import Slots
 from ..store.table import LIVE, RowTable
+from ..store.tenants import AgentNumbers
 from .blocks import SequenceBlocks
 from .index import Found
 

@@ -20,11 +20,10 @@ import numpy as np
 
 from ...errors import LimitReached
 from ...shm.index.index import BUCKET_CELLS, LENGTH, PLACE, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SPAN, cells_of
-from ...shm.ring.layout import BUCKET_SLOTS, SPAN_HEADER_BYTES, IndexGeometry
+from ...shm.ring.layout import BUCKET_SLOTS, SPAN_HEADER_BYTES
 from ..store.details import unpack_uses
-from ..store.slots import Slots
-from ..store.table import EDGE, FREE, LIVE, RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries, OverEntries
+from ..store.table import EDGE, FREE, LIVE
 from .former_headers import HEADER, are_sound, expires_s, headers_at, in_agreement
 
 CELLS_AT_ONCE: Final = BUCKET_CELLS << 13
@@ -35,33 +34,28 @@ COST_MAX: Final = 1e12
 Array = np.ndarray[Any, Any]
 
 
-class FormerSlots:
+class FormerSlots(OverEntries):
     """The slots of one index. The arguments are those of `Recovery`."""
 
     def __init__(
         self,
-        table: RowTable,
-        slots: Slots,
-        tenants: Tenants,
-        geometry: IndexGeometry,
-        ring: memoryview,
+        entries: Entries,
         now: float,
         missing: Iterable[tuple[int, int]],
         is_past: Callable[[bytes], bool],
     ) -> None:
-        self._table = table
-        self._slots = slots
-        self._tenants = tenants
-        self._ring = ring
+        geometry, table = entries.memory.geometry, entries.table
+        super().__init__(entries)
+        self._ring = entries.ring[: entries.memory.ready_bytes]
         self._now = now
         self._missing = np.array(list(missing), np.int64).reshape(-1, 2)
         self._is_past = is_past
-        self._cells = cells_of(slots.memory, geometry)
-        self._reuse = np.frombuffer(slots.memory, "u8", geometry.slot_count, geometry.uses_at)
+        self._cells = cells_of(self._slots.memory, geometry)
+        self._reuse = np.frombuffer(self._slots.memory, "u8", geometry.slot_count, geometry.uses_at)
         self._states = np.frombuffer(table.states, np.uint8)
         self._says = np.zeros(table.row_mask + 1, np.uint32)
         self._late: list[Array] = []
-        """Published slots whose span ids do not say a row that is free."""
+        """Published slots whose span ids say no row, or one that another slot has."""
         self.waiting: list[tuple[int, int, int]] = []
         """(slot, offset, bytes) of allocated slots that are no entries: what waited for a scan, and copies of moves."""
         self.grants: list[tuple[int, int, int]] = []
@@ -125,7 +119,7 @@ class FormerSlots:
         whole = self._cells.take(number + bucket + 1, axis=0)
         place, tree = whole[:, PLACE], (whole[:, PLACE] >> np.uint64(48)).astype(np.int64)
         offset = (place & np.uint64(PLACE_OFFSET_MASK)).astype(np.int64)
-        size = SPAN_HEADER_BYTES + _aligned(whole[:, LENGTH])
+        size = SPAN_HEADER_BYTES + (np.minimum(whole[:, LENGTH], np.uint64(1 << 48)).astype(np.int64) + 63 & -64)
         # A look at a page that is not in memory would make one.
         there = (tree > 0) & (offset + size <= len(self._ring)) & self._is_there(offset, size)
         head = headers_at(self._ring, offset[there])
@@ -173,7 +167,7 @@ class FormerSlots:
         keys: list[bytes] = whole[:, 1:5].copy().view("V32").reshape(-1).tolist()
         kept = list(map(table.by_key.setdefault, keys, numbers))
         if kept != numbers:
-            # A move was killed between its copy's publication and the end of the old place.
+            # Damage has brought an entry back whose key was put again.
             for row, had, key in zip(numbers, kept, keys, strict=True):
                 if row != had:
                     self.drop(row)
@@ -224,30 +218,17 @@ class FormerSlots:
         return there
 
     def _place_late(self) -> Iterator[None]:
-        """Gives rows to entries whose span ids do not say them: of a daemon with another number of rows."""
-        table, late = self._table, np.concatenate([np.zeros(0, np.int64), *self._late])
-        free = np.flatnonzero(self._states[1:] == FREE)[: len(late)] + 1
-        for first in range(0, len(late), ENTRIES_AT_ONCE):
-            numbers: list[int] = []
-            rows: list[int] = []
-            for number in late[first : first + ENTRIES_AT_ONCE].tolist():
-                span_id = self._slots.words[self._slots.at(number) + SPAN]
-                if len(free) <= first + len(rows) or self._states[table.row_of(span_id)] != FREE:
-                    # Its span id is another entry's; or it has no row, in an index with too many slots.
-                    self.corrupt += 1
-                    self._slots.unpublish(number)
-                    self.wait(number)
-                    continue
-                row = int(free[first + len(rows)])
-                table.strangers[span_id] = row
-                table.span_ids[row], self._states[row] = span_id, LIVE
-                numbers.append(number)
-                rows.append(row)
-            self._enter(np.array(rows, np.int64), np.array(numbers, np.int64))
+        """Of slots that say one row, the first that is sound is its entry: the others are damaged, or the other places
+        of entries that moved when the daemon was killed."""
+        for number in np.concatenate([np.zeros(0, np.int64), *self._late]).tolist():
+            row = self._slots.words[self._slots.at(number) + SPAN] & self._table.row_mask
+            if row != EDGE and self._states[row] == FREE:
+                self._enter(np.array([row]), np.array([number]))
+            else:
+                self.corrupt += self._slots.key(number) not in self._table.by_key
+                self._slots.unpublish(number)
+                self.wait(number)
             yield
-        for span_id, row in list(table.strangers.items()):
-            if self._states[row] == FREE:
-                del table.strangers[span_id]
 
 
 def _in_its_bucket(keys: Array, bucket: Array, mask: int) -> Array:
@@ -272,11 +253,6 @@ def _numbers(words: Array, number: Callable[[int], int], among: Array) -> Array:
         except LimitReached:
             numbers.append(-1)
     found[among] = np.array(numbers, np.int64)[at]
-    return found
-
-
-def _aligned(lengths: Array) -> Array:
-    found: Array = np.minimum(lengths, np.uint64(1 << 48)).astype(np.int64) + 63 & -64
     return found
 
 

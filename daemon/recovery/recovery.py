@@ -29,14 +29,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...shm.index.index import SPAN
-from ...shm.ring.layout import IndexGeometry
-from ..replacement import Replacement
-from ..store.families import Families
-from ..store.grants import Grants, LentGrant
-from ..store.holes import Holes
-from ..store.slots import Slots
-from ..store.table import EDGE, FREE, LIVE, REVOKED, WITHDRAWN, RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries, OverEntries
+from ..store.grants import LentGrant
+from ..store.table import EDGE, FREE, LIVE, REVOKED, WITHDRAWN
 from .former_slots import FormerSlots
 from .relations import tie
 
@@ -45,11 +40,10 @@ SORTED_AT_ONCE: Final = 1 << 17
 Array = np.ndarray[Any, Any]
 
 
-class Recovery:
-    """The taking over of one ring, into the empty parts of a store.
+class Recovery(OverEntries):
+    """The taking over of one ring, by a store without entries.
 
     Args:
-        ring: the ring's bytes, as many as its capacity.
         now: the time, by the clock of the headers.
         missing: the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory.
         is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
@@ -57,31 +51,17 @@ class Recovery:
 
     def __init__(
         self,
-        table: RowTable,
-        holes: Holes,
-        slots: Slots,
-        grants: Grants,
-        tenants: Tenants,
-        families: Families,
-        policy: Replacement,
-        geometry: IndexGeometry,
-        ring: memoryview,
+        entries: Entries,
         now: float,
-        missing: Iterable[tuple[int, int]] = (),
-        is_past: Callable[[bytes], bool] = lambda key: False,
+        missing: Iterable[tuple[int, int]],
+        is_past: Callable[[bytes], bool],
     ) -> None:
-        assert table.count == 0
-        self._table = table
-        self._holes = holes
-        self._slots = slots
-        self._grants = grants
-        self._tenants = tenants
-        self._families = families
-        self._policy = policy
+        assert entries.table.count == 0
+        super().__init__(entries)
         self._now = now
         self._missing = list(missing)
-        self._former = FormerSlots(table, slots, tenants, geometry, ring, now, self._missing, is_past)
-        self._states = np.frombuffer(table.states, np.uint8)
+        self._former = FormerSlots(entries, now, self._missing, is_past)
+        self._states = np.frombuffer(self._table.states, np.uint8)
         self.rows = np.zeros(0, np.int64)
         """Once done: the entries in the order of their last uses."""
         self.corrupt = 0
@@ -131,13 +111,21 @@ class Recovery:
         table.column("prevs")[around[1:]] = around[:-1]
         yield
         added: list[int] = []
-        before_of = _Before(rows, starts)
+
+        def row_before(offset: int, rows: Array = rows, starts: Array = starts) -> int:
+            """Among those in order now; walks from there."""
+            at = int(np.searchsorted(starts, offset)) - 1
+            before = int(rows[at]) if at >= 0 else EDGE
+            while before != EDGE and table.end(before) > offset:
+                before = table.prevs[before]
+            return before
+
         for offset, size in self._missing:
-            for low, high, before in table.gaps(offset, offset + size, before_of(table, offset)):
+            for low, high, before in table.gaps(offset, offset + size, row_before(offset)):
                 added.append(table.add(WITHDRAWN, low, high - low, before))
         former, last, last_end = self._former, None, 0
         for count, (slot, offset, size) in enumerate((*former.waiting, *sorted(former.grants, key=itemgetter(1)))):
-            pieces = self._pieces(offset, size, before_of(table, offset))
+            pieces = self._pieces(offset, size, row_before(offset))
             added += pieces
             if count <= len(former.waiting) or last is None or offset >= last_end:
                 last, last_end = self._wait(slot, pieces), offset + size
@@ -178,7 +166,7 @@ class Recovery:
             row = table.add(REVOKED, low, high - low, behind)
             assert row != EDGE, "fewer rows than an index of these slots needs"
             table.owners[row] = owner
-            self._tenants.lent(owner, high - low)
+            self._tenants.owned_bytes[owner] += high - low
             pieces.append(row)
         return pieces
 
@@ -197,7 +185,7 @@ class Recovery:
         self._slots.unpublish(slot)
         self._states[row] = REVOKED
         table.records[row], table.ends[row] = 0, 0.0
-        self._tenants.lent(owner, table.sizes[row])
+        self._tenants.owned_bytes[owner] += table.sizes[row]
         self._revoked(table.span_ids[row], owner, slot, [row])
 
     def _revoked(self, span_id: int, owner: int, slot: int, pieces: list[int]) -> LentGrant:
@@ -207,7 +195,7 @@ class Recovery:
             revoked[span_id].pieces.extend(pieces)
             self._slots.release(slot)
         else:
-            revoked[span_id] = LentGrant(0, owner, span_id, slot, self._slots.seq(slot), pieces)
+            revoked[span_id] = LentGrant(0, owner, span_id, slot, self._slots.words[self._slots.at(slot)], pieces)
             self._grants.fresh[span_id] = None
         return revoked[span_id]
 
@@ -227,7 +215,6 @@ class Recovery:
                 self._end(row)
 
     def _sum(self) -> Iterator[None]:
-        """The sums of namespaces and owners."""
         table, tenants = self._table, self._tenants
         self.rows = np.flatnonzero(self._states == LIVE)
         for first in range(0, len(self.rows), ROWS_AT_ONCE):
@@ -250,7 +237,6 @@ class Recovery:
         tenants.counted()
 
     def _tell_policy(self) -> Iterator[None]:
-        """The orders of puts and of last uses."""
         depths = self._table.column("depths")
         by_put = yield from _by_time(self._former.created, depths, self.rows, self._table.row_bits)
         yield
@@ -259,22 +245,7 @@ class Recovery:
         yield from self._policy.recovering(self.rows, by_put, self._former.uses, self._now)
 
 
-class _Before:
-    """Finds the row before an offset, among those in order when this was made, and walks from there."""
-
-    def __init__(self, rows: Array, starts: Array) -> None:
-        self._rows, self._starts = rows, starts
-
-    def __call__(self, table: RowTable, offset: int) -> int:
-        at = int(np.searchsorted(self._starts, offset)) - 1
-        before = int(self._rows[at]) if at >= 0 else EDGE
-        while before != EDGE and table.end(before) > offset:
-            before = table.prevs[before]
-        return before
-
-
 def _sort(numbers: Array) -> Iterator[None]:
-    """Sorts in steps."""
     if len(numbers) <= SORTED_AT_ONCE:
         numbers.sort()
     else:

@@ -1,4 +1,4 @@
-"""What the parts of the room know of the remote store: whether it serves, how quickly, and what this host claims there.
+"""What this package knows of the remote store: whether it serves, how quickly, and what this host claims there.
 
     closed ── FAILURES_MAX failures in a row, or one refusal ──→ open ── a success ──→ closed
                                                                   └── a failure: twice the time until the next try

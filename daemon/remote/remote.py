@@ -1,4 +1,4 @@
-"""The door of the room: the parts of one remote store's core, and what each event does to them.
+"""The door of the package: the parts of one remote store's core, and what each event does to them.
 
     requests ─ begin, run, evicted, invalidated ─┐
     entries  ─ published, used ──────────────────┤→ link ← agreement ← writes ← fetches

@@ -208,13 +208,11 @@ class Hazards:
             classes = self._wider[classes]
 
     def _decay(self, number: int) -> None:
-        """Decays the counts for the uses since the last decay."""
         share = 0.5 ** ((self.uses - int(self._counted_at[number])) / HALF_LIFE_USES)
         self._keep(number, share)
         self._counted_at[number] = self.uses
 
     def _keep(self, number: int, share: float) -> None:
-        """Reduces the counts to a share."""
         self._reached[number] *= share
         self._used[number] *= share
 
@@ -242,7 +240,6 @@ class Hazards:
         return share
 
     def _refresh(self, number: int) -> None:
-        """Computes the index from the counts."""
         above = number
         while above >= 0:
             self._decay(above)

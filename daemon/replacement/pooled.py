@@ -95,7 +95,7 @@ class Pooled(Replacement):
         self.take_in()
         at = np.asarray(rows, np.int64)
         worths, orders = self._ranks(at)
-        inside = self.window.put_at[at] > self.window.begins(self._bytes)
+        inside = self.are_in_window(at)
         return list(zip(inside.tolist(), zip(worths.tolist(), orders.tolist(), strict=True), strict=True))
 
     def _victims(self, most: int, owners: Array | None) -> list[int]:
@@ -204,8 +204,7 @@ class Pooled(Replacement):
 
     # ---- changes
 
-    def _changed(self, rows: Array) -> None:
-        """The rows have new ranks, or may go now."""
+    def _may_go_again(self, rows: Array) -> None:
         if not self._pools or not len(rows):
             return
         rows = rows[self._is_free(rows)]
@@ -218,9 +217,6 @@ class Pooled(Replacement):
                 colder &= self._are_theirs(rows, np.array(who, np.int64))
             for at in np.flatnonzero(colder).tolist():
                 heappush(pool.late, (float(worths[at]), float(orders[at]), int(rows[at])))
-
-    def _may_go_again(self, rows: Array) -> None:
-        self._changed(rows)
 
     # ---- rows and ranks
 

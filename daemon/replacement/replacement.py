@@ -136,14 +136,10 @@ class Replacement(ABC):
                 self._know(rows)
                 self._put(rows, batches)
 
-    def recovered(self, by_use: Array, by_put: Array, uses: Array, now: float) -> None:
-        """The rows that an earlier daemon left, in the order of their last uses, and in that of their puts. Called
-        once, before the first put. `uses`: by row, how often it was used after its put."""
-        for _ in self.recovering(by_use, by_put, uses, now):
-            pass
-
     def recovering(self, by_use: Array, by_put: Array, uses: Array, now: float) -> Iterator[None]:
-        """`recovered`, in steps of a few milliseconds. The policy is asked nothing until the last."""
+        """Takes over the rows that an earlier daemon left, in the order of their last uses, and in that of their puts:
+        once, before the first put, in steps of a few milliseconds. The policy is asked nothing until the last. `uses`:
+        by row, how often it was used after its put."""
         there = np.zeros(len(self._flags), np.bool_)
         there[by_use] = True
         rows = np.flatnonzero(there)
@@ -269,7 +265,7 @@ class Replacement(ABC):
         return iter(())
 
     def learn(self, data: Sequence[bytes]) -> None:
-        """Restores the state that a policy of the same name yielded from `learned`. Called once, after `recovered`.
+        """Restores the state that a policy of the same name yielded from `learned`. Called once, after `recovering`.
         Some rows in `data` may not be stored any more, others may be missing there.
 
         Raises:

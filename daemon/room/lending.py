@@ -29,14 +29,12 @@ from ...shm.ring.layout import span_bytes
 from ..claims.claims import NOBODY
 from ..claims.turns import Turns
 from ..forms.limits import RingBudget, StoreLimits
+from ..forms.outbox import StoreOutbox
 from ..store.commit import Submitter
-from ..store.grants import Grants, LentGrant
-from ..store.holes import Holes
-from ..store.table import RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries, OverEntries
+from ..store.grants import LentGrant
 from . import refusals
 from .runway import Runway
-from .shares import OwnerShares
 
 CLIENT_SHARE: Final = 64
 BUSY_SHARE: Final = 8
@@ -64,41 +62,26 @@ class PlaceRequest:
     ahead: bool = False
 
 
-class Lending:
-    """All grants of one store.
-
-    Args:
-        send: sends an answer to a client, if it is connected.
-        refused: counts and announces a refusal.
-    """
+class Lending(OverEntries):
+    """All grants of one store."""
 
     def __init__(
         self,
+        entries: Entries,
         runway: Runway,
-        table: RowTable,
-        holes: Holes,
-        grants: Grants,
-        tenants: Tenants,
-        shares: OwnerShares,
         limits: StoreLimits,
         budget: RingBudget,
-        own: Submitter,
-        send: Callable[[int, messages.Answer], object],
-        refused: Callable[[int, TensordError], object],
+        outbox: StoreOutbox,
+        own_uid: int,
     ) -> None:
         self.runway = runway
-        self._table = table
-        self._holes = holes
-        self._grants = grants
-        self._tenants = tenants
-        self._shares = shares
+        super().__init__(entries)
+        self._shares = runway.shares
         self._limits = limits
         self._budget = budget
-        self.own = own
-        self._send = send
-        self._refused = refused
-        self.submitters: dict[int, Submitter] = {NOBODY: own}
-        self._has_inbox: set[int] = set()
+        self._outbox = outbox
+        self.own = Submitter(NOBODY, entries.tenants.owner(own_uid), own_uid)
+        self.submitters: dict[int, Submitter] = {NOBODY: self.own}
         self._turns: Turns[PlaceRequest] = Turns()
         self._held: list[PlaceRequest] = []
         """Requests that wait for their clients to use what they have, or for the ring to grow."""
@@ -106,20 +89,15 @@ class Lending:
 
     # ---- clients
 
-    def joined(self, client: int, uid: int, *, in_place: bool) -> Submitter:
-        """A client has connected. `in_place`: it writes into the ring itself.
+    def joined(self, client: int, uid: int) -> Submitter:
+        """A client has connected.
 
         Raises:
             LimitReached: too many uids have used the daemon.
         """
         submitter = self.submitters[client] = Submitter(client, self._tenants.owner(uid), uid)
         self._shares.joined(submitter.owner)
-        self.writes_in_place(client, in_place)
         return submitter
-
-    def writes_in_place(self, client: int, in_place: bool) -> None:
-        """Whether the client's grants are places in the ring, or in its inbox at the same offsets."""
-        (self._has_inbox.discard if in_place else self._has_inbox.add)(client)
 
     def left(self, client: int) -> None:
         """A client has left, and its records are carried out. Its places are free once no lane pins them."""
@@ -127,7 +105,6 @@ class Lending:
         if submitter is None:
             return
         self._shares.left(submitter.owner)
-        self._has_inbox.discard(client)
         for grant in submitter.grants.values():
             self._grants.revoke(grant)
         submitter.grants.clear()
@@ -202,7 +179,7 @@ class Lending:
         while (request := self._turns.head()) is not None:
             if self._pressure is not None:
                 self._refuse(request, self._pressure)
-            elif (error := self._unfit(request)) is not None:
+            elif (error := refusals.unfit(request.sizes[0], self._limits, self._budget, self._ring_bytes)) is not None:
                 self._refuse(request, error)
             elif not self._may_have(request):
                 if request.ahead:
@@ -230,11 +207,11 @@ class Lending:
 
     def _send_none(self, request: PlaceRequest) -> None:
         """The answer to a request ahead of need for which there is no place."""
-        self._send(request.submitter.client, messages.GrantsLent(request.number, []))
+        self._outbox.send(request.submitter.client, messages.GrantsLent(request.number, []))
 
-    def _unfit(self, request: PlaceRequest) -> TensordError | None:
-        capacity = self._limits.ring_bytes if self.runway.is_growing else self._holes.capacity_bytes
-        return refusals.unfit(request.sizes[0], self._limits, self._budget, capacity)
+    @property
+    def _ring_bytes(self) -> int:
+        return self._limits.ring_bytes if self.runway.is_growing else self._holes.capacity_bytes
 
     def _may_have(self, request: PlaceRequest) -> bool:
         """Whether a request's first place may be lent to its client now."""
@@ -248,7 +225,6 @@ class Lending:
         return unused <= max(ring_bytes // BUSY_SHARE, request.sizes[0])
 
     def _unused(self, submitter: Submitter) -> int:
-        """The bytes that are lent to a client."""
         sizes, total = self._table.sizes, 0
         for grant in submitter.grants.values():
             for row in grant.pieces:
@@ -281,21 +257,20 @@ class Lending:
             request.then(lent[0].pieces[0])
             return
         offsets, sizes = self._table.offsets, self._table.sizes
-        in_place = submitter.client not in self._has_inbox
-        words = np.array([(grant.span_id if in_place else 0, grant.seq) for grant in lent], "<u8").tobytes()
+        words = np.array([(grant.span_id if submitter.in_place else 0, grant.seq) for grant in lent], "<u8").tobytes()
         places = [
             (grant.number, offsets[row], sizes[row], words[at : at + 8], grant.slot, words[at + 8 : at + 16])
             for grant, row, at in zip(lent, rows, range(0, len(words), 16), strict=False)
         ]
-        self._send(submitter.client, messages.GrantsLent(request.number, places))
+        self._outbox.send(submitter.client, messages.GrantsLent(request.number, places))
 
     def _refuse(self, request: PlaceRequest, error: TensordError) -> None:
         if request.then is not None:
             request.then(error)
             return
         client = request.submitter.client
-        self._refused(client, error)
-        self._send(client, messages.GrantsLent(request.number, [], messages.ErrorBody.of(error)))
+        self._outbox.count_refusal(client, error)
+        self._outbox.send(client, messages.GrantsLent(request.number, [], messages.ErrorBody.of(error)))
 
     def _no_room(self, request: PlaceRequest) -> TensordError:
         size, holes, budget = request.sizes[0], self._holes, self._budget
@@ -310,7 +285,6 @@ class Lending:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         self._turns.check_invariants()
-        self._shares.check_invariants()
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter

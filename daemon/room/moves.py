@@ -21,11 +21,8 @@ from typing import Final
 from ...shm.index.index import PLACE
 from ...shm.ring.layout import SPAN_EXPIRES_AT
 from ..forms.effects import Move
-from ..store.holes import Holes
-from ..store.slots import Slots
-from ..store.spans import Spans
-from ..store.table import EDGE, ENDED, LIVE, RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries, OverEntries
+from ..store.table import EDGE, ENDED, LIVE
 
 TIME_SHARE: Final = 1 / 4
 """The share of the time that plans and copies may take."""
@@ -64,30 +61,11 @@ class _Move:
     source: int
 
 
-class RingMoves:
-    """The moves in one ring.
+class RingMoves(OverEntries):
+    """The moves in one ring. `emit`: takes the effects."""
 
-    Args:
-        ring: the ring's bytes, writable.
-        emit: takes the effects.
-    """
-
-    def __init__(
-        self,
-        table: RowTable,
-        holes: Holes,
-        slots: Slots,
-        tenants: Tenants,
-        spans: Spans,
-        ring: memoryview,
-        emit: Callable[[Move], object],
-    ) -> None:
-        self._table = table
-        self._holes = holes
-        self._slots = slots
-        self._tenants = tenants
-        self._spans = spans
-        self._ring = ring
+    def __init__(self, entries: Entries, emit: Callable[[Move], object]) -> None:
+        super().__init__(entries)
         self._emit = emit
         self._moves: dict[int, _Move] = {}
         self._vacated: list[int] = []
@@ -117,7 +95,7 @@ class RingMoves:
             return False
         owner = table.owners[row]
         table.slots[place], table.owners[place] = copy, owner
-        self._tenants.lent(owner, size)
+        self._tenants.owned_bytes[owner] += size
         self._spans.hold(row)
         self._moves[number] = _Move(row, place, table.span_ids[row])
         self._emit(Move(number, table.offsets[row], to, size, self._tenants.uids[owner]))
@@ -150,7 +128,7 @@ class RingMoves:
             self._vacated.append(place)
         else:
             slots.release(table.slots[place])
-            self._tenants.returned(table.owners[place], table.sizes[place])
+            self._tenants.owned_bytes[table.owners[place]] -= table.sizes[place]
             self._holes.free(place)
         if not self._moves:
             # One scan serves all of them.

@@ -19,10 +19,8 @@ from typing import Final
 import numpy as np
 
 from ..forms.limits import RingBudget
-from ..store.grants import Grants
-from ..store.holes import Holes
-from ..store.table import EDGE, ENDED, RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries, OverEntries
+from ..store.table import EDGE, ENDED
 
 AHEAD_SHARE: Final = 128
 LARGE_SHARE: Final = 32
@@ -36,7 +34,7 @@ SIZES_MAX: Final = 8
 """Sizes whose places are kept as they are."""
 
 
-class FreePlaces:
+class FreePlaces(OverEntries):
     """The free places of one ring.
 
     Args:
@@ -44,21 +42,10 @@ class FreePlaces:
         withdrawn: the bytes of the ring that the system has.
     """
 
-    def __init__(
-        self,
-        table: RowTable,
-        holes: Holes,
-        tenants: Tenants,
-        grants: Grants,
-        budget: RingBudget,
-        withdrawn: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self._table = table
-        self._holes = holes
-        self._tenants = tenants
+    def __init__(self, entries: Entries, budget: RingBudget, withdrawn: Callable[[], int]) -> None:
+        super().__init__(entries)
         self._budget = budget
         self._withdrawn = withdrawn
-        self._grants = grants
         self._ready: dict[int, list[int]] = {}
         """Rows by size."""
         self.ready_bytes = 0

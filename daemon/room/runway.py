@@ -13,23 +13,17 @@ delay that doubles each time nothing was freed, up to RESCAN_S_MAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from ..forms.effects import Drain, Move, Scan
+from ..forms.effects import Drain, Scan
 from ..forms.limits import RingBudget
+from ..forms.outbox import StoreOutbox
 from ..host_memory.host_memory import HostMemory
-from ..replacement import Replacement
-from ..reports.counters import StoreCounters
 from ..store.commit import Commits
-from ..store.families import Families
-from ..store.grants import Grants
-from ..store.holes import Holes
-from ..store.slots import Slots
-from ..store.spans import ScanOutcome, Spans
-from ..store.table import ENDED, RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries, OverEntries
+from ..store.spans import ScanOutcome
+from ..store.table import ENDED
 from .moves import RingMoves
 from .places import FreePlaces
 from .shares import OwnerShares
@@ -47,55 +41,34 @@ STRETCH_ROWS: Final = 128
 """Entries of usual size that go from a stretch for several places, at most."""
 
 
-class Runway:
+class Runway(OverEntries):
     """Makes room in one ring.
 
     Args:
         budget: the limits in force; others change it.
-        ring: the ring's bytes, writable.
-        emit: takes the effects.
-        withdrawn: the bytes of the ring that the system has.
         rescan_s: the shortest delay of another scan.
     """
 
     def __init__(
         self,
-        table: RowTable,
-        holes: Holes,
-        slots: Slots,
-        grants: Grants,
-        tenants: Tenants,
-        families: Families,
-        spans: Spans,
+        entries: Entries,
         commits: Commits,
-        policy: Replacement,
-        shares: OwnerShares,
         budget: RingBudget,
-        ring: memoryview,
-        counters: StoreCounters,
-        emit: Callable[[Drain | Scan | Move], object],
-        *,
-        withdrawn: Callable[[], int] = lambda: 0,
-        rescan_s: float = 0.05,
+        outbox: StoreOutbox,
+        rescan_s: float,
     ) -> None:
-        self._table = table
-        self._holes = holes
-        self._tenants = tenants
-        self._spans = spans
+        super().__init__(entries)
         self._commits = commits
-        self._policy = policy
-        self._shares = shares
+        self.shares = OwnerShares(entries.tenants, budget)
         self._budget = budget
-        self._counters = counters
-        self._emit = emit
+        self._counters = outbox.counters
+        self._emit = outbox.add
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
-        self.places = FreePlaces(table, holes, tenants, grants, budget, withdrawn)
-        self.moves = RingMoves(table, holes, slots, tenants, spans, ring, emit)
-        self._ways = Ways(
-            table, holes, grants, tenants, families, spans, policy, shares, budget, self.places, commits.tails
-        )
-        self.pages: HostMemory | None = None
+        self.places = FreePlaces(entries, budget, lambda: self.pages.withdrawn.size_bytes)
+        self.moves = RingMoves(entries, outbox.add)
+        self._ways = Ways(entries, self.shares, budget, self.places, commits.tails)
+        self.pages: HostMemory
         """The pages of the ring, which the caller makes after this, with `places.join`."""
         self._attempt: Attempt | None = None
         self._draining = self._drained = False
@@ -126,7 +99,7 @@ class Runway:
             over_bytes, over_entries, over_tokens = self._lacks()
             if (over_bytes > 0 or over_entries > 0 or over_tokens > 0) and self._has_drained():
                 self._drained = False
-                owners = self._shares.evictable(places.owner, max(over_bytes, 0))
+                owners = self.shares.evictable(places.owner, max(over_bytes, 0))
                 ahead = not self._is_over
                 if rows := self._ways.coldest(over_bytes, over_entries, over_tokens, owners, ahead=ahead):
                     spans.hide(rows, "entries" if over_entries > 0 else "tokens" if over_tokens > 0 else "capacity")
@@ -152,7 +125,7 @@ class Runway:
             attempt = self._attempt = Attempt(size, owner, self._stretch_bytes(size), ahead)
             self._drained = self.places.keeps = False
             self.places.join()
-        if self.pages is not None and not ahead and self._wait_for_pages(self.pages, attempt):
+        if not ahead and self._wait_for_pages(attempt):
             return True
         if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
             return False
@@ -177,10 +150,11 @@ class Runway:
         entry_bytes = self.places.used_bytes // max(self._tenants.total_entries, 1)
         return max(size, min(self.places.ahead_bytes, STRETCH_ROWS * entry_bytes) // size * size)
 
-    def _wait_for_pages(self, pages: HostMemory, attempt: Attempt) -> bool:
+    def _wait_for_pages(self, attempt: Attempt) -> bool:
         """Whether pages are about to be given back, which comes first, or are taken back for the request, which costs
         no entry."""
-        residency, fits = pages.residency, attempt.size <= self._budget.put_bytes_max - self.places.used_bytes
+        pages, residency = self.pages, self.pages.residency
+        fits = attempt.size <= self._budget.put_bytes_max - self.places.used_bytes
         progress = residency.exchange_progress()
         if progress == "moving" and not pages.stuck:
             return True
@@ -199,16 +173,15 @@ class Runway:
         self._attempt = None
         self._vain = False
         self.places.keeps = True
-        if self.pages is not None:
-            self.pages.residency.drop_exchange()
+        self.pages.residency.drop_exchange()
 
     def refusal_facts(self, size: int) -> tuple[str | None, int]:
         """What is in the way of `size` bytes, if that is known; and the bytes that cannot go."""
         obstacle, kept_bytes = self._ways.obstacle(size)
-        if self.pages is not None and self.pages.withdrawn.size_bytes and (error := self.pages.residency.error):
-            obstacle = f"{self.pages.withdrawn.size_bytes} bytes of the ring could not be allocated again: {error}"
-        elif self.pages is not None and obstacle in (None, "ring") and self.pages.withdrawn.size_bytes:
-            given_back = self.pages.withdrawn.size_bytes
+        given_back = self.pages.withdrawn.size_bytes
+        if given_back and (error := self.pages.residency.error):
+            obstacle = f"{given_back} bytes of the ring could not be allocated again: {error}"
+        elif given_back and obstacle in (None, "ring"):
             obstacle = (
                 f"{given_back} bytes of the ring, between the entries, are the system's until its limit is raised"
             )

@@ -8,25 +8,23 @@ own: pins, states, limits. The pins of the last scan are a hint only: a scan dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from ..forms.limits import RingBudget
-from ..store.families import Families
-from ..store.holes import Holes
-from ..store.table import FREE, LIVE, WITHDRAWN, RowTable
+from ..store.entries import Entries
+from ..store.table import FREE, LIVE, WITHDRAWN
 
 
 class Survey:
     """What cannot go now. `kept`: entries that cannot; `kept_bytes`: bytes that cannot be free."""
 
-    def __init__(self, table: RowTable, holes: Holes, families: Families, held: Iterable[int]) -> None:
-        """`held`: rows that are in use, as far as is known."""
+    def __init__(self, store: Entries) -> None:
+        table, spans = store.table, store.spans
+        held = [*spans.held, *(table.row_of(number) for number in spans.last_pinned)]
         states = np.frombuffer(table.states, np.uint8)
         others = np.flatnonzero((states != LIVE) & (states != FREE))
         entries = {row for row in held if states[row] == LIVE}
-        self.kept = {*entries, *families.ancestors(entries)}
+        self.kept = {*entries, *store.families.ancestors(entries)}
         rows = np.concatenate([others, np.array([*self.kept], np.int64)])
         sizes = table.column("sizes")[rows].astype(np.int64)
         self.kept_bytes = int(sizes[states[rows] != WITHDRAWN].sum())
@@ -34,7 +32,7 @@ class Survey:
         offsets = table.column("offsets")[rows].astype(np.int64)
         order = np.argsort(offsets)
         self._lows = np.concatenate([[0], (offsets + sizes)[order]])
-        self._highs = np.concatenate([offsets[order], [holes.capacity_bytes]])
+        self._highs = np.concatenate([offsets[order], [store.holes.capacity_bytes]])
 
     def gaps(self, size: int) -> list[tuple[int, int]]:
         """The stretches of at least `size` bytes between unevictable rows: (low, high), by offset."""

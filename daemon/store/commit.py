@@ -32,14 +32,10 @@ from ...shm.ring.layout import (
     TREE_BYTES_MAX,
     expiry_word,
 )
-from ..replacement import Replacement
-from .agents import AgentNumbers
-from .families import Families
-from .grants import Grants, LentGrant
-from .holes import Holes
-from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
-from .table import EDGE, ENDED, LIVE, RowTable
-from .tenants import Tenants
+from .entries import Entries, OverEntries
+from .grants import LentGrant
+from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST
+from .table import EDGE, ENDED, LIVE
 
 # Reasons of a refusal.
 NOT_LENT: Final = 1
@@ -54,6 +50,7 @@ BAD_BLOCK: Final = 8
 NOT_WORTH_IT: Final = 9
 """The policy prefers the entries that would be evicted."""
 
+NO_TOKENS_MAX: Final = 1 << 62
 UNSUMMED_MAX: Final = 1 << 16
 TAILS_MAX: Final = 64
 
@@ -64,72 +61,42 @@ _TAIL_AT: Final = SPAN_HEADER.size
 @dataclass(slots=True)
 class Submitter:
     """One client's side of its queue. `owner`: the number of its uid. `expected`: the number of its next record; 0: not
-    known yet, since its lane may have been another connection's."""
+    known yet, since its lane may have been another connection's. `in_place`: it writes into the ring itself, and not
+    into an inbox at the same offsets."""
 
     client: int
     owner: int
     uid: int
     grants: dict[int, LentGrant] = field(default_factory=dict)
     expected: int = 1
+    in_place: bool = False
 
 
-@dataclass(slots=True)
-class CommitLimits:
-    """The limits that a commit knows. Those on bytes are counted when bytes are lent; entries over `max_entries`, or
-    with more than `max_tokens` together, are evicted soon (`Runway`), so only a put with more tokens is refused."""
-
-    max_tokens: int
-    default_ttl_s: float = 0.0
-
-
-class Commits:
+class Commits(OverEntries):
     """Commits into one ring.
 
     Args:
-        ring: the ring's bytes, writable.
         claims: the keys that somebody waits for.
         is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
-        recall: publishes the hidden entry of a key again; its row, or EDGE (`Spans.recall`).
         block: takes the record of a block of a sequence into the index, if it continues its parent: (row, key, row of
             the parent, offset of the record in the ring, bytes, end of the payload) → whether it did.
-        hidden: the keys of victims; `replaced` is told of one that is put again (`Spans.replaced`).
     """
 
     def __init__(
         self,
-        table: RowTable,
-        holes: Holes,
-        slots: Slots,
-        grants: Grants,
-        policy: Replacement,
-        tenants: Tenants,
-        families: Families,
-        agents: AgentNumbers,
-        ring: memoryview,
-        limits: CommitLimits,
-        claims: Container[bytes] = frozenset(),
-        is_past: Callable[[bytes], bool] = lambda key: False,
-        recall: Callable[[bytes], int] = lambda key: EDGE,
-        block: Callable[[int, bytes, int, int, int, int], bool] | None = None,
-        hidden: Container[bytes] = frozenset(),
-        replaced: Callable[[bytes], object] = lambda key: None,
+        entries: Entries,
+        claims: Container[bytes],
+        is_past: Callable[[bytes], bool],
+        block: Callable[[int, bytes, int, int, int, int], bool],
     ) -> None:
-        self._table = table
-        self._holes = holes
-        self._slots = slots
-        self._grants = grants
-        self._policy = policy
-        self._tenants = tenants
-        self._families = families
-        self._agents = agents
-        self._ring = ring
+        super().__init__(entries)
+        self._agents = entries.agents
         self._claims = claims
         self._is_past = is_past
-        self._recall = recall
         self._block = block
-        self._hidden = hidden
-        self._replaced = replaced
-        self.limits = limits
+        self.tokens_max, self.default_ttl_s = NO_TOKENS_MAX, 0.0
+        """The limits of one put. Those on bytes are counted when bytes are lent; entries over a limit of the whole
+        store are evicted soon (`Runway`)."""
         self.evicts = False
         """Whether other entries go for what is put. Kept by `Runway`."""
         self.stored = 0
@@ -159,7 +126,7 @@ class Commits:
         digests, names, owners, agents = table.digests, table.namespaces, table.owners, table.agents
         fresh, tail, numbers = self.fresh.append, self.tails.append, self._agents.numbers
         by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
-        hidden = self._hidden
+        hidden = self._spans.hidden
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
         ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
         tags, invalidated, ns_entries, ns_bytes = (
@@ -168,10 +135,10 @@ class Commits:
             self._tenants.entries,
             self._tenants.bytes,
         )
-        limits, append = self.limits, self._policy.window.append
+        append, default_ttl_s = self._policy.window.append, self.default_ttl_s
         pack_header, pack_body = SPAN_HEADER.pack_into, BODY.pack_into
         crc, pack_tail, hashes = zlib.crc32, SPAN_TAIL.pack_into, KEY_HASHES.unpack
-        tokens_max = limits.max_tokens
+        tokens_max = self.tokens_max
         expected = submitter.expected or first_number(records)
         stored = stored_bytes = stored_tokens = used = used_bytes = 0
         try:
@@ -255,11 +222,11 @@ class Commits:
                     self._give_up(row)
                     continue
                 if key in hidden:
-                    self._replaced(key)
+                    self._spans.replaced(key)
 
                 # The header, from which the next daemon knows the entry.
                 span_id = span_ids[row]
-                ttl = ttl or limits.default_ttl_s
+                ttl = ttl or default_ttl_s
                 pack_header(
                     ring,
                     offset,
@@ -330,7 +297,7 @@ class Commits:
     def _give_up(self, row: int) -> None:
         """Frees the bytes of a record that is not stored: no reader has ever known of them."""
         self._table.states[row] = ENDED
-        self._tenants.returned(self._table.owners[row], self._table.sizes[row])
+        self._tenants.owned_bytes[self._table.owners[row]] -= self._table.sizes[row]
         self._holes.free(row)
 
     def _continues(
@@ -352,10 +319,10 @@ class Commits:
         if parent != NO_KEY:
             if parent[:8] != key[:8] or parent == key:
                 return BAD_PARENT
-            if key in self._hidden:
+            if key in self._spans.hidden:
                 # It may be an ancestor of the parent, and must not come back with it.
-                self._replaced(key)
-            above = self._table.by_key.get(parent) or self._recall(parent)
+                self._spans.replaced(key)
+            above = self._table.by_key.get(parent) or self._spans.recall(parent)
             if not above:
                 return NO_PARENT
             if self.evicts and not self._is_worth_it(key, self._table.sizes[row], above, cost, tokens, agent, now):
@@ -363,7 +330,7 @@ class Commits:
         if prefix:
             start = offset + SPAN_HEADER_BYTES
             record_at = start + ((tree + 63) & -64)
-            if self._block is not None and not self._block(row, key, above, record_at, prefix, start + payload):
+            if not self._block(row, key, above, record_at, prefix, start + payload):
                 return BAD_BLOCK
             self._table.records[row] = prefix
         if above:

@@ -68,11 +68,6 @@ class Grants:
         self.lent = 0
         """Grants that clients have."""
 
-    def lend(self, row: int, owner: int) -> LentGrant | None:
-        """Makes a grant of a row that has no slot. None if both buckets of its key are full: try again."""
-        lent = self.lend_all([row], owner)
-        return lent[0] if lent else None
-
     def lend_all(self, rows: Sequence[int], owner: int) -> list[LentGrant]:
         """Makes grants of rows without slots: of all, or up to the first one whose key finds no free slot."""
         table, slots = self._table, self._slots
@@ -110,7 +105,7 @@ class Grants:
         self._last_number = number
         self.lent_bytes += lent_bytes
         self.lent += len(lent)
-        self._tenants.lent(owner, lent_bytes)
+        self._tenants.owned_bytes[owner] += lent_bytes
         return lent
 
     def give_back(self, grant: LentGrant) -> list[int]:
@@ -123,7 +118,7 @@ class Grants:
         for row in rows:
             table.states[row] = ENDED
             self.lent_bytes -= table.sizes[row]
-            self._tenants.returned(grant.owner, table.sizes[row])
+            self._tenants.owned_bytes[grant.owner] -= table.sizes[row]
         if rows:
             self.lent -= 1
             self._slots.release(grant.slot)
@@ -215,7 +210,7 @@ class Grants:
                 self._slots.release(slot)
             for piece in grant.pieces:
                 freed += self._table.sizes[piece]
-                self._tenants.returned(self._table.owners[piece], self._table.sizes[piece])
+                self._tenants.owned_bytes[self._table.owners[piece]] -= self._table.sizes[piece]
                 self._holes.free(piece)
         return freed
 

@@ -54,19 +54,14 @@ class Slots:
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0
         self.free = bytearray(np.packbits(~taken, axis=1, bitorder="little").tobytes())
 
-    def bucket_of(self, key: bytes) -> int:
-        """The bucket with more free slots, of the two that a key may be in."""
+    def take(self, key: bytes, span_id: int, place: int, payload_bytes: int) -> int:
+        """Writes a free slot of the key, and leaves it unpublished. Returns its number; -1 if both buckets are full."""
         first, second, _ = KEY_HASHES.unpack(key)
         first &= self.mask
         second &= self.mask
         if first == second:
             second ^= 1 & self.mask
-        bucket: int = first if COUNT[self.free[first]] >= COUNT[self.free[second]] else second
-        return bucket
-
-    def take(self, key: bytes, span_id: int, place: int, payload_bytes: int) -> int:
-        """Writes a free slot of the key, and leaves it unpublished. Returns its number; -1 if both buckets are full."""
-        bucket = self.bucket_of(key)
+        bucket = first if COUNT[self.free[first]] >= COUNT[self.free[second]] else second
         bits = self.free[bucket]
         if not bits:
             return -1
@@ -77,7 +72,8 @@ class Slots:
         # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds the slot
         # either free or complete.
         self.words[at + SPAN] = span_id
-        return bucket * BUCKET_SLOTS + cell
+        number: int = bucket * BUCKET_SLOTS + cell
+        return number
 
     def at(self, slot: int) -> int:
         """Index of the slot's first word."""
@@ -89,7 +85,7 @@ class Slots:
 
     def publish(self, slot: int) -> None:
         """Makes a slot visible to readers."""
-        at, words = self.first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS, self.words
+        at, words = self.at(slot), self.words
         assert words[at] & 1 and words[at + SPAN], f"slot {slot} with seq {words[at]} has nothing to publish"
         # SYNC POINT: the span's bytes and the slot's body were stored before seq. x86-64 keeps stores in order, so a
         # reader that sees the even seq sees them too. ARM needs a release store here.
@@ -111,7 +107,7 @@ class Slots:
         # SYNC POINT: as in `unpublish`. Each word is stored at once.
         words[at] = seqs + np.uint64(1)
         words[self.first_word + slots // BUCKET_SLOTS * BUCKET_WORDS + slots % BUCKET_SLOTS] = 0
-        return self._keys_at(at)
+        return self.keys(slots)
 
     def move(self, slot: int, to: int) -> None:
         """Publishes the unpublished slot `to` and unpublishes `slot`, which has the same key and payload."""
@@ -148,9 +144,7 @@ class Slots:
 
     def keys(self, slots: Array) -> list[bytes]:
         """The keys in slots."""
-        return self._keys_at(self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS)
-
-    def _keys_at(self, at: Array) -> list[bytes]:
+        at = self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS
         keys: list[bytes] = self._array[at[:, None] + _KEY_WORDS].view("V32").ravel().tolist()
         return keys
 
@@ -158,8 +152,3 @@ class Slots:
         """The key in a slot."""
         at = (self.at(slot) + 1) * 8
         return self.memory[at : at + 32].tobytes()
-
-    def seq(self, slot: int) -> int:
-        """The slot's sequence number."""
-        seq: int = self.words[self.at(slot)]
-        return seq

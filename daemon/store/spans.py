@@ -17,11 +17,11 @@ time. A key has at most one row in state LIVE. Children are hidden before their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from ..replacement import Replacement
 from .families import Families
 from .grants import Grants
 from .slots import Slots
-from .table import EDGE, ENDED, LIVE, VICTIM, Array, RowTable
+from .table import EDGE, ENDED, LIVE, VICTIM, RowTable
 from .tenants import Tenants
 
 SCAN_ROWS_MAX: Final = 256
@@ -38,13 +38,6 @@ SCAN_ROWS_MAX: Final = 256
 Reason = TypeVar("Reason")
 Gone = Callable[[Sequence[int], Sequence[str]], None]
 """(rows, the reason of each): entries have ended. Their columns, slots and headers still describe them."""
-
-
-class Blocks(Protocol):
-    """The index of cached sequences, as far as spans tell it about its blocks: rows with `records`. It reads the states
-    of rows, so it is told of their ends only."""
-
-    def remove(self, row: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -71,7 +64,6 @@ class Spans:
         tenants: Tenants,
         families: Families,
         policy: Replacement,
-        blocks: Blocks,
     ) -> None:
         self._table = table
         self._slots = slots
@@ -79,14 +71,13 @@ class Spans:
         self._tenants = tenants
         self._families = families
         self._policy = policy
-        self._blocks = blocks
         self._victims: dict[int, str] = {}
         """The hidden rows that no scan decides about yet, with their reasons; the order is that of hiding."""
         self._ended: dict[int, None] = {}
         self._scanning: tuple[dict[int, str], dict[int, None]] | None = None
         self._pinned_ended: dict[int, None] = {}
         """Rows in state ENDED that the last scan found pinned, or whose children had not ended yet."""
-        self._holders: dict[int, int] = {}
+        self.held: dict[int, int] = {}
         """Rows that may not be evicted, by the number of reasons: a lane's pin, a pin by message, a move."""
         self._pinned: dict[int, None] = {}
         """Rows that are held because the last scan found a lane's pin."""
@@ -98,6 +89,8 @@ class Spans:
         """Bytes of rows in state ENDED that wait for a scan."""
         self.gone: list[Gone] = []
         """Called with each batch of entries that have ended."""
+        self.unblock: Callable[[int], object] = lambda row: None
+        """Called for each block of a cached sequence that has ended: a row with `records`."""
 
     # ---- entries
 
@@ -116,13 +109,9 @@ class Spans:
                 self.end([hidden[key]], reason)
             hidden[key] = row
             victims[row] = reason
-        self._orphan(at)
-
-    def _orphan(self, rows: Array) -> None:
-        """The rows are not published any more, as their parents count it."""
-        parents = self._table.column("parents")[rows]
+        parents = table.column("parents")[at]
         if parents.any():
-            np.subtract.at(self._table.column("children"), parents[parents != EDGE], 1)
+            np.subtract.at(table.column("children"), parents[parents != EDGE], 1)
 
     def republish(self, row: int) -> None:
         """Publishes a victim again, whose ancestors are published. No scan decides about it any more."""
@@ -136,7 +125,7 @@ class Spans:
         self._slots.publish(table.slots[row])
         if table.parents[row]:
             table.children[table.parents[row]] += 1
-        self._policy.may_go([row], row not in self._holders)
+        self._policy.may_go([row], row not in self.held)
 
     def recall(self, key: bytes) -> int:
         """Publishes the victim of a key again, with its hidden ancestors.
@@ -186,18 +175,18 @@ class Spans:
     def hold(self, row: int) -> None:
         """The row is not to be evicted, for one more reason. Each call is followed by one of `release`, or by the end
         of the entry."""
-        count = self._holders.get(row, 0)
-        self._holders[row] = count + 1
+        count = self.held.get(row, 0)
+        self.held[row] = count + 1
         if not count and self._table.states[row] == LIVE:
             self._policy.may_go([row], False)
 
     def release(self, row: int) -> None:
         """One reason is over."""
-        count = self._holders.get(row, 0)
+        count = self.held.get(row, 0)
         if count > 1:
-            self._holders[row] = count - 1
+            self.held[row] = count - 1
         elif count:
-            del self._holders[row]
+            del self.held[row]
             if self._table.states[row] == LIVE:
                 self._policy.may_go([row], True)
 
@@ -206,15 +195,6 @@ class Spans:
         if row in self._victims or self._scanning is None:
             return self._victims[row]
         return self._scanning[0][row]
-
-    @property
-    def held(self) -> Mapping[int, int]:
-        """The rows that are not to be evicted, as far as is known, by the number of reasons."""
-        return self._holders
-
-    def is_held(self, row: int) -> bool:
-        """Whether the row is not to be evicted, as far as is known."""
-        return row in self._holders
 
     # ---- scans
 
@@ -232,11 +212,6 @@ class Spans:
         """Whether bytes are free as soon as readers or writers release them."""
         return bool(self._pinned_ended or self._grants.revoked)
 
-    @property
-    def victims(self) -> int:
-        """Rows that are hidden."""
-        return len(self.hidden)
-
     def begin_scan(self) -> None:
         """Fixes the rows that the scan decides about. A fence and the reading of all lanes follow, then `scanned`."""
         assert self._scanning is None, "a scan is in flight"
@@ -251,7 +226,9 @@ class Spans:
         (victims, ended), self._scanning = self._scanning, None
         table, span_ids, states = self._table, self._table.span_ids, self._table.states
         self.last_pinned = pinned
-        self._recheck(pinned)
+        for row in [row for row in self._pinned if span_ids[row] not in pinned]:
+            del self._pinned[row]
+            self.release(row)
         outcome = ScanOutcome()
         ids = table.column("span_ids")
         if victims and pinned.isdisjoint(ids[list(victims)].tolist()):
@@ -323,12 +300,6 @@ class Spans:
             self._pinned[row] = None
             self.hold(row)
 
-    def _recheck(self, pinned: AbstractSet[int]) -> None:
-        """Releases the rows whose readers have let go of them."""
-        for row in [row for row in self._pinned if self._table.span_ids[row] not in pinned]:
-            del self._pinned[row]
-            self.release(row)
-
     def _leave(self, rows: Sequence[int], reasons: Sequence[str], *, evicted: bool) -> None:
         """What every end of entries brings about. The rows are unpublished already."""
         table, tenants = self._table, self._tenants
@@ -339,7 +310,7 @@ class Spans:
         if table.column("records")[at].any():
             for row in rows:
                 if table.records[row]:
-                    self._blocks.remove(row)
+                    self.unblock(row)
         table.column("records")[at] = 0
         table.column("ends")[at] = 0
         if table.column("parents")[at].any():
@@ -347,9 +318,9 @@ class Spans:
                 self._families.unlink(row)
         tenants.ended(*(table.column(name)[at].tolist() for name in ("namespaces", "owners", "sizes", "tokens")))
         np.frombuffer(table.states, np.uint8)[at] = ENDED
-        if self._holders:
+        if self.held:
             for row in rows:
-                self._holders.pop(row, None)
+                self.held.pop(row, None)
                 self._pinned.pop(row, None)
 
     def check_invariants(self) -> None:
@@ -362,8 +333,8 @@ class Spans:
         assert set(victims) == {row for row, state in states.items() if state == VICTIM} == set(self.hidden.values())
         assert set(ended) <= {row for row, state in states.items() if state == ENDED}
         assert self.ended_bytes == sum(table.sizes[row] for row in ended)
-        assert set(self._pinned) <= set(self._holders)
-        assert all(states[row] in (LIVE, VICTIM) for row in self._holders)
+        assert set(self._pinned) <= set(self.held)
+        assert all(states[row] in (LIVE, VICTIM) for row in self.held)
 
 
 def _first_of(rows: dict[int, Reason]) -> dict[int, Reason]:

@@ -17,7 +17,7 @@ in state LIVE or VICTIM.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -42,31 +42,12 @@ EDGE: Final = 0
 ROW_BITS_MAX: Final = 26
 
 Array = np.ndarray[Any, Any]
-
-_COLUMNS: Final = {
-    "span_ids": "u8",
-    "offsets": "u8",
-    "sizes": "u8",  # bytes of the ring, with the span's header
-    "payloads": "u8",
-    "digests": "u8",  # of the key, for the policy
-    "befores": "u8",  # bytes of the ancestors
-    "ends": "f8",  # when to look whether the entry has expired; 0: never (daemon/lifetimes/expiry)
-    "costs": "f4",  # ms
-    "tokens": "u4",
-    "slots": "u4",
-    "nexts": "u4",
-    "prevs": "u4",
-    "parents": "u4",
-    "children": "u4",  # published ones
-    "firsts": "u4",  # the newest child, and its neighbours in the list of children (families)
-    "olders": "u4",
-    "newers": "u4",
-    "namespaces": "u4",
-    "records": "u4",  # bytes of the block's record; 0: no block
-    "owners": "u2",
-    "agents": "u2",
-    "depths": "u2",
-}
+U2: TypeAlias = memoryview
+U4: TypeAlias = memoryview
+U8: TypeAlias = memoryview
+F4: TypeAlias = "memoryview[float]"
+F8: TypeAlias = "memoryview[float]"
+"""Columns, by their kinds of numbers: `RowTable.__annotations__` says the kind of each column."""
 
 
 class RowTable:
@@ -76,42 +57,41 @@ class RowTable:
     a column take memory once they are written.
     """
 
-    span_ids: memoryview
-    offsets: memoryview
-    sizes: memoryview
-    payloads: memoryview
-    digests: memoryview
-    befores: memoryview
-    costs: memoryview[float]
-    ends: memoryview[float]
-    tokens: memoryview
-    slots: memoryview
-    nexts: memoryview
-    prevs: memoryview
-    parents: memoryview
-    children: memoryview
-    firsts: memoryview
-    olders: memoryview
-    newers: memoryview
-    records: memoryview
-    namespaces: memoryview
-    owners: memoryview
-    agents: memoryview
-    depths: memoryview
+    span_ids: U8
+    offsets: U8
+    sizes: U8  # bytes of the ring, with the span's header
+    payloads: U8
+    digests: U8  # of the key, for the policy
+    befores: U8  # bytes of the ancestors
+    ends: F8  # when to look whether the entry has expired; 0: never (daemon/lifetimes/expiry)
+    costs: F4  # ms
+    tokens: U4
+    slots: U4
+    nexts: U4
+    prevs: U4
+    parents: U4
+    children: U4  # published ones
+    firsts: U4  # the newest child, and its neighbours in the list of children (families)
+    olders: U4
+    newers: U4
+    namespaces: U4
+    records: U4  # bytes of the block's record; 0: no block
+    owners: U2
+    agents: U2
+    depths: U2
 
     def __init__(self, row_bits: int, epoch: int) -> None:
         assert 0 < row_bits <= ROW_BITS_MAX and 0 < epoch <= EPOCH_MAX, (row_bits, epoch)
         self.row_mask = (1 << row_bits) - 1
         self.row_bits = row_bits
         self._arrays: dict[str, Array] = {}
-        for name, kind in _COLUMNS.items():
-            array = self._arrays[name] = np.zeros(1 << row_bits, kind)
+        for name, kind in RowTable.__annotations__.items():
+            array = self._arrays[name] = np.zeros(1 << row_bits, kind.lower())
             setattr(self, name, array.data)
         self.states = bytearray(1 << row_bits)
         self.by_key: dict[bytes, int] = {}
         self.strangers: dict[int, int] = {}
-        """Rows of span ids that do not say their row: of a daemon with another number of rows, and of the old places of
-        moved entries."""
+        """Rows of span ids that do not say their row: those of the old places of moved entries."""
         self._own: dict[int, int] = {}
         """The last ids of their own of rows that have the span id of a moved entry."""
         self._epoch = epoch << SPAN_COUNTER_BITS

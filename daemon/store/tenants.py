@@ -1,10 +1,11 @@
-"""Namespaces and owners by small numbers, and what each has in the ring.
+"""Namespaces, owners and agents by small numbers, as the columns have them, and what the former have in the ring.
 
-Owns: the numbers of namespaces (by the tag that a key begins with) and of uids, and the sums of their entries. Does not
-own: generations, nor the limits that the sums are compared with.
+Owns: the numbers of namespaces (by the tag that a key begins with), of uids and of agents, and the sums of entries.
+Does not own: generations, nor the limits that the sums are compared with, nor what policies make of agents.
 
 Invariants: the number of a namespace is given to another one only while it has no entries. The sums are those of the
-rows in use.
+rows in use. A number stands for one agent, as long as fewer than AGENTS_MAX are known; later ones have number 0. 0 is
+no agent, and 1 is never given out (daemon/replacement).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...errors import LimitReached
+from ...shm.lanes.records import agent_number
 
 UIDS_MAX: Final = 1 << 16
 """A column has 16 bits for each."""
+AGENTS_MAX: Final = 1 << 16
 
 
 class Tenants:
@@ -79,14 +82,6 @@ class Tenants:
             self.owned_tokens.append(0)
         return number
 
-    def lent(self, owner: int, size_bytes: int) -> None:
-        """Bytes are an owner's from now on."""
-        self.owned_bytes[owner] += size_bytes
-
-    def returned(self, owner: int, size_bytes: int) -> None:
-        """Bytes are free."""
-        self.owned_bytes[owner] -= size_bytes
-
     def stored(self, owner: int, entries: int, tokens: int) -> None:
         """Entries were stored in bytes that the owner has."""
         self.owned_entries[owner] += entries
@@ -108,3 +103,33 @@ class Tenants:
             total_tokens += count
         self.total_entries -= len(names)
         self.total_tokens -= total_tokens
+
+
+class AgentNumbers:
+    """The agents of one store. `numbers`: by what records say of them; 0 is there too."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {0: 0}
+        self._names: dict[int, str] = {}
+        self._next = 2
+
+    def number(self, said: int) -> int:
+        """The number of an agent, which is new or known; 0 once there are AGENTS_MAX."""
+        number = self.numbers.get(said)
+        if number is None:
+            if self._next == AGENTS_MAX:
+                return 0
+            number = self.numbers[said] = self._next
+            self._next += 1
+        return number
+
+    def named(self, name: str) -> int:
+        """The number of the agent with this name, which is known by its name from now on."""
+        number = self.number(agent_number(name))
+        if number:
+            self._names[number] = name
+        return number
+
+    def name(self, number: int) -> str:
+        """The name of an agent; empty if none is known."""
+        return self._names.get(number, "")

@@ -72,7 +72,12 @@ def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_leas
         others = [client.get(key(number)) for number in OTHERS]
         # The fence and a scan or two: it is answered, and never waits for a reader.
         refused(
-            client.put(key(50), payload(50, 256 << 10)), StoreFull, "(ring)", "largest_free_bytes", "pinned", "raise ring_bytes"
+            client.put(key(50), payload(50, 256 << 10)),
+            StoreFull,
+            "(ring)",
+            "largest_free_bytes",
+            "pinned",
+            "raise ring_bytes",
         )
         for number, lease in enumerate(held):
             assert lease is not None and is_payload(lease.tree, number)

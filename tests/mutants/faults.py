@@ -83,7 +83,7 @@ FAULTS = [
             "return any(size_bytes < wanted < 0 for",
         ),
         ("a lookup waits for this client's own put", "OWN_WAIT_S: Final = 0.05", "OWN_WAIT_S: Final = 0.0"),
-        "tests/daemon/core tests/daemon/recovery tests/daemon/lifetimes tests/daemon/claims",
+        "tests/daemon/core tests/daemon/recovery tests/daemon/reports tests/daemon/claims",
         ("only a lent place is written", "if lent is None or not payload:", "if not payload:"),
         (
             "a stored key is not stored again",
@@ -111,7 +111,7 @@ FAULTS = [
             "if ttl:\n                    ends[row] = now + ttl",
             "if ttl:\n                    ends[row] = now + 60 * ttl",
         ),
-        ("the default ttl holds", "ttl = ttl or limits.default_ttl_s", "ttl = ttl or 0.0"),
+        ("the default ttl holds", "ttl = ttl or default_ttl_s", "ttl = ttl or 0.0"),
         ("a parent is of the same namespace", "if parent[:8] != key[:8] or parent == key:", "if parent == key:"),
         (
             "a child without a parent is refused",
@@ -123,7 +123,7 @@ FAULTS = [
             "if not checksum:\n                    self.unsummed.append",
             "if checksum:\n                    self.unsummed.append",
         ),
-        "tests/daemon/store tests/daemon/replacement tests/daemon/core tests/daemon/lifetimes",
+        "tests/daemon/store tests/daemon/replacement tests/daemon/core tests/daemon/reports",
         ("a pinned victim comes back", "if victims and pinned.isdisjoint(ids[list(victims)].tolist()):", "if victims:"),
         (
             "an entry in use does not go",

@@ -12,7 +12,6 @@ from tensord.client.reading.view import View
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc.messages import control as messages
 
-from .daemon import GPU
 from .payloads import ALL, SEQUENCES, TAGS, asked, at, before, blocks, is_block, number_of, tag_of
 from .process import Process
 
@@ -38,7 +37,6 @@ class Calls:
             self.match: 8,
             self.ask: 8,
             self.claim: 8,
-            self.use_device: 6,
             self.wait: 6,
             self.learn: 4,
         }
@@ -217,36 +215,6 @@ class Calls:
         """Keys to fetch: often of a chain, since an entry's number is near its parent's."""
         first = number_of(self.chance.choice(sorted(self.world.remote.objects))) if self.world.remote.objects else 0
         return [at(number) for number in range(first, first + self.chance.randint(1, 6))]
-
-    def use_device(self) -> None:
-        """Uses entries in a process' VRAM: registers, uses and releases them, and answers orders or ignores them."""
-        process = self.world.some(connected=True)
-        if process is None:
-            return
-        chance, request = self.chance, process.next_id()
-        number = self.number(process)
-        if process.orders and chance.random() < 0.7:
-            order = process.orders.pop(0)
-            if order.kind != "promote":
-                kind = chance.choice(["kept", "dropped", "offloaded"])
-                said: dict[str, Any] = {kind: order.keys, "freed_bytes": 1 << 20}
-                self._send(process, messages.AcknowledgeOrder(request, GPU, order.order, **said))
-            return
-        make: list[Callable[[], Any]] = [
-            lambda: messages.OpenDevice(request, GPU),
-            lambda: messages.RegisterEntry(request, GPU, at(number), 100 << 20, number % ALL, "agent 1"),
-            lambda: messages.RegisterEntry(request, GPU, at(number), 100 << 20, number % ALL, "agent 0"),
-            lambda: messages.UseEntries(GPU, [at(number)]),
-            lambda: messages.ReleaseEntries(request, GPU, [at(number)]),
-            lambda: messages.ReserveDevice(request, GPU, 50 << 20, 5.0, held=chance.random() < 0.2),
-            lambda: messages.Subscribe(request),
-            lambda: messages.RegisterWorkflow(
-                request, "w", [messages.AgentStep("agent 0"), messages.AgentStep("agent 1", step_index=1)]
-            ),
-            lambda: messages.AdvanceWorkflow(request, "w", chance.randrange(2)),
-            lambda: messages.EndWorkflow(request, "w"),
-        ]
-        self._send(process, chance.choice(make)())
 
     def _send(self, process: Process, message: Any) -> None:
         self.world.say("asks", process=process.number, message=message)

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.actors.queues import Queues
-from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.forms import effects, events
 from tensord.daemon.forms.effects import HostHolds
 from tensord.daemon.forms.events import Pressed
-from tensord.daemon.governor.forms import events as governor_events
-from tensord.daemon.governor.governor import Governor
 from tensord.daemon.memory.opening import ConfiguredSizes
 from tensord.daemon.memory.segments import Segments
+from tensord.daemon.store.entries import StoreMemory
 from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.modes import HOST_GAUGE, Tier
 from tensord.shm.lanes.records import AWAKE, NAPS, SLEEPS
 from tensord.shm.payloads.prefix import PrefixRecord
 from tensord.shm.ring import segments
@@ -37,9 +34,6 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .world import World
-
-GPU = "gpu"
-_MIB = 1 << 20
 
 
 class Daemon:
@@ -64,7 +58,6 @@ class Daemon:
         )
         self.store.reports.unix_at_zero_s = 1e6 + stepped_s  # the wall clock
         self.parts = self.store.parts
-        self.governor = Governor(settings.governor_limits())
         self.work = Work(world, self)
         self.copier = self.work.copier
         self.entries = Entries(memory, self.parts)
@@ -128,7 +121,7 @@ class Daemon:
                 case effects.Punch() | effects.Allocate():
                     self.work.pages.append(effect)
                 case HostHolds():
-                    self.govern(effect)
+                    pass  # the governor's
                 case effects.Announce(body):
                     self._announce(body)
                 case events.Received():
@@ -141,15 +134,6 @@ class Daemon:
                     self.world.say("remote store turned", turned=effect)
                 case _:
                     assert_never(effect)
-
-    def govern(self, event: governor_events.Event) -> None:
-        """Passes one event to the governor's core and carries out its effects."""
-        for effect in self.governor.handle(event, self.world.now):
-            match effect:
-                case effects.Send(number, message):
-                    self._answer(number, message)
-                case Pressed() if self.settings.governed:
-                    self.do(effect)
 
     def _answer(self, number: int, message: Any) -> None:
         if isinstance(message, messages.Matched):
@@ -184,7 +168,6 @@ class Daemon:
         self.wires[number] = wire
         self.clients.add(number)
         self.do(events.ClientJoined(number, uid))
-        self.govern(governor_events.GovernorClientJoined(number, "simulated", number))
         former = self.memory.lane_brought(brought) if brought is not None else None
         lane, fds = self.memory.lend_lane(number, fenced=True, former=former)
         self.queues.attached(number, uid, lane)
@@ -205,12 +188,10 @@ class Daemon:
             return
         message = wire.up.popleft()
         self.world.say("heard", client=wire.number, message=message)
-        if isinstance(message, messages.StoreRequest):
-            # What the client has put before comes first.
-            if not isinstance(message, messages.Doorbell):
-                self.queues.after_added(wire.number, partial(self._requested, wire.number, message))
-        else:
-            self.govern(governor_events.Governed(wire.number, message))
+        assert isinstance(message, messages.StoreRequest)
+        # What the client has put before comes first.
+        if not isinstance(message, messages.Doorbell):
+            self.queues.after_added(wire.number, partial(self._requested, wire.number, message))
 
     def _requested(self, number: int, message: Any) -> None:
         if number not in self.clients:
@@ -245,7 +226,6 @@ class Daemon:
         """Ends a connection from the daemon's side."""
         wire.close_daemon()
         del self.wires[wire.number]
-        self.govern(events.ClientLeft(wire.number))
         self.queues.after_added(wire.number, partial(self._left, wire.number))
 
     def _left(self, number: int) -> None:
@@ -301,37 +281,19 @@ class Daemon:
         if timer is not None and timer <= self.world.now:
             self.wake()
             self.do(events.Tick())
-        timer = self.governor.next_timer()
-        if timer is not None and timer <= self.world.now:
-            self.govern(events.Tick())
 
     # ---- input from outside
 
-    def sample(self) -> None:
-        """Reads all gauges. Some readings are missing, late or stale."""
-        chance, now = self.world.chance, self.world.now
-        samples = []
-        for gauge, tier in ((HOST_GAUGE, Tier.HOST), (GPU, Tier.DEVICE)):
-            share = chance.choice([0.3, 0.5, 0.5, 0.6, 0.6, 0.75, 0.8, 0.87, 0.94, 0.98])
-            if chance.random() < 0.9:
-                began_at = now - chance.choice([0.0, 0.0, 1.0])
-                used = int(share * 1000 * _MIB)
-                stale = chance.random() < 0.1
-                samples.append(governor_events.Sample(gauge, tier, used, 1000 * _MIB, "simulated", began_at, stale))
-        self.govern(governor_events.Sampled(tuple(samples)))
-
     def press(self) -> None:
-        """Limits the ring's resident memory at random, unless the governor limits it."""
-        if not self.settings.governed:
-            chance = self.world.chance
-            most = chance.choice([None, None, self.ring_bytes // 2, self.ring_bytes // 4 + 1])
-            self.do(Pressed(most, refuse=chance.random() < 0.05, reason="the schedule"))
+        """Limits the ring's resident memory at random, as the governor does."""
+        chance = self.world.chance
+        most = chance.choice([None, None, self.ring_bytes // 2, self.ring_bytes // 4 + 1])
+        self.do(Pressed(most, refuse=chance.random() < 0.05, reason="the schedule"))
 
     def reload(self, settings: Settings) -> None:
         """Applies other limits, as SIGHUP does."""
         self.settings = settings
         self.do(events.LimitsChanged(settings.store_limits(self.ring_bytes)))
-        self.govern(governor_events.GovernorLimitsChanged(settings.governor_limits()))
 
     # ---- ends
 
@@ -358,9 +320,8 @@ class Daemon:
     # ---- queries
 
     def check(self) -> None:
-        """Asserts the invariants of every core, and that the memory agrees with the cores' state."""
+        """Asserts the invariants of the core, and that the memory agrees with its state."""
         self.store.check_invariants()
-        self.governor.check_invariants()
         status = self.store.status()
         corrupt = status["found_corrupt"]
         assert self.world.damaged or not corrupt, f"found_corrupt is {corrupt}"

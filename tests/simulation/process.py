@@ -115,7 +115,6 @@ class Process:
         self.claims: dict[int, int] = {}
         self.asked: dict[int, int] = {}
         self.outcomes: list[tuple[Put, int, int]] = []
-        self.orders: list[messages.Order] = []
 
     def learn(self) -> None:
         """Reads the current generations."""
@@ -211,7 +210,6 @@ class Process:
             self.wire = self.connection = None
             self.claims.clear()
             self.asked.clear()
-            self.orders.clear()
             self.puts.ended()
 
     def receive(self) -> None:
@@ -237,8 +235,6 @@ class Process:
             case messages.Error(id=int(request)):
                 if self.asked.pop(request, None) is None:
                     self.puts.refused(request, message.to_error())
-            case messages.Order():
-                self.orders.append(message)
             case _:
                 pass
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tensord.daemon.forms.limits import StoreLimits
-from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages.schema import ClientLimits
 
@@ -17,13 +16,12 @@ _POLICIES: Final = (*POLICIES, "hazard")
 
 @dataclass(frozen=True)
 class Settings:
-    """Configuration of one daemon. `governed`: memory pressure comes from the governor, else from the schedule."""
+    """Configuration of one daemon."""
 
     policy: str
     ring_bytes: int
     index_entries: int
     namespaces_max: int
-    governed: bool
     limits: dict[str, Any]
 
     def store_limits(self, ring_bytes: int) -> StoreLimits:
@@ -37,9 +35,6 @@ class Settings:
             claim_s=self.limits["claim_s"],
         )
 
-    def governor_limits(self) -> GovernorLimits:
-        return GovernorLimits(ack_s=5.0, retry_s=10.0, block_bytes=1)
-
 
 def drawn(chance: random.Random) -> Settings:
     """Draws the settings of the first daemon."""
@@ -49,7 +44,6 @@ def drawn(chance: random.Random) -> Settings:
         ring_bytes=chance.choice([1 << 14, 1 << 15, 1 << 16, 3 << 15]),
         index_entries=index_entries,
         namespaces_max=chance.choice([1, 8]),
-        governed=chance.random() < 0.4,
         limits=_limits(chance, index_entries),
     )
 

@@ -1,11 +1,11 @@
 """A simulated host under one seed: at most one daemon, a few processes, a clock and a random schedule of actions.
 
-Shared memory is real, and so is all code that accesses it. Time, sockets, threads and gauges are simulated. All random
+Shared memory is real, and so is all code that accesses it. Time, sockets and threads are simulated. All random
 choices come from the seed, so a seed is a reproducible test. `trace` receives a line for each step.
 
 Invariants at every step: a payload that a reader finds is f(key, version) of the version published last. A held payload
 does not change, and its span belongs to no other entry. A stored entry stays until the daemon announces its removal.
-The invariants of every core hold.
+The invariants of the store's core hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from itertools import accumulate
 from typing import Final
 
 from tensord.daemon.forms.events import Pressed
-from tensord.daemon.governor.forms.events import FormerDaemonFound
 from tensord.ipc.messages import control as messages
 from tensord.shm.lanes import fence
 from tensord.shm.ring import segments
@@ -87,8 +86,7 @@ class World:
             self.of_work(Work.move_pages): 14,
             self.of_daemon(Daemon.keep_time): 8,
             self.of_daemon(lambda daemon: daemon.scrubber.scrub()): 4,
-            self.of_daemon(Daemon.press): 1,
-            self.of_daemon(Daemon.sample): 4,
+            self.of_daemon(Daemon.press): 3,
             self.pass_time: 12,
             self.attach: 16,
             self.reload: 1,
@@ -169,8 +167,6 @@ class World:
         self.settings = redrawn(self.chance, self.settings)
         self.say("daemon starts", settings=self.settings)
         self.daemon = Daemon(self, self.settings)
-        self.daemon.govern(FormerDaemonFound())
-        self.daemon.sample()
         # A smaller ring hides some entries until a scan decides about them.
         before, left = self.model.expect(), self.daemon.entries.visible() | self.daemon.entries.hidden()
         assert left == before, f"the restart lost keys {before - left} and brought back {left - before}"
@@ -343,7 +339,6 @@ class World:
         assert process.wire is not None
         process.wire.say([messages.Clear(process.next_id()), messages.Limit(process.next_id(), daemon.ring_bytes)])
         daemon.do(Pressed())
-        daemon.settings = drawn(self.chance)  # no pressure from here on
         self._settle(daemon)
         used = daemon.parts.runway.places.used_bytes, daemon.store.status()["used_bytes"]
         assert used == (0, 0), f"ring memory leaked: {used}"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.claims.quotas import Quotas
-from tensord.daemon.core.parts import StoreMemory
 from tensord.daemon.core.store import Store
 from tensord.daemon.forms.effects import Announce, Effect, HostHolds, Send
 from tensord.daemon.forms.events import (
@@ -26,6 +25,7 @@ from tensord.daemon.forms.events import (
     WritesInPlace,
 )
 from tensord.daemon.forms.limits import StoreLimits
+from tensord.daemon.store.entries import StoreMemory
 from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages
 from tensord.shm.index.index import IndexWriter

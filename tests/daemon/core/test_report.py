@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tensord.ipc.messages import control as messages
 
 from .stand import SPAN, Make, key
@@ -41,12 +39,3 @@ def test_puts_are_counted_by_outcome_and_bytes_by_what_has_them(make: Make) -> N
         "span_bytes": 320, "entries": 1, "tokens": 5, "claims": 0, "namespaces": 0, "lent_bytes": 0,
     }  # fmt: skip
     assert (rows[1002]["span_bytes"], rows[1002]["lent_bytes"]) == (SPAN, SPAN)
-
-
-@pytest.mark.parametrize("policy", ["hazard", "lru"])
-def test_status_shows_the_bytes_in_the_policys_window(make: Make, policy: str) -> None:
-    stand = make(100 * SPAN, policy=policy)
-    for number in range(100):
-        stand.put(number)
-    status = stand.store.status()
-    assert 0.1 < status["window_bytes"] / status["used_bytes"] <= 0.14

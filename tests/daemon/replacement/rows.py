@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
 from tensord.daemon.replacement import POLICIES, Facts, Replacement
 from tensord.daemon.replacement.window import Array
-
-_KINDS = {
-    "digests": "u8",
-    "sizes": "u8",
-    "costs": "f4",
-    "tokens": "u4",
-    "owners": "u2",
-    "agents": "u2",
-    "depths": "u2",
-    "befores": "u8",
-    "parents": "u4",
-    "children": "u4",
-}
+from tensord.daemon.store.table import RowTable
 
 
 def digest_of(key: int) -> int:
@@ -32,25 +22,17 @@ class Rows:
     """The rows of a store and its policy. Row 0 is never an entry."""
 
     def __init__(self, policy: str, many: int = 64) -> None:
-        self.columns: dict[str, Array] = {name: np.zeros(many, kind) for name, kind in _KINDS.items()}
+        self.columns: dict[str, Array] = {}
+        for each in fields(Facts):
+            self.columns[each.name] = np.zeros(many, RowTable.__annotations__[each.name].lower())
         self.policy: Replacement = POLICIES[policy](Facts.of(self.columns.__getitem__))
         self.free = list(range(many - 1, 0, -1))
         self.live: dict[int, int] = {}
         """By row: the key."""
 
-    def put(
-        self,
-        key: int,
-        now: float = 0.0,
-        size: int = 64,
-        cost: float = 0.0,
-        tokens: int = 0,
-        owner: int = 1,
-        agent: int = 0,
-        parent: int = 0,
-    ) -> int:
-        """Stores an entry as a batch of one put. `parent`: a row."""
-        row = self.fill(key, size, cost, tokens, owner, agent, parent)
+    def put(self, key: int, now: float = 0.0, size: int = 64, **facts: Any) -> int:
+        """Stores an entry as a batch of one put, as `fill` does."""
+        row = self.fill(key, size, **facts)
         self.policy.window.append(row)
         self.policy.window.batch_ended(now)
         return row
@@ -65,7 +47,7 @@ class Rows:
         agent: int = 0,
         parent: int = 0,
     ) -> int:
-        """Takes a row and fills its columns, as a commit does."""
+        """Takes a row and fills its columns, as a commit does. `parent`: a row."""
         row, columns = self.free.pop(), self.columns
         values = (digest_of(key), size, cost, tokens, owner, agent)
         for name, value in zip(("digests", "sizes", "costs", "tokens", "owners", "agents"), values, strict=True):

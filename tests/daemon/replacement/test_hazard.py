@@ -36,7 +36,8 @@ def again(rows: Rows, learned: bool = True) -> Rows:
     following.policy = type(rows.policy)(rows.policy._facts)
     order = sorted(rows.live, key=lambda row: float(rows.policy.worth([row])[0]))
     by_put = np.array(sorted(rows.live, key=put_at(rows)))
-    following.policy.recovered(np.array(order), by_put, np.zeros(512, np.uint16), 0.0)
+    for _ in following.policy.recovering(np.array(order), by_put, np.zeros(512, np.uint16), 0.0):
+        pass
     if learned:
         following.policy.learn(data)
     following.policy.check_invariants()

@@ -10,8 +10,8 @@ import pytest
 
 from tensord.daemon.reports.hits import SAMPLED_PER_S_MAX, SLOTS
 
-from ..lifetimes.stand import SPAN, LifetimesStand
 from ..store.rows import key_of
+from .stand import SPAN, LifetimesStand
 
 
 def told(stand: LifetimesStand) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 from tensord.daemon.core import reports as described
 from tensord.daemon.replacement import POLICIES
 
-from ..lifetimes.stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 from ..store.rows import TAG, key_of
+from .stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 
 OTHER = b"other ns"
 

@@ -9,8 +9,8 @@ import pytest
 from tensord.daemon.core.reports import COMPARED
 from tensord.daemon.replacement import POLICIES
 
-from ..lifetimes.stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 from ..store.rows import key_of
+from .stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
 
 
 def why(stand: LifetimesStand, number: int, **leased: bool) -> dict[str, Any]:

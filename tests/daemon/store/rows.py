@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.claims.quotas import Quotas
-from tensord.daemon.core.parts import Parts, StoreMemory
+from tensord.daemon.core.parts import Parts
 from tensord.daemon.forms.limits import StoreLimits
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.commit import Submitter
+from tensord.daemon.store.entries import StoreMemory
 from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import ENDED, WITHDRAWN
 from tensord.shm.index.index import REUSE_USED_SHIFT, IndexReader, IndexWriter, reuse_ticks
@@ -79,7 +80,7 @@ class RowStore:
     def client(self, number: int = 1, uid: int = 0) -> Submitter:
         """The client with a number, which is new or known."""
         if number not in self.submitters:
-            self.parts.lending.joined(number, uid, in_place=True)
+            self.parts.lending.joined(number, uid)
         return self.submitters[number]
 
     def lend(self, size: int, client: int = 1, uid: int = 0) -> LentGrant | None:
@@ -88,8 +89,7 @@ class RowStore:
         row = self.holes.take(size, ENDED)
         if not row:
             return None
-        grant = self.grants.lend(row, submitter.owner)
-        assert grant is not None, "both buckets of a random key are full"
+        [grant] = self.grants.lend_all([row], submitter.owner)
         submitter.grants[grant.number] = grant
         return grant
 
@@ -175,20 +175,7 @@ class RowStore:
 
     def recovery(self, now: float = 10.0, missing: Iterable[tuple[int, int]] = ()) -> Recovery:
         """What takes over the memory of an earlier store, into this one, which is empty."""
-        return Recovery(
-            self.table,
-            self.holes,
-            self.slots,
-            self.grants,
-            self.tenants,
-            self.families,
-            self.policy,
-            self.geometry,
-            self.ring,
-            now,
-            missing,
-            self.past.__contains__,
-        )
+        return Recovery(self.parts, now, missing, self.past.__contains__)
 
     def check_invariants(self) -> None:
         """Of all parts, and between them."""
