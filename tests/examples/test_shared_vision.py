@@ -37,16 +37,6 @@ def test_every_photograph_is_encoded_once_and_the_figures_add_up(tmp_path: Path)
     assert found["saved_s"] > 0
     assert found["hit_median_us"] > 0
     assert found["pins_after_kill"] == 0
-    assert {*found} == {
-        "lookups",
-        "encoder_runs",
-        "photographs",
-        "hits",
-        "waits",
-        "saved_s",
-        "hit_median_us",
-        "pins_after_kill",
-    }
     assert f"equal to a fresh encoding: {PICTURES} of {PICTURES}" in printed
     assert "pins 1 → 0" in printed
     assert not [name for name in os.listdir("/dev/shm") if f"demo-vision-{demo.pid}" in name]

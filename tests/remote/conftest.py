@@ -4,14 +4,20 @@ put on the path here."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from ..daemon.remote_stores.redis_server import RedisServer
+from .hosts import LONG_S, Host
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from hosts_network import Network, missing
+
+HOSTS = 3
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,3 +38,27 @@ def redis() -> Iterator[RedisServer]:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "store").mkdir()
     return tmp_path / "store"
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    if why := missing():
+        pytest.skip(why)
+    with Network(HOSTS) as network:
+        yield network
+
+
+@pytest.fixture
+def timeout_s() -> float:
+    """How long a host waits for the store."""
+    return LONG_S
+
+
+@pytest.fixture
+def around(network: Network, timeout_s: float) -> Iterator[Callable[[str], list[Host]]]:
+    """Starts a host at each address of the network, around a store."""
+    with ExitStack() as stack:
+        yield lambda url: [
+            stack.enter_context(Host(url, prefix=network.host(number), remote_timeout_s=timeout_s))
+            for number in range(HOSTS)
+        ]

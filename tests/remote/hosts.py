@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ LONG_S = 20.0
 depend on how busy the machine is."""
 SHORT_S = 0.5
 """How long computing takes where a test's store does not answer, or another host's claim is waited for in vain."""
+_hosts = count(1)
 NAMESPACE = tensord.Namespace(model="model", revision="1", dtype="float16", processor="processor")
 
 
@@ -42,9 +44,12 @@ class Host:
     """
 
     def __init__(self, url: str, *, prefix: list[str] | None = None, **settings: object) -> None:
-        self.daemon = Daemon(remote_url=url, **{"ring_bytes": 64 * MIB, "remote_timeout_s": LONG_S, **settings})
+        # A machine that is full with other things refuses no put here.
+        defaults: dict[str, object] = {"ring_bytes": 64 * MIB, "remote_timeout_s": LONG_S, "gauges_host": "none"}
+        self.daemon = Daemon(remote_url=url, **{**defaults, **settings})
         self.daemon.prefix = prefix or []
         self.computed: list[int] = []
+        self._own = count(10_000 + next(_hosts) * 1_000_000)
 
     def start(self) -> Self:
         self.daemon.start()
@@ -80,27 +85,46 @@ class Host:
     def put(self, number: int, payload_bytes: int = 100_000, cost_ms: float = LONG_S * 1e3) -> None:
         assert self.client.put(key(number), tree(number, payload_bytes), cost_ms=cost_ms, wait=True).state == "stored"
 
+    def chain(self, entries: int, payload_bytes: int = 100_000) -> list[bytes]:
+        """Stores entries, each the parent of the next, and waits until they are in the store."""
+        for number in range(entries):
+            parent = key(number - 1) if number else None
+            put = self.client.put(
+                key(number), tree(number, payload_bytes), cost_ms=LONG_S * 1e3, parent=parent, wait=True
+            )
+            assert put.state == "stored", put
+        self.counted("written", entries)
+        return [key(number) for number in range(entries)]
+
+    def misses(self) -> bool:
+        """Computes an entry that no host has."""
+        return self.get(next(self._own))
+
+    def uses_store(self, *, uses: bool) -> None:
+        """Waits until it uses the store, or leaves it alone. It misses keys of its own meanwhile."""
+        until(lambda: self.misses() and self.remote()["serves"] is uses, f"the store to be used: {uses}")
+
     def remote(self) -> dict[str, Any]:
         """The remote store as this host's status has it."""
         status = self.daemon.status()
         remote: dict[str, Any] = {**status["remote"], **status["store"]["remote"]}
         return remote
 
-    def counted(self, outcome: str, count: int = 1) -> None:
+    def counted(self, outcome: str, times: int = 1) -> None:
         """Waits until so many fetches or writes have ended so."""
-        until(lambda: self.remote().get(outcome, 0) >= count, f"{count} times {outcome!r}", PATIENCE_S)
+        until(lambda: self.remote().get(outcome, 0) >= times, f"{times} times {outcome!r}", PATIENCE_S)
 
-    def written(self, count: int, number: int, generation: int = 0) -> None:
+    def written(self, times: int, number: int, generation: int = 0) -> None:
         """Waits until so many entries were written, one of them `number`. It is used meanwhile: it was dropped if the
         host did not yet know that it may share the entry, and its use offers it again."""
 
         def done() -> bool:
-            if self.remote().get("written", 0) >= count:
+            if self.remote().get("written", 0) >= times:
                 return True
             assert not self.get(number, generation=generation), "it is in the ring"
             return False
 
-        until(done, f"{count} times 'written'")
+        until(done, f"{times} times 'written'")
 
     def idle(self) -> None:
         """Waits until nothing is read from the store, written to it or removed, or waits to be."""

@@ -2,55 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from hosts_network import HubRedis, Network, missing
+from hosts_network import HubRedis, Network
 
 from ..daemon_process import until
-from .hosts import LONG_S, MIB, NAMESPACE, Host
-
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "can be made")
-HOSTS = 3
+from .hosts import MIB, NAMESPACE, Host
 
 
-class Cluster:
-    """The network, its server and its hosts."""
-
-    def __init__(self, network: Network, redis: HubRedis, hosts: list[Host]) -> None:
-        self.network = network
-        self.redis = redis
-        self.hosts = hosts
+class Cluster(NamedTuple):
+    network: Network
+    redis: HubRedis
+    hosts: list[Host]
 
 
 @pytest.fixture
-def timeout_s() -> float:
-    return LONG_S
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, timeout_s: float) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        network = stack.enter_context(Network(HOSTS))
-        redis = stack.enter_context(HubRedis(network, tmp_path))
-        hosts = [
-            stack.enter_context(Host(redis.url, prefix=network.host(number), remote_timeout_s=timeout_s))
-            for number in range(HOSTS)
-        ]
-        yield Cluster(network, redis, hosts)
+def cluster(tmp_path: Path, network: Network, around: Callable[[str], list[Host]]) -> Iterator[Cluster]:
+    with HubRedis(network, tmp_path) as redis:
+        yield Cluster(network, redis, around(redis.url))
 
 
 def served(host: Host, numbers: range) -> None:
     """Every one of these entries of the host's own is a hit."""
     assert not any(host.get(number) for number in numbers)
-
-
-def used_again(host: Host) -> None:
-    """Waits until the host uses the store again. It misses keys of its own meanwhile."""
-    numbers = iter(range(10_000 + 1000 * len(host.computed), 10**9))
-    until(lambda: host.get(next(numbers)) and host.remote()["serves"], "the store is used again")
 
 
 @pytest.mark.parametrize("timeout_s", [3.0])
@@ -67,10 +44,10 @@ def test_a_host_that_is_cut_off_serves_its_own_entries_and_comes_back(cluster: C
     assert not third.get(3), "the others go on"
     for number in range(100, 130):
         assert second.get(number)
-    until(lambda: second.get(len(second.computed) + 1000) and not second.remote()["serves"], "the store is left alone")
+    second.uses_store(uses=False)
     assert first.remote()["serves"] and third.remote()["serves"]
     cluster.network.join(1)
-    used_again(second)
+    second.uses_store(uses=True)
     assert not second.get(3)
 
 
@@ -87,7 +64,7 @@ def test_the_killed_server_costs_no_host_an_entry(cluster: Cluster) -> None:
         until(lambda host=host: not host.remote()["serves"], "the store is left alone")  # type: ignore[misc]
     cluster.redis.start()
     for host in cluster.hosts:
-        used_again(host)
+        host.uses_store(uses=True)
     first, second, _ = cluster.hosts
     written = first.remote()["written"]
     assert first.get(5000)

@@ -11,9 +11,12 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Final, Self
+
+from ..daemon_process import until
 
 CHECKOUT: Final = Path(__file__).parents[2]
 BOOT: Final = Path(__file__).with_name("boot.sh")
@@ -90,16 +93,15 @@ class Machine:
         assert process is not None and cgroup is not None
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        deadline = time.monotonic() + PATIENCE_S
-        # The cgroup is empty once the kernel has ended every process of the namespace.
-        while cgroup.exists():
-            for path, *_names in os.walk(cgroup, topdown=False):
-                try:
+
+        def gone() -> bool:
+            # The cgroup is empty once the kernel has ended every process of the namespace.
+            with suppress(OSError):
+                for path, *_names in os.walk(cgroup, topdown=False):
                     os.rmdir(path)
-                except OSError:
-                    break
-            assert time.monotonic() < deadline, f"{cgroup} is still in use"
-            time.sleep(0.02)
+            return not cgroup.exists()
+
+        until(gone, f"the end of {cgroup}", PATIENCE_S)
 
     def command(self, *command: str, user: str = "") -> list[str]:
         """The command line that runs `command` within the machine, as root or as `user`."""
@@ -155,26 +157,24 @@ class Machine:
 
     def until_not(self, pid: str) -> None:
         """Waits until the service's process is no longer `pid`."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.property("MainPID") == pid:
-            assert time.monotonic() < deadline, f"process {pid} still runs"
-            time.sleep(0.02)
+        until(lambda: self.property("MainPID") != pid, f"the end of process {pid}", PATIENCE_S)
 
     def _wait_for_systemd(self) -> None:
         process = self._process
         assert process is not None
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+        def answers() -> bool:
             assert process.poll() is None, f"systemd ended:\n{self._console.read_text()}"
             for child in children.read_text().split():
                 self._one = int(child)
                 there = subprocess.run(self.command("test", "-S", "/run/systemd/private"), capture_output=True, cwd="/")
                 if there.returncode == 0:
-                    self.run("systemctl", "is-system-running", "--wait", check=False)
-                    return
-            assert time.monotonic() < deadline, f"systemd does not answer:\n{self._console.read_text()}"
-            time.sleep(0.02)
+                    return True
+            return False
+
+        until(answers, f"systemd to answer; its console is {self._console}", PATIENCE_S)
+        self.run("systemctl", "is-system-running", "--wait", check=False)
 
 
 def _cgroup2() -> Path | None:

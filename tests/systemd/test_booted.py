@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Final
 
+from ..daemon_process import until
 from .machine import Machine
 from .service import BOOTED, CONTROL, CTL, GET_AGAIN, PYTHON, READER, RENEW, STATUS, UNITS, Reading, configure, status
 
@@ -82,36 +82,13 @@ def test_a_daemon_that_hangs_is_ended_and_started_again(machine: Machine) -> Non
 def test_a_reload_changes_what_can_change_and_names_what_waits(machine: Machine) -> None:
     configure(machine, 'ring_bytes = "96MiB"', "max_tokens = 12345")
     machine.run("systemctl", "reload", "tensord.service")
-    journal = wait_for_log(machine, "setting needs a restart")
-    assert re.search(r'"key": "max_tokens".*"setting changed"', journal), journal
+    of_this_start = ("-o", "cat", f"_SYSTEMD_INVOCATION_ID={machine.property('InvocationID')}")
+    until(lambda: "setting needs a restart" in machine.journal(*of_this_start), "the log to name the ring's size")
+    assert re.search(r'"key": "max_tokens".*"setting changed"', machine.journal(*of_this_start))
     assert machine.property("SubState") == "running"
 
 
-def wait_for_log(machine: Machine, wanted: str) -> str:
-    """The service's log since it was last started, once it has `wanted`."""
-    invocation = machine.property("InvocationID")
-    follow = subprocess.Popen(
-        machine.command("journalctl", "-o", "cat", "-f", "-n", "all", f"_SYSTEMD_INVOCATION_ID={invocation}"),
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd="/",
-    )
-    assert follow.stdout is not None
-    found = ""
-    # A line that never comes is ended by the test's own time limit.
-    try:
-        for line in follow.stdout:
-            found += line
-            if wanted in line:
-                return found
-    finally:
-        follow.kill()
-        follow.wait()
-        follow.stdout.close()
-    raise AssertionError(f"no {wanted!r} in:\n{found}")
-
-
-def test_only_members_of_the_group_may_connect(machine: Machine) -> None:
+def test_only_members_of_the_group_may_connect_and_no_other_user_can_open_the_memory(machine: Machine) -> None:
     for path in (CONTROL, STATUS):
         assert machine.run("stat", "--format=%U:%G %a", path).strip() == "tensord:tensord 660"
     refused = machine.run(PYTHON, str(READER), CONTROL, user="mallory", check=False)
@@ -119,9 +96,6 @@ def test_only_members_of_the_group_may_connect(machine: Machine) -> None:
     refused = machine.run(CTL, "--status-socket", STATUS, "status", user="mallory", check=False)
     assert "usermod -aG tensord mallory" in refused, refused
     machine.run(CTL, "--status-socket", STATUS, "status", user="alice")
-
-
-def test_no_other_user_can_open_the_memory(machine: Machine) -> None:
     segments = machine.run("bash", "-c", "stat --format='%U %a %n' /dev/shm/tensord.system.*").splitlines()
     assert segments
     assert all(line.startswith("tensord 600 ") for line in segments), segments

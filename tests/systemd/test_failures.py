@@ -54,12 +54,18 @@ def test_a_service_that_was_given_up_is_started_again_with_its_entries(tried_aga
             reading.assert_only_right()
 
 
-def test_a_stop_for_good_ends_the_retries_of_a_service_that_was_given_up(tried_again_soon: Machine) -> None:
-    machine = tried_again_soon
-    crash_until_given_up(machine)
-    assert machine.property("ActiveState", "tensord-retry.timer") == "active"
+@pytest.mark.parametrize("given_up", [True, False])
+def test_the_documented_commands_stop_it_for_good_end_its_retries_and_free_its_memory(
+    request: pytest.FixtureRequest, machine: Machine, given_up: bool
+) -> None:
+    if given_up:
+        request.getfixturevalue("tried_again_soon")
+        crash_until_given_up(machine)
+        assert machine.property("ActiveState", "tensord-retry.timer") == "active"
+    assert machine.run("ls", "/dev/shm")
     machine.run("bash", "-euc", REMOVE)
     assert machine.property("ActiveState", "tensord-retry.timer") == "inactive"
+    assert machine.run("ls", "/dev/shm") == ""
     machine.run("systemctl", "enable", *UNITS)
 
 
@@ -90,10 +96,3 @@ def test_after_five_crashes_in_a_minute_the_documented_commands_start_it_again_w
         machine.until("SubState", "running")
         reading.assert_only_right()
     machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
-
-
-def test_the_documented_commands_stop_it_for_good_and_free_its_memory(machine: Machine) -> None:
-    assert machine.run("ls", "/dev/shm")
-    machine.run("bash", "-euc", REMOVE)
-    assert machine.run("ls", "/dev/shm") == ""
-    machine.run("systemctl", "enable", *UNITS)

@@ -34,7 +34,6 @@ collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 collect_ignore = [] if find_spec("vllm") else ["connector", "processor"]
 
 MANAGER: Final = {"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager", "manager_config": {}}
-SLOW_S: Final = 2.0
 StartEngine = Callable[..., Engine]
 
 _pictures = count(1)
@@ -67,6 +66,24 @@ def keys(daemon: Daemon) -> set[bytes]:
     return {bytes.fromhex(row["key"]) for row in rows}
 
 
+def attached(daemon: Daemon, *engines: Engine, clients: int = 1) -> None:
+    """Returns when each of the engines is the daemon's client, in so many places."""
+
+    def there() -> bool:
+        sessions = Counter(_session(row["pid"]) for row in daemon.client_rows() if not row["orphaned"])
+        return all(sessions[engine.pid] >= clients for engine in engines)
+
+    until(there, f"{clients} clients in each of {len(engines)} engines")
+
+
+def _session(pid: int) -> int | None:
+    """The session of a process: all of an engine's processes have one in common."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
 @dataclass
 class Stand:
     """A daemon, two engines of one model that use it, and one of the same model that does not.
@@ -95,14 +112,7 @@ class Stand:
         return answer, new.pop()
 
     def attached(self, *engines: Engine, clients: int = 1) -> None:
-        """Returns when each of the engines is the daemon's client, in so many places."""
-
-        def there() -> bool:
-            rows = [row for row in self.daemon.client_rows() if not row["orphaned"]]
-            sessions = Counter(_session(row["pid"]) for row in rows)
-            return all(sessions[engine.pid] >= clients for engine in engines)
-
-        until(there, f"{clients} clients in each of {len(engines)} engines")
+        attached(self.daemon, *engines, clients=clients)
 
     def quiet(self) -> None:
         """Returns when all that engines encoded is stored: until then they have its claim."""
@@ -131,28 +141,10 @@ def encoding(engine: Engine) -> Iterator[Callable[[], int]]:
     yield lambda: engine.encoded() - before
 
 
-def teach_patience(*engines: Engine) -> None:
-    """The engines learn that encoding takes long, equally long in all: each waits for others for a second or more."""
-    for engine in engines:
-        engine.ask("forget_speed")
-        engine.ask("slow_encoder", seconds=SLOW_S)
-        engine.begin(fresh())
-    for engine in engines:
-        engine.result()
-        engine.ask("slow_encoder", seconds=0)
-        engine.generate()  # what was measured in a step is told with a later one
-
-
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model's folder."""
     return write_tiny_llava(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="session")
-def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model with other weights, and the same in everything else."""
-    return write_tiny_llava(tmp_path_factory.mktemp("other-model"), seed=1)
 
 
 @pytest.fixture(scope="session")
@@ -191,11 +183,3 @@ def client(stand: Stand) -> Iterator[tensord.Client]:
     with tensord.Client(stand.daemon.socket) as attached:
         assert attached.wait_connected(30)
         yield attached
-
-
-def _session(pid: int) -> int | None:
-    """The session of a process: all of an engine's processes have one in common."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from .engine_worker import COUNTS, read_count
 
 PROGRAM: Final = Path(__file__).with_name("engine_process.py")
 # How long anything may take before a test gives up on it. No measurement: several engines may start at once.
-PATIENCE_S: Final = 240.0
+PATIENCE_S: Final = 900.0
 ROUNDING: Final = 1e-5
 
 
@@ -89,7 +88,6 @@ class Engine:
         connector: more of vLLM's ec_transfer_config, over what is here.
         environ: more of its environment.
         a_picture: what stands for a picture in the model's prompts.
-        unnamed: fields of vLLM's ModelConfig that are taken out of the name of what the processor makes.
         options: more keyword arguments of vLLM's LLM, over what the program has.
     """
 
@@ -103,7 +101,6 @@ class Engine:
         connector: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
         a_picture: str = "<image> ",
-        unnamed: Sequence[str] = (),
         **options: Any,
     ) -> None:
         if socket is not None:
@@ -122,7 +119,6 @@ class Engine:
             "model": str(model),
             "separate": separate,
             "a_picture": a_picture,
-            "unnamed": unnamed,
             "engine": options,
         }
         environ = {
@@ -204,15 +200,6 @@ class Engine:
         self.wait_up()
         return read_count(self._counts) - self._counted
 
-    def tell(self, command: str) -> None:
-        """A command whose answer is `told` later."""
-        self.wait_up()
-        self._say(command)
-
-    def told(self) -> Any:
-        """The answer to what `tell` told."""
-        return self._answer()
-
     def ask(self, command: str, **arguments: Any) -> Any:
         """The answer to any of the program's commands.
 
@@ -222,10 +209,6 @@ class Engine:
         self.wait_up()
         self._say(command, **arguments)
         return self._answer()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
 
     @property
     def pid(self) -> int:
@@ -239,7 +222,7 @@ class Engine:
     # ---- stops
 
     def stop_at(self, place: str) -> None:
-        """It stops the next time it comes to the place: "encode" (before it encodes), or one of its PLACES."""
+        """It stops the next time it comes to one of its PLACES."""
         self.ask("stop_at", place=place)
 
     def stopped(self) -> str:

@@ -61,8 +61,7 @@ class EngineProcess:
 
     Args:
         options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "a_picture" (a picture in a
-            prompt), "unnamed" (fields of ModelConfig that are taken out of the name of what its processor makes),
-            "engine" (keyword arguments for vLLM's LLM that are added to those here).
+            prompt), "engine" (keyword arguments for vLLM's LLM that are added to those here).
     """
 
     def __init__(self, talk: Talk, options: dict[str, Any]) -> None:
@@ -73,8 +72,6 @@ class EngineProcess:
 
             # The CPU has no sleep mode. The worker has a fake card that it gives back: engine_worker.
             type(current_platform).is_sleep_mode_available = lambda platform: True
-        if options["unnamed"]:
-            leave_unnamed(options["unnamed"])
         self._talk = talk
         self._separate: bool = options["separate"]
         self._a_picture: str = options["a_picture"]
@@ -161,11 +158,7 @@ class EngineProcess:
 
     def do_slow_encoder(self, seconds: float) -> None:
         """From now on each run of the encoder takes so much longer."""
-        self._worker_module.encode_s = seconds
-
-    def do_forget_speed(self) -> None:
-        """The next encoding is the first whose time is known."""
-        self._scheduler.ec_connector._scheduler._pace.row_s = None
+        sys.modules["engine_worker"].encode_s = seconds  # type: ignore[attr-defined]
 
     def do_apply_model(self, factor: float, around: bool = False) -> None:
         """Multiplies the encoder's parameters by `factor`. `around`: without vLLM."""
@@ -255,11 +248,6 @@ class EngineProcess:
             with suppress(TensordError):
                 client.status()  # an answer that comes after all puts on the same connection
 
-    def do_passed_through(self) -> dict[str, float]:
-        """How many processor items were not shared, by reason."""
-        stats = self._llm.llm_engine.renderer.mm_processor_cache.cache.make_stats()
-        return dict(stats.passed_through)
-
     def do_stop_at(self, place: str) -> None:
         """Stops at the place when it is next passed, once."""
         if place not in self._passed:
@@ -278,8 +266,6 @@ class EngineProcess:
     # ---- places
 
     def _make_places(self) -> None:
-        self._passed["encode"] = 0
-        self._worker_module.before_encoding.append(lambda: self._pass("encode"))
         self._after(self._scheduler, "schedule", self._scheduled)
         for place, (owner, method, there) in PLACES.items():
             connector = getattr(self._scheduler, owner)
@@ -314,11 +300,6 @@ class EngineProcess:
             self.obey(until="go")
 
     @property
-    def _worker_module(self) -> Any:
-        """What vLLM's worker in this process imported."""
-        return sys.modules["engine_worker"]
-
-    @property
     def _scheduler(self) -> Any:
         return self._llm.llm_engine.engine_core.engine_core.scheduler
 
@@ -341,15 +322,6 @@ class EngineProcess:
     def close(self) -> None:
         """Ends the engine in good order."""
         self._llm.llm_engine.engine_core.shutdown()
-
-
-def leave_unnamed(names: list[str]) -> None:
-    """Takes fields of ModelConfig out of the name of what a processor makes, as if nobody had thought of them."""
-    from tensord.client.identity import vllm_fields
-
-    known: Any = vllm_fields.TABLE
-    table = known["ModelConfig"]
-    known["ModelConfig"] = table._replace(processor={**table.processor, "left out": " ".join(names)})
 
 
 def picture(number: int) -> Any:

@@ -1,7 +1,7 @@
 """What vLLM imports in each of its workers' processes, as the module of their `worker_extension_cls`.
 
-Owns: the count of what the encoder is given, in a file that any process may read, and what happens before each run of
-the encoder. It has nothing that is called by vLLM's `collective_rpc`, since that may have changed the weights.
+Owns: the count of what the encoder is given, in a file that any process may read. It has nothing that is called by
+vLLM's `collective_rpc`, since that may have changed the weights.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 COUNTS: Final = "ENGINE_COUNTS"
 """The environment's name for the file."""
 
-before_encoding: list[Callable[[], object]] = []
 CARD: Final = "ENGINE_CARD"
 """The environment's name for the fake card that stands for the CPU worker's memory: "FOLDER NAME BYTES"."""
 
@@ -44,8 +42,6 @@ def _watch() -> None:
     file = os.open(os.environ[COUNTS], os.O_WRONLY | os.O_APPEND)
 
     def counted(self: Any, **arguments: Any) -> Any:
-        for act in before_encoding:
-            act()
         outputs = embed(self, **arguments)
         time.sleep(encode_s)
         os.write(file, f"{os.getpid()} {len(outputs)}\n".encode())

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ..daemon_process import until
-from .conftest import MANAGER, Stand, encoding, fresh, teach_patience
-from .engine import Engine
-
-StartEngine = Callable[..., Engine]
+from .conftest import MANAGER, Stand, StartEngine, encoding, fresh
 
 
 def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> None:
@@ -24,21 +19,6 @@ def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> N
         assert stand.second.generate(picture) == right
         assert by_second() == 0
     assert stand.first.generate() == stand.plain.generate()
-
-
-def test_an_engine_asked_for_a_picture_that_another_encodes_waits_for_it(stand: Stand) -> None:
-    picture = fresh()
-    right = stand.plain.generate(picture)
-    teach_patience(stand.first, stand.second)
-    with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
-        stand.first.stop_at("encode")
-        stand.first.begin(picture)
-        assert stand.first.stopped() == "encode"
-        stand.second.begin(picture)
-        stand.daemon.until(lambda status: status["store"]["claims_waiting"], "the second engine waits for the first")
-        stand.first.go()
-        assert stand.first.result() == stand.second.result() == right
-        assert (by_first(), by_second()) == (1, 0)
 
 
 def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_resume(
@@ -53,7 +33,7 @@ def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_
             right, key = stand.encode(stand.first, picture)
             one.ask("apply_model", factor=factor)
             if factor == 2:
-                until(partial(_gone, stand, key), "what was shared to be dropped")
+                until(lambda key=key: not {key} & stand.keys(), "what was shared to be dropped")  # type: ignore[misc]
             with encoding(one) as by_one:
                 assert (one.generate(picture) == right) == (factor != 2)
                 assert by_one() == 1
@@ -137,7 +117,3 @@ def test_each_of_an_engines_ranks_has_what_another_engine_of_as_many_encoded(
             assert by_first() == 1
         assert narrow == stand.plain.generate(pictures[0])
         stand.unpinned()
-
-
-def _gone(stand: Stand, key: bytes) -> bool:
-    return not {key} & stand.keys()

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,6 @@ from tensord.client.identity.engine import Nameless, encoder_namespace, processo
 from .tiny_llava import WIDE, write_tiny_llava
 
 PLAIN: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "enforce_eager": True}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llava(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def config(model: Path, **options: Any) -> VllmConfig:
@@ -48,82 +44,78 @@ def processor(made: VllmConfig) -> bytes:
     return processor_namespace(made.model_config).tag
 
 
+def names(made: VllmConfig) -> tuple[bytes, bytes]:
+    """What an engine calls what its encoder makes, and what its processor makes."""
+    return encoder(made), processor(made)
+
+
 def same(one: VllmConfig, other: VllmConfig) -> tuple[bool, bool]:
     """Whether two engines have one name for what their encoders make, and for what their processors make."""
     return encoder(one) == encoder(other), processor(one) == processor(other)
 
 
+def changed(before: tuple[bytes, bytes], after: tuple[bytes, bytes]) -> tuple[bool, bool]:
+    return before[0] != after[0], before[1] != after[1]
+
+
 # ---- options of the engine
 
-EVERYTHING: dict[str, dict[str, Any]] = {
-    "dtype": {"dtype": "bfloat16"},
-    "implementation": {"model_impl": "transformers"},
-    "remote code": {"trust_remote_code": True},
-    "processor arguments": {"mm_processor_kwargs": {"do_rescale": False}},
-    "pruning": {"video_pruning_rate": 0.5},
-    "another pruning": {"video_pruning_rate": 0.5, "video_pruning_method": "vidcom2"},
-    "overrides of the configuration": {"hf_overrides": {"vision_feature_layer": -2}},
-    "a task": {"runner": "pooling", "convert": "embed"},
+OPTIONS: dict[tuple[bool, bool], dict[str, dict[str, Any]]] = {
+    (False, False): {  # what reaches processor and encoder
+        "dtype": {"dtype": "bfloat16"},
+        "implementation": {"model_impl": "transformers"},
+        "remote code": {"trust_remote_code": True},
+        "processor arguments": {"mm_processor_kwargs": {"do_rescale": False}},
+        "pruning": {"video_pruning_rate": 0.5},
+        "another pruning": {"video_pruning_rate": 0.5, "video_pruning_method": "vidcom2"},
+        "overrides of the configuration": {"hf_overrides": {"vision_feature_layer": -2}},
+        "a task": {"runner": "pooling", "convert": "embed"},
+    },
+    (False, True): {  # what reaches the encoder alone
+        "tensor parallel size": {"tensor_parallel_size": 2},
+        "tensor parallel size, by data": {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"},
+        "LoRA on the tower": {"enable_lora": True, "enable_tower_connector_lora": True},
+        "another rank of it": {"enable_lora": True, "enable_tower_connector_lora": True, "max_lora_rank": 64},
+        "the encoder's attention": {"mm_encoder_attn_backend": "TORCH_SDPA"},
+        "compilation": {"enforce_eager": False},
+        "custom operations": {"compilation_config": {"custom_ops": ["none"]}},
+        "a way of loading": {"load_format": "safetensors"},
+        "settings of a loader": {"model_loader_extra_config": {"a": 1}},
+        "code of workers": {"worker_extension_cls": "engine_worker.Worker"},
+        "settings of a platform": {"additional_config": {"a": 1}},
+    },
+    (True, False): {  # what changes what the encoder is given
+        "tokenizer mode": {"tokenizer_mode": "hf"},
+        "reading of media": {"media_io_kwargs": {"video": {"num_frames": 4}}},
+        "no tokenizer": {"skip_tokenizer_init": True},
+    },
+    (True, True): {  # what changes no output
+        "length": {"max_model_len": 128},
+        "memory": {"kv_cache_memory_bytes": 64 << 20, "block_size": 32},
+        "vLLM's caches": {"mm_processor_cache_gb": 1, "enable_prefix_caching": False},
+        "batches": {"max_num_seqs": 3, "max_num_batched_tokens": 300},
+        "names": {"served_model_name": "another"},
+        "seed": {"seed": 7},
+        "LoRA of the language model": {"enable_lora": True, "max_loras": 3},
+        "renderers": {"renderer_num_workers": 2, "mm_processor_cache_type": "lru"},
+        "rights": {"allowed_local_media_path": "/tmp"},
+        "sampling": {"generation_config": "vllm", "max_logprobs": 3, "logprobs_mode": "raw_logits"},
+        "data parallel engines": {"data_parallel_size": 2},
+        "processes": {"distributed_executor_backend": "mp"},
+        "statistics": {"disable_log_stats": True, "otlp_traces_endpoint": None},
+    },
 }
-ENCODERS: dict[str, dict[str, Any]] = {
-    "tensor parallel size": {"tensor_parallel_size": 2},
-    "tensor parallel size, by data": {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"},
-    "LoRA on the tower": {"enable_lora": True, "enable_tower_connector_lora": True},
-    "another rank of it": {"enable_lora": True, "enable_tower_connector_lora": True, "max_lora_rank": 64},
-    "the encoder's attention": {"mm_encoder_attn_backend": "TORCH_SDPA"},
-    "compilation": {"enforce_eager": False},
-    "custom operations": {"compilation_config": {"custom_ops": ["none"]}},
-    "a way of loading": {"load_format": "safetensors"},
-    "settings of a loader": {"model_loader_extra_config": {"a": 1}},
-    "code of workers": {"worker_extension_cls": "engine_worker.Worker"},
-    "settings of a platform": {"additional_config": {"a": 1}},
-}
-PROCESSORS: dict[str, dict[str, Any]] = {
-    "tokenizer mode": {"tokenizer_mode": "hf"},
-    "reading of media": {"media_io_kwargs": {"video": {"num_frames": 4}}},
-    "no tokenizer": {"skip_tokenizer_init": True},
-}
-NEITHER: dict[str, dict[str, Any]] = {
-    "length": {"max_model_len": 128},
-    "memory": {"kv_cache_memory_bytes": 64 << 20, "block_size": 32},
-    "vLLM's caches": {"mm_processor_cache_gb": 1, "enable_prefix_caching": False},
-    "batches": {"max_num_seqs": 3, "max_num_batched_tokens": 300},
-    "names": {"served_model_name": "another"},
-    "seed": {"seed": 7},
-    "LoRA of the language model": {"enable_lora": True, "max_loras": 3},
-    "renderers": {"renderer_num_workers": 2, "mm_processor_cache_type": "lru"},
-    "rights": {"allowed_local_media_path": "/tmp"},
-    "sampling": {"generation_config": "vllm", "max_logprobs": 3, "logprobs_mode": "raw_logits"},
-    "data parallel engines": {"data_parallel_size": 2},
-    "processes": {"distributed_executor_backend": "mp"},
-    "statistics": {"disable_log_stats": True, "otlp_traces_endpoint": None},
-}
+"""Which engines have one name, for what their encoders make and for what their processors make."""
 
 
-@pytest.mark.parametrize("what", list(EVERYTHING))
-def test_engines_that_differ_in_what_reaches_processor_and_encoder_have_other_names(
-    model: Path, plain: VllmConfig, what: str
+@pytest.mark.parametrize(
+    ("options", "shared"),
+    [pytest.param(options, shared, id=what) for shared, found in OPTIONS.items() for what, options in found.items()],
+)
+def test_engines_share_what_their_options_do_not_change_and_nothing_else(
+    model: Path, plain: VllmConfig, options: dict[str, Any], shared: tuple[bool, bool]
 ) -> None:
-    assert same(plain, config(model, **EVERYTHING[what])) == (False, False)
-
-
-@pytest.mark.parametrize("what", list(ENCODERS))
-def test_engines_that_differ_in_what_reaches_the_encoder_alone_share_processors(
-    model: Path, plain: VllmConfig, what: str
-) -> None:
-    assert same(plain, config(model, **ENCODERS[what])) == (False, True)
-
-
-@pytest.mark.parametrize("what", list(PROCESSORS))
-def test_engines_that_differ_in_what_the_encoder_is_given_share_encoders(
-    model: Path, plain: VllmConfig, what: str
-) -> None:
-    assert same(plain, config(model, **PROCESSORS[what])) == (True, False)
-
-
-@pytest.mark.parametrize("what", list(NEITHER))
-def test_engines_that_differ_in_what_changes_no_output_share_all(model: Path, plain: VllmConfig, what: str) -> None:
-    assert same(plain, config(model, **NEITHER[what])) == (True, True)
+    assert same(plain, config(model, **options)) == shared
 
 
 def test_quantization_is_in_the_encoders_name_alone(model: Path) -> None:
@@ -134,13 +126,15 @@ def test_quantization_is_in_the_encoders_name_alone(model: Path) -> None:
 # ---- files
 
 
-def test_the_folders_path_is_in_no_name(model: Path, plain: VllmConfig, tmp_path: Path) -> None:
-    assert same(plain, config(write_tiny_llava(tmp_path / "elsewhere"))) == (True, True)
-
-
-def test_each_kind_of_weights_is_in_the_encoders_name_alone(plain: VllmConfig, tmp_path: Path) -> None:
-    assert same(plain, config(write_tiny_llava(tmp_path / "seed", seed=1))) == (False, True)
-    assert same(plain, config(write_tiny_llava(tmp_path / "projector", projector_seed=1))) == (False, True)
+@pytest.mark.parametrize(
+    ("about", "shared"),
+    [({}, (True, True)), ({"seed": 1}, (False, True)), ({"projector_seed": 1}, (False, True))],
+    ids=["path", "weights", "projector"],
+)
+def test_weights_are_in_the_encoders_name_alone_and_their_folders_path_in_none(
+    plain: VllmConfig, tmp_path: Path, about: dict[str, Any], shared: tuple[bool, bool]
+) -> None:
+    assert same(plain, config(write_tiny_llava(tmp_path / "elsewhere", **about))) == shared
 
 
 def test_the_projector_alone_is_in_the_encoders_name_of_a_large_checkpoint(tmp_path: Path) -> None:
@@ -181,9 +175,9 @@ def test_a_linked_folder_is_named_by_its_content(plain: VllmConfig, tmp_path: Pa
     (folder / "vision").symlink_to(elsewhere)
     (elsewhere / "itself").symlink_to(elsewhere)
     made = config(folder)
-    before = encoder(made), processor(made)
+    before = names(made)
     (elsewhere / "config.json").write_text("{}")
-    assert encoder(made) != before[0] and processor(made) != before[1]
+    assert changed(before, names(made)) == (True, True)
 
 
 def test_an_encoder_that_stands_in_another_folder_is_named_by_its_content(model: Path, tmp_path: Path) -> None:
@@ -315,9 +309,9 @@ def test_a_tenant_and_a_name_for_the_weights_are_in_the_encoders_name(plain: Vll
 def test_environment_variables_are_in_the_names_that_the_list_says(
     plain: VllmConfig, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, shared: tuple[bool, bool]
 ) -> None:
-    before = encoder(plain), processor(plain)
+    before = names(plain)
     monkeypatch.setenv(variable, value)
-    assert (encoder(plain) == before[0], processor(plain) == before[1]) == shared
+    assert changed(before, names(plain)) == (not shared[0], not shared[1])
 
 
 def test_engines_on_as_many_cores_share_and_on_more_do_not(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,31 +323,26 @@ def test_engines_on_as_many_cores_share_and_on_more_do_not(plain: VllmConfig, mo
     assert len(set(names)) == 4
 
 
-def test_a_variable_of_vllms_that_nobody_has_read_is_in_both_names(
-    plain: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import vllm.envs
-
-    before = encoder(plain), processor(plain)
-    monkeypatch.setitem(vllm.envs.environment_variables, "VLLM_NEW", lambda: None)
-    monkeypatch.setenv("VLLM_NEW", "1")
-    assert encoder(plain) != before[0] and processor(plain) != before[1]
-
-
-def test_another_version_of_vllm_or_of_what_computes_is_in_both_names(
+def test_a_new_variable_of_vllms_another_version_of_it_and_of_what_computes_are_in_both_names(
     plain: VllmConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import vllm
+    import vllm.envs
 
-    before = encoder(plain), processor(plain)
-    with monkeypatch.context() as changed:
-        changed.setattr(vllm, "__version__", "0.32.1")
-        assert encoder(plain) != before[0] and processor(plain) != before[1]
     about = tmp_path / "pillow-1.2.3.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 1.2.3\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert encoder(plain) != before[0] and processor(plain) != before[1]
+    monkeypatch.setitem(vllm.envs.environment_variables, "VLLM_NEW", lambda: None)
+    before = names(plain)
+    changes: list[Callable[[], object]] = [
+        lambda: monkeypatch.setenv("VLLM_NEW", "1"),
+        lambda: monkeypatch.setattr(vllm, "__version__", "0.32.1"),
+        lambda: monkeypatch.syspath_prepend(str(tmp_path)),
+    ]
+    for change in changes:
+        change()
+        before, last = names(plain), before
+        assert changed(last, before) == (True, True)
 
 
 def test_a_process_that_starts_anew_has_the_same_names(plain: VllmConfig, model: Path) -> None:

@@ -2,15 +2,6 @@
 
 The card is a fake one: vLLM's CPU worker, which cannot sleep, holds bytes of it, gives them back when it is told to
 sleep, and takes them again when it wakes up (engine_worker). All else is vLLM's and tensord's.
-
-| what happens while the engine sleeps        | test                                            |
-|---------------------------------------------|-------------------------------------------------|
-| a request, room on the card                 | answers_as_before                               |
-| a request, no room on the card              | waits_for_room                                  |
-| the daemon is killed, or stopped            | without_a_daemon                                |
-| a call that needs the model                 | is_carried_out_by_a_woken_engine                |
-| sleep and wake_up by somebody else          | somebody_elses_sleep                            |
-| another engine needs the card               | take_turns                                      |
 """
 
 from __future__ import annotations
@@ -167,16 +158,14 @@ def test_a_sleeping_engine_without_a_daemon_wakes_up_for_its_next_request(stand:
     until(lambda: stand.engine.log.count(SLEPT) > slept, "the engine sleeps again", PATIENCE_S)
 
 
-def test_a_call_that_needs_the_model_is_carried_out_by_a_woken_engine(stand: CardStand) -> None:
-    stand.asleep()
-    stand.engine.ask("engine", method="reset_encoder_cache")
-    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES, "the call reached a sleeping engine"
-
-
-def test_the_question_whether_an_engine_sleeps_does_not_wake_it_up(stand: CardStand) -> None:
+def test_a_call_that_needs_the_model_is_carried_out_by_a_woken_engine_and_the_question_whether_it_sleeps_is_none(
+    stand: CardStand,
+) -> None:
     stand.asleep()
     assert stand.engine.ask("engine", method="is_sleeping")
     assert stand.used() == OTHERS_BYTES
+    stand.engine.ask("engine", method="reset_encoder_cache")
+    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES, "the call reached a sleeping engine"
 
 
 def test_somebody_elses_sleep_is_ended_by_nobody_else(stand: CardStand) -> None:

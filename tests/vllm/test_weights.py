@@ -55,30 +55,18 @@ def listener() -> Listener:
     return Listener()
 
 
-def test_the_name_in_the_configuration_gives_the_manager() -> None:
+def test_the_name_in_the_configuration_gives_the_manager_that_the_model_needs_and_which_has_no_settings() -> None:
     cache = made(10)
     assert type(cache) is TensordEncoderCacheManager
     assert isinstance(cache, theirs.EncoderCacheManager)
     assert (cache.cache_size, cache.num_free_slots, cache.num_freeable_slots) == (10, 10, 10)
     assert cache.get_manager_metadata() is None
-
-
-def test_models_with_an_encoder_and_a_decoder_get_the_manager_that_they_need() -> None:
     assert isinstance(made(10, is_encoder_decoder=True), theirs.EncoderDecoderCacheManager)
-
-
-def test_a_setting_is_refused_since_there_are_none() -> None:
     with pytest.raises(BadConfiguration, match=r"\{'size': 3\}.* has no settings.*ec_connector_extra_config"):
         made(10, size=3)
 
 
 # ---- who hears that weights changed
-
-
-def test_a_reset_by_the_scheduler_is_noticed(listener: Listener) -> None:
-    scheduler = SimpleNamespace(encoder_cache_manager=made(10))
-    Scheduler.reset_encoder_cache(scheduler)
-    assert listener.heard == 1
 
 
 class Executor(TheirExecutor):  # type: ignore[misc, unused-ignore]
@@ -149,6 +137,11 @@ def test_a_call_that_may_have_changed_weights_is_noticed_after_the_workers_have_
     core.collective_rpc(method, None, ())
     assert core.model_executor.calls == [(method, 0)]
     assert listener.heard == heard
+    if method == "update_weights":
+        core.model_executor.error = RuntimeError("half way")
+        with pytest.raises(RuntimeError, match="half way"):
+            core.collective_rpc(method)
+        assert listener.heard == 2, "it counts as a change though it failed"
 
 
 @pytest.fixture
@@ -202,12 +195,17 @@ def test_a_reset_counts_as_a_change_where_the_weights_of_the_start_are_not_known
     core: EngineCore, started: EngineCore, listener: Listener
 ) -> None:
     del started.model_executor._tensord_marks
-    started.reset_encoder_cache()
-    assert listener.heard > 0
     heard = listener.heard
-    started.model_executor.model = torch.nn.Linear(4, 4, device="meta")
-    started.reset_encoder_cache()
-    assert listener.heard > heard, "weights that cannot be read"
+    for reset in (
+        started.reset_encoder_cache,
+        # By the scheduler alone, and of weights that cannot be read.
+        lambda: Scheduler.reset_encoder_cache(SimpleNamespace(encoder_cache_manager=made(10))),
+        started.reset_encoder_cache,
+    ):
+        reset()
+        heard, before = listener.heard, heard
+        assert heard > before
+        started.model_executor.model = torch.nn.Linear(4, 4, device="meta")
 
 
 @pytest.mark.parametrize(
@@ -227,10 +225,3 @@ def test_a_sleep_is_a_change_if_it_discards_the_weights_or_they_are_others_at_th
     for tag in ("kv_cache", "weights"):
         started.wake_up([tag])
     assert (listener.heard, started.model_executor.sleeping_tags) == (heard_awake, set())
-
-
-def test_an_update_that_failed_counts_as_a_change(core: EngineCore, listener: Listener) -> None:
-    core.model_executor.error = RuntimeError("half way")
-    with pytest.raises(RuntimeError, match="half way"):
-        core.collective_rpc("update_weights")
-    assert listener.heard == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tensord.daemon.forms.effects import AskGenerations
 from tensord.daemon.remote.link import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TierRefused, TierUnavailable
 
-from .stand import REMOTE, Make, RemoteStand, ask, fail
+from ..core.stand import key
+from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, verdicts
 
 
 def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(make: Make) -> None:
@@ -23,9 +26,19 @@ def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(make: Make) 
     assert ask(stand, number=21).answer == "wait"
 
 
-def test_a_refusal_opens_the_breaker_at_once(make: Make) -> None:
+@pytest.mark.parametrize("when", ["sought", "read"])
+def test_a_refusal_opens_the_breaker_at_once(make: Make, when: str) -> None:
     stand = make(**REMOTE)
-    fail(stand, 1, TierRefused("wrong password"))
+    refused = TierRefused("wrong password")
+    if when == "sought":
+        fail(stand, 1, refused)
+    else:
+        stand.remote[key(1)] = FOUND
+        ask(stand)
+        stand.seek()
+        stand.go_on()
+        stand.read_remote(error=refused)
+        assert verdicts(stand) == ["wait", "compute"]
     assert stand.turned["store"] == ["wrong password"]
 
 

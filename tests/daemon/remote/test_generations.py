@@ -68,11 +68,16 @@ def test_hosts_that_invalidate_at_once_get_different_numbers(make: Make) -> None
     assert shared(stand, 3, 2)
 
 
-def test_an_invalidation_on_another_host_ends_the_entries_of_this_one(make: Make) -> None:
+@pytest.mark.parametrize("has_shared", [True, False], ids=["shares", "has only read its own since its start"])
+def test_an_invalidation_on_another_host_ends_the_entries_of_this_one(make: Make, has_shared: bool) -> None:
     stand = make(**REMOTE)
-    assert shared(stand, 1, 0)
+    if has_shared:
+        assert shared(stand, 1, 0)
+    else:
+        stand.put(1)
+        assert not stand.seeks and not stand.writes
     stand.remote_generations[TAG] = 1
-    stand.pass_time(EVERY_S + 0.1)
+    stand.pass_time(2 * EVERY_S + 0.1)
     assert stand.generations.current(TAG) == 1
     assert stand.find(key(1)) is None
     assert shared(stand, 2, 1)
@@ -120,17 +125,6 @@ def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(make: Mak
     stand.pass_time(2 * EVERY_S + 0.1)
     assert stand.remote_generations == {TAG: 1}
     assert shared(stand, 4, 1)
-
-
-def test_an_invalidation_on_another_host_reaches_one_that_only_reads_its_own_entries(make: Make) -> None:
-    """After a restart its daemon has shared nothing yet."""
-    stand = make(**REMOTE)
-    stand.put(1)
-    assert not stand.seeks and not stand.writes
-    stand.remote_generations[TAG] = 1
-    stand.pass_time(2 * EVERY_S + 0.1)
-    assert stand.find(key(1)) is None
-    assert stand.generations.current(TAG) == 1
 
 
 def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(make: Make) -> None:
@@ -182,25 +176,19 @@ def test_an_answer_of_before_an_invalidation_changes_nothing(make: Make) -> None
     assert shared(stand, 2, 1)
 
 
-@pytest.mark.parametrize("error", [TierUnavailable("gone"), TierTimedOut("slow")])
-def test_a_number_that_cannot_be_had_is_asked_for_again(make: Make, error: Any) -> None:
+@pytest.mark.parametrize("error", [TierUnavailable("gone"), TierTimedOut("slow"), TierReadOnly("a replica")])
+def test_a_number_that_cannot_be_had_is_asked_for_again_and_said_if_the_store_does_not_take_it(
+    make: Make, error: Any
+) -> None:
     stand = make(**REMOTE)
     assert shared(stand, 1, 0)
     invalidate(stand)
     stand.answer_generations(error)
     assert not stand.remote_generations
+    if isinstance(error, TierReadOnly):
+        assert (stand.state()["not_agreed"], stand.state()["not_agreed_why"]) == (1, "a replica")
+        assert not shared(stand, 2, 1) and not stand.turned["store"]
     stand.pass_time(EVERY_S + 0.1)
     assert stand.remote_generations == {TAG: 1}
-
-
-def test_a_generation_that_the_store_does_not_take_is_said_until_it_does(make: Make) -> None:
-    stand = make(**REMOTE)
-    assert shared(stand, 1, 0)
-    invalidate(stand)
-    stand.answer_generations(TierReadOnly("a replica"))
-    assert (stand.state()["not_agreed"], stand.state()["not_agreed_why"]) == (1, "a replica")
-    assert not shared(stand, 2, 1) and not stand.turned["store"]
-    stand.pass_time(EVERY_S)
-    stand.settle()
     assert not stand.state()["not_agreed"]
     assert shared(stand, 3, 1)

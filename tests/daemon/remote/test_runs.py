@@ -1,14 +1,4 @@
-"""Runs: keys in order that a client has the daemon fetch, and what becomes of them meanwhile.
-
-| while a run is sought or read …        | test                                                        |
-|----------------------------------------|-------------------------------------------------------------|
-| another client asks for the same run   | two_clients_that_ask_for_the_same_run_wait_for_one_answer   |
-| a client stores one of its keys        | a_put_that_overtakes_a_key_of_a_run_wins                    |
-| one of its keys is evicted by name     | a_run_ends_at_a_key_that_is_evicted_by_name                 |
-| its namespace is invalidated           | nothing_of_a_run_is_shown_after_an_invalidation             |
-| the store fails                        | a_store_that_fails_is_answered_with_what_is_in_the_ring     |
-| the read of one entry fails            | the_entries_after_one_that_cannot_be_read_are_not_stored    |
-"""
+"""Runs: keys in order that a client has the daemon fetch, and what becomes of them meanwhile."""
 
 from __future__ import annotations
 
@@ -129,25 +119,20 @@ def test_a_put_that_overtakes_a_key_of_a_run_wins(make: Make) -> None:
 
 
 @pytest.mark.parametrize("when", ["sought", "read"])
-def test_a_run_ends_at_a_key_that_is_evicted_by_name(make: Make, when: str) -> None:
+@pytest.mark.parametrize(("what", "left"), [("evicted by name", 1), ("invalidated", 0)])
+def test_a_run_ends_at_a_key_that_is_evicted_by_name_and_has_nothing_after_an_invalidation(
+    make: Make, what: str, left: int, when: str
+) -> None:
     stand = make(**REMOTE)
     stand.remote = chain(3)
     fetch(stand, 0, 1, 2)
     if when == "read":
         stand.seek()
-    stand.send(2, messages.Evict(1, [key(1)]))
+    ends = messages.Evict(1, [key(1)]) if left else messages.Invalidate(1, key(0)[:8], 0)
+    stand.send(2, ends)
     stand.settle()
-    assert counted(stand) == [1]
+    assert counted(stand) == [left]
     assert stand.find(key(2)) is None
-
-
-def test_nothing_of_a_run_is_shown_after_an_invalidation(make: Make) -> None:
-    stand = make(**REMOTE)
-    stand.remote = chain(3)
-    fetch(stand, 0, 1, 2)
-    stand.send(2, messages.Invalidate(1, key(0)[:8], 0))
-    stand.settle()
-    assert counted(stand) == [0]
 
 
 def test_a_store_that_fails_is_answered_with_what_is_in_the_ring(make: Make) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,9 +47,12 @@ def put(store: RemoteStore, *entries: Made) -> None:
 
 
 def get(store: RemoteStore, key: bytes, room_bytes: int = 1 << 20) -> tuple[bytes, RemoteEntry] | None:
-    """The payload and its metadata, read into a buffer that had other bytes before."""
+    """The payload and its metadata, read into a buffer that had other bytes before, and has them behind the payload."""
     buffer = memoryview(bytearray(b"\xa5" * (OBJECT_HEADER_BYTES + room_bytes)))
-    return payload_of(store.get_into(key, buffer), buffer)
+    found = store.get_into(key, buffer)
+    rest = buffer[OBJECT_HEADER_BYTES + found.payload_bytes :] if found is not None else b""
+    assert rest == b"\xa5" * len(rest)
+    return payload_of(found, buffer)
 
 
 def payload_of(found: RemoteEntry | None, buffer: memoryview) -> tuple[bytes, RemoteEntry] | None:
@@ -61,3 +64,16 @@ def payload_of(found: RemoteEntry | None, buffer: memoryview) -> tuple[bytes, Re
 def heads(store: RemoteStore, keys: Sequence[bytes]) -> list[RemoteEntry | None]:
     """What the store says of the keys."""
     return store.look(keys)[1]
+
+
+def calls(store: RemoteStore, entry: Made) -> list[Callable[[], object]]:
+    """A call of each kind."""
+    tag = entry.key[:8]
+    return [
+        lambda: store.get_into(entry.key, memoryview(bytearray(entry.stored_bytes))),
+        lambda: heads(store, [entry.key]),
+        lambda: put(store, entry),
+        lambda: store.remove([entry.key]),
+        lambda: store.generations([tag]),
+        lambda: store.raise_generation(tag, 1),
+    ]

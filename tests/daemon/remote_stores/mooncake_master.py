@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
-PATIENCE_S: Final = 30.0
+from .server_process import ServerProcess
 
 
 def program() -> Path | None:
@@ -23,7 +18,7 @@ def program() -> Path | None:
     return found if found.exists() else None
 
 
-class MooncakeMaster:
+class MooncakeMaster(ServerProcess):
     """A master at `address`.
 
     Args:
@@ -32,57 +27,15 @@ class MooncakeMaster:
 
     def __init__(self, folder: Path, *, address: str = "127.0.0.1", port: int = 50051, prefix: list[str] | None = None):
         self.address = f"{address}:{port}"
-        self._log = folder / "master.log"
-        self._words = [
-            *(prefix or []),
-            str(program()),
-            f"-rpc_address={address}",
-            f"-rpc_port={port}",
-            f"-metrics_port={port + 1}",
-            "-enable_metric_reporting=false",
-        ]
-        self._process: subprocess.Popen[bytes] | None = None
+        about = [f"-rpc_address={address}", f"-rpc_port={port}", f"-metrics_port={port + 1}"]
+        # It says in its log that it serves, whatever it is told of logs.
+        command = ["env", "-u", "GLOG_minloglevel", str(program()), *about, "-enable_metric_reporting=false"]
+        super().__init__(folder, [*(prefix or []), *command])
+        self._starts = 0
 
     def start(self) -> Self:
-        """Starts it, and returns when it serves."""
-        before = self._served()
-        with self._log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._words,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name != "GLOG_minloglevel"},
-            )
-        deadline = time.monotonic() + PATIENCE_S
-        while self._served() == before:
-            assert self._process.poll() is None and time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.02)
-        return self
+        self._starts += 1
+        return super().start()
 
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """SIGKILL, and waits for its end."""
-        if self._process is not None and self._process.poll() is None:
-            self._signal(signal.SIGKILL)
-            self._process.wait(PATIENCE_S)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, number)
-
-    def _served(self) -> int:
-        return self._log.read_text(errors="replace").count("Task cleanup thread started") if self._log.exists() else 0
+    def serves(self) -> bool:
+        return self.log.count("Task cleanup thread started") == self._starts

@@ -16,12 +16,12 @@ import pytest
 from tensord.daemon.remote_stores.directory import DirectoryStore
 from tensord.daemon.remote_stores.directory_room import LEFTOVER_S
 from tensord.daemon.remote_stores.urls import open_store
-from tensord.errors import BadConfiguration, TierFull, TierTooLarge, TierUnavailable
+from tensord.errors import TierFull, TierTooLarge, TierUnavailable
 from tests.daemon_process import until
 from tests.processes import Child
 
 from .conformance import MIB, AnyStore, Backend, write_on
-from .entries import get, heads, key_of, made, put
+from .entries import calls, get, heads, key_of, made, put
 
 ROOT = Path(__file__).parents[3]
 
@@ -136,12 +136,7 @@ def test_what_is_no_file_in_an_objects_place_is_a_miss_and_replaced(backend: Fol
 def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> None:
     root = tmp_path / "mount"
     store = open_store(f"dir://{root}")
-    for call in (
-        lambda: put(store, made(1)),
-        lambda: get(store, key_of(1)),
-        lambda: heads(store, [key_of(1)]),
-        lambda: store.remove([key_of(1)]),
-    ):
+    for call in calls(store, made(1)):
         with pytest.raises(TierUnavailable, match=f"{root} is not a folder; mount it, or make it"):
             call()
     assert not root.exists(), "nothing is written below a mount that is missing"
@@ -225,27 +220,3 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
     store = open_store(f"dir://{quote(str(folder))}")
     put(store, made(1))
     assert any(folder.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("dir://mnt/tensord", "write dir:///PATH, with three slashes"),
-        ("dir:", "write dir:///PATH, with three slashes"),
-        ("dir:///mnt?bytes=many", "bytes = 'many' must be a size in bytes such as 4GiB"),
-        ("dir:///mnt?bytes=0", "bytes = 0 must be at least 1MiB"),
-        ("dir:///mnt?bytes=1", "bytes = 1 must be at least 1MiB"),
-        ("dir:///mnt/%00", "no path has a zero byte"),
-        ("mooncake://host:0", "port 0 is none"),
-        ("dir:///mnt?size=1GiB", "unknown option 'size'; the options are bytes"),
-        ("dir:///mnt?bytes=1&bytes=2", "'bytes' twice"),
-        ("memcached://host", "memcached: is no kind of remote store; a URL begins with dir://"),
-        ("/mnt/tensord", "no scheme: is no kind of remote store"),
-        ("redis://[::1", "cannot be read"),
-        ("dir:///mnt/a#b", "write it as %23"),
-    ],
-)
-def test_a_wrong_url_is_refused_with_what_to_write(url: str, says: str) -> None:
-    with pytest.raises(BadConfiguration) as raised:
-        open_store(url)
-    assert says in str(raised.value)

@@ -62,31 +62,26 @@ def test_impossible_metadata_is_corrupt_although_its_check_is_right(meta: dict[s
         check(key_of(1), memoryview(stored(**meta)), NOW_S)
 
 
-def with_right_check(raw: bytes, at: int, field: bytes) -> memoryview:
-    """An object with another value at `at` of its header, and the CRC-32 of such a header."""
-    changed = bytearray(raw)
-    changed[at : at + len(field)] = field
+@pytest.mark.parametrize(
+    ("at", "field", "header", "says"),
+    [
+        (8, b"\2", False, "format version 2, this tensord reads 1"),
+        *((44, length, False, f"its header names 192 \\+ {length}") for length in (999, 1001)),
+        *(
+            (44, length, True, f"names a payload of {length} bytes, of which 40 are")
+            for length in (0, 39, (1 << 48) + 1, 1 << 63)
+        ),
+    ],
+)
+def test_an_object_of_another_version_or_length_is_corrupt_although_its_check_is_right(
+    at: int, field: bytes | int, header: bool, says: str
+) -> None:
+    changed = bytearray(stored())
+    value = field if isinstance(field, bytes) else field.to_bytes(8, "little")
+    changed[at : at + len(value)] = value
     changed[188:192] = zlib.crc32(changed[:188]).to_bytes(4, "little")
-    return memoryview(changed)
-
-
-def test_an_object_of_another_format_version_is_not_read() -> None:
-    with pytest.raises(Corrupt, match="format version 2, this tensord reads 1"):
-        check(key_of(1), with_right_check(stored(), 8, b"\2"), NOW_S)
-
-
-@pytest.mark.parametrize("payload_bytes", [999, 1001])
-def test_an_object_of_another_length_than_its_header_names_is_corrupt(payload_bytes: int) -> None:
-    raw = with_right_check(stored(), 44, payload_bytes.to_bytes(8, "little"))
-    with pytest.raises(Corrupt, match=f"its header names 192 \\+ {payload_bytes}"):
-        check(key_of(1), raw, NOW_S)
-
-
-@pytest.mark.parametrize("payload_bytes", [0, 39, (1 << 48) + 1, 1 << 63])
-def test_a_header_that_names_an_impossible_length_is_corrupt(payload_bytes: int) -> None:
-    raw = with_right_check(stored(), 44, payload_bytes.to_bytes(8, "little"))
-    with pytest.raises(Corrupt, match=f"names a payload of {payload_bytes} bytes, of which 40 are"):
-        check(key_of(1), raw, NOW_S, header=True)
+    with pytest.raises(Corrupt, match=says):
+        check(key_of(1), memoryview(changed), NOW_S, header=header)
 
 
 @given(st.binary(max_size=400))

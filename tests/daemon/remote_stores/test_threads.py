@@ -36,18 +36,10 @@ class Running:
         return self.outcomes.get(timeout=PATIENCE_S)
 
     def close(self) -> None:
+        """Waits for the threads, too, which the next test would take for its own."""
         self.threads.close()
-        self.join()
-
-    def join(self) -> None:
-        """Waits for the threads, which the next test would take for its own."""
         for thread in named():
             thread.join(PATIENCE_S)
-
-    def use(self) -> None:
-        """Reads and writes once."""
-        for request in (Seek((KEY,)), RemoveRemote((KEY,))):
-            assert self.outcome(request).error is None
 
 
 def entry_at(running: Running, offset: int, checksum: int) -> None:
@@ -59,9 +51,9 @@ def entry_at(running: Running, offset: int, checksum: int) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_an_entry_is_read_back_whole_whether_or_not_its_checksum_was_known_when_it_was_written(
-    folder: Path, known: bool
+    tmp_path: Path, known: bool
 ) -> None:
-    running = Running(DirectoryStore(folder))
+    running = Running(DirectoryStore(tmp_path))
     entry_at(running, 0, checksum_of(np.arange(100, dtype=np.uint8)) if known else 0)
     assert running.outcome(SaveRemote(KEY, 0, 100)).answer.written
     checksum = checksum_of(np.arange(100, dtype=np.uint8))
@@ -71,11 +63,6 @@ def test_an_entry_is_read_back_whole_whether_or_not_its_checksum_was_known_when_
     assert running.ring[1024 + 192 : 1024 + 292].tolist() == list(range(100))
     assert isinstance(running.outcome(ReadRemote(KEY, 1024, 101)).error, Corrupt)
     running.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
 
 
 def named(kind: str = "") -> list[threading.Thread]:
@@ -89,17 +76,18 @@ def niceness(kind: str) -> set[int]:
     return {os.getpriority(os.PRIO_PROCESS, number) for number in numbers if number is not None}
 
 
-def test_threads_that_write_give_way_to_programs_and_those_that_read_do_not(folder: Path) -> None:
+def test_threads_that_write_give_way_to_programs_and_those_that_read_do_not(tmp_path: Path) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    running = Running(DirectoryStore(folder))
-    running.use()
+    running = Running(DirectoryStore(tmp_path))
+    for request in (Seek((KEY,)), RemoveRemote((KEY,))):
+        assert running.outcome(request).error is None
     assert niceness("write") == {max(own, 10)}
     assert niceness("read") == {own}
     running.close()
 
 
-def test_puts_that_end_after_the_store_was_closed_ask_nothing_of_it(folder: Path) -> None:
-    running = Running(DirectoryStore(folder))
+def test_puts_that_end_after_the_store_was_closed_ask_nothing_of_it(tmp_path: Path) -> None:
+    running = Running(DirectoryStore(tmp_path))
     running.close()
     for request in (Seek((KEY,)), RemoveRemote((KEY,)), WithdrawClaim(KEY)):
         running.threads.submit(request)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import redis
 
-from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierRefused, TierUnavailable
 from tests.daemon_process import until
 
 from .conformance import claims
+from .conftest import Opened
 from .entries import get, heads, key_of, made, put
 from .redis_server import HOST, RedisServer
+from .test_valkey import name_of
 
 HALF = 8192
 WORDS = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000")
@@ -42,10 +43,6 @@ class Cluster:
         return (info["cluster_state"], info["cluster_slots_ok"], info["cluster_size"]) == ("ok", str(2 * HALF), "2")
 
 
-def name_of(key: bytes) -> str:
-    return f"tensord-1:{key.hex()}"
-
-
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with ExitStack() as stack:
@@ -64,8 +61,10 @@ def keys_by_home(cluster: Cluster) -> list[list[int]]:
     return found
 
 
-def test_entries_are_spread_over_the_servers_and_their_headers_come_back_in_order(cluster: Cluster) -> None:
-    store = open_store(cluster.url)
+def test_entries_are_spread_over_the_servers_and_their_headers_come_back_in_order(
+    cluster: Cluster, opened: Opened
+) -> None:
+    store = opened(cluster.url)
     entries = [made(number) for number in range(20)]
     put(store, *entries)
     assert [client.dbsize() for client in cluster.clients] == [len(home) for home in keys_by_home(cluster)]
@@ -74,32 +73,22 @@ def test_entries_are_spread_over_the_servers_and_their_headers_come_back_in_orde
     assert [get(store, entry.key) for entry in entries] == [(entry.payload, entry.entry) for entry in entries]
     store.remove(keys)
     assert not any(heads(store, keys))
-    store.close()
-
-
-def test_a_cluster_gives_out_generations_and_claims(cluster: Cluster) -> None:
-    store = open_store(cluster.url)
+    # A cluster gives out generations and claims, too.
     assert store.raise_generation(key_of(1)[:8], 3) == 3
     assert store.generations([key_of(1)[:8], b"another."]) == [3, 0]
     for number in range(4):
         assert claims(store, key_of(number), b"host 1", 60.0) and not claims(store, key_of(number), b"host 2", 60.0)
         assert store.unclaim(key_of(number), b"host 1")
-    store.close()
+    alone = opened(cluster.servers[0].url)
+    with pytest.raises(TierRefused, match="add cluster=yes to the URL"):
+        put(alone, made(keys_by_home(cluster)[1][0]))
 
 
-def test_the_death_of_one_server_costs_its_own_keys_only(cluster: Cluster) -> None:
-    store = open_store(cluster.url)
+def test_the_death_of_one_server_costs_its_own_keys_only(cluster: Cluster, opened: Opened) -> None:
+    store = opened(cluster.url)
     (here, *_), (there, *_) = keys_by_home(cluster)
     put(store, made(here), made(there))
     cluster.servers[1].kill()
     with pytest.raises(TierUnavailable):
         get(store, key_of(there))
     assert get(store, key_of(here)) is not None
-    store.close()
-
-
-def test_a_server_of_a_cluster_without_the_option_says_what_to_write(cluster: Cluster) -> None:
-    store = open_store(f"redis://{HOST}:{cluster.servers[0].port}")
-    with pytest.raises(TierRefused, match="add cluster=yes to the URL"):
-        put(store, made(keys_by_home(cluster)[1][0]))
-    store.close()

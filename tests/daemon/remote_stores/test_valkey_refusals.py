@@ -1,5 +1,5 @@
-"""Redis servers that can be read and take no writes: a replica, a full one, one whose user may only read. Keys under
-which another program has stored values of other types."""
+"""Redis servers that can be read and take no writes: a replica, one whose user may only read. Keys under which another
+program has stored values of other types."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import redis
 
 from tensord.daemon.remote_stores.store import RemoteStore
-from tensord.daemon.remote_stores.urls import open_store
-from tensord.errors import TierFull, TierReadOnly, TierRefused, TierTooLarge
+from tensord.errors import TierReadOnly, TierRefused, TierTooLarge
 from tests.daemon_process import until
 
 from .conformance import MIB, claims
+from .conftest import Opened
 from .entries import get, heads, key_of, made, put
 from .redis_server import HOST, RedisServer
-from .test_valkey import Redis, name_of
+from .test_valkey import name_of
 
 READER = ("--user", "reader", "on", "nopass", "~tensord-*", "-@all", "+get", "+getrange")
 
@@ -36,74 +36,38 @@ def make_replica(server: RedisServer, of: RedisServer) -> None:
 
 
 @pytest.fixture(params=["replica", "user"])
-def read_only(request: pytest.FixtureRequest) -> Iterator[RemoteStore]:
+def read_only(request: pytest.FixtureRequest, opened: Opened) -> Iterator[RemoteStore]:
     """A store with the object of 1, to which this host cannot write."""
     with RedisServer(*READER) as server, RedisServer() as other:
-        filled = open_store(f"redis://{HOST}:{server.port}")
-        put(filled, made(1))
-        filled.close()
+        put(opened(server.url), made(1))
         if request.param == "replica":
             make_replica(other, server)
-            store = open_store(f"redis://{HOST}:{other.port}")
+            yield opened(other.url)
         else:
-            store = open_store(f"redis://reader:any@{HOST}:{server.port}")
-        yield store
-        store.close()
+            yield opened(f"redis://reader:any@{HOST}:{server.port}")
 
 
-def test_a_server_that_takes_no_writes_says_so_and_is_read(read_only: RemoteStore) -> None:
-    writes: list[Callable[[], object]] = [
-        lambda: put(read_only, made(2)),
-        lambda: read_only.remove([key_of(1)]),
-    ]
+def test_a_server_that_takes_no_writes_says_so_is_read_and_has_no_claims(read_only: RemoteStore) -> None:
+    writes: list[Callable[[], object]] = [lambda: put(read_only, made(2)), lambda: read_only.remove([key_of(1)])]
     for write in writes:
         with pytest.raises(TierReadOnly, match="takes no writes"):
             write()
     assert get(read_only, key_of(1)) is not None
     assert [each is not None for each in heads(read_only, [key_of(1), key_of(2)])] == [True, False]
     assert read_only.generations([key_of(1)[:8]]) == [0]
-
-
-def test_a_server_that_takes_no_writes_has_no_claims(read_only: RemoteStore) -> None:
     assert read_only.claim(key_of(3), b"host 1", 60.0) is None
 
 
-def test_a_full_server_has_no_claims_and_misses_are_misses() -> None:
-    with RedisServer() as server:
-        full = Redis(server, f"redis://{HOST}:{server.port}")
-        store = full.open()
-        full.fill()
-        with pytest.raises(TierFull):
-            put(store, made(1, MIB))
-        assert store.claim(key_of(1), b"host 1", 60.0) is None
-        assert heads(store, [key_of(1)]) == [None]
-        store.close()
-        full.direct.close()
-
-
-@pytest.mark.parametrize("kind", ["list", "stream"])
-def test_a_claim_of_another_type_is_nobodys_and_counts_as_corrupt(kind: str) -> None:
-    with RedisServer() as server:
-        store = open_store(f"redis://{HOST}:{server.port}")
-        make_wrong(server, f"tensord-1:claim:{key_of(1).hex()}", kind)
-        assert store.claim(key_of(1), b"host 1", 60.0) is None
-        assert store.corrupt == 1
-        assert f"tensord-1:claim:{key_of(1).hex()}" in store.last_corrupt and "delete it" in store.last_corrupt
-        assert store.claim(key_of(2), b"host 1", 60.0) == (True, 0.0)
-        assert not claims(store, key_of(2), b"host 2", 60.0)
-        store.close()
-
-
-def test_an_object_that_no_server_takes_does_not_mean_that_the_server_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_no_server_takes_does_not_mean_that_the_server_is_full(
+    server: RedisServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tensord.daemon.remote_stores.valkey.VALUE_BYTES_MAX", MIB)
-    with RedisServer() as server:
-        store = open_store(f"redis://{HOST}:{server.port}")
-        with pytest.raises(TierTooLarge, match="larger than a value"):
-            put(store, made(1, 2 * MIB))
-        store.close()
+    with pytest.raises(TierTooLarge, match="larger than a value"):
+        put(opened(server.url), made(1, 2 * MIB))
 
 
 def make_wrong(server: RedisServer, name: str, kind: str) -> None:
+    """Stores a value of another type under a key, or the text `kind`."""
     with redis.Redis(HOST, server.port) as direct:
         direct.delete(name)
         match kind:
@@ -111,41 +75,53 @@ def make_wrong(server: RedisServer, name: str, kind: str) -> None:
                 direct.rpush(name, b"x")
             case "stream":
                 direct.xadd(name, {"x": "y"})
+            case _:
+                direct.set(name, kind)
 
 
 @pytest.mark.parametrize("kind", ["list", "stream"])
-def test_a_value_that_is_no_string_is_a_miss_counts_as_corrupt_and_is_replaced(kind: str) -> None:
+def test_a_claim_of_another_type_is_nobodys_and_counts_as_corrupt(
+    server: RedisServer, opened: Opened, kind: str
+) -> None:
+    store, name = opened(server.url), f"tensord-1:claim:{key_of(1).hex()}"
+    make_wrong(server, name, kind)
+    assert store.claim(key_of(1), b"host 1", 60.0) is None
+    assert store.corrupt == 1
+    assert name in store.last_corrupt and "delete it" in store.last_corrupt
+    assert store.claim(key_of(2), b"host 1", 60.0) == (True, 0.0)
+    assert not claims(store, key_of(2), b"host 2", 60.0)
+
+
+@pytest.mark.parametrize("kind", ["list", "stream"])
+def test_a_value_that_is_no_string_is_a_miss_counts_as_corrupt_and_is_replaced(
+    server: RedisServer, opened: Opened, kind: str
+) -> None:
     wrong, right = made(1), made(2)
-    with RedisServer() as server:
-        store = open_store(f"redis://{HOST}:{server.port}")
-        put(store, right)
-        make_wrong(server, name_of(wrong.key), kind)
-        found = heads(store, [wrong.key, right.key])
-        assert found[0] is None and found[1] is not None
-        assert store.corrupt == 1
-        assert wrong.key.hex() in store.last_corrupt and "WRONGTYPE" in store.last_corrupt
-        assert get(store, wrong.key) is None and get(store, right.key) is not None
-        assert store.corrupt == 2
-        put(store, wrong)
-        assert get(store, wrong.key) == (wrong.payload, wrong.entry)
-        make_wrong(server, name_of(wrong.key), kind)
-        store.remove([wrong.key])
-        assert get(store, wrong.key) is None and store.corrupt == 2
-        store.close()
+    store = opened(server.url)
+    put(store, right)
+    make_wrong(server, name_of(wrong.key), kind)
+    found = heads(store, [wrong.key, right.key])
+    assert found[0] is None and found[1] is not None
+    assert store.corrupt == 1
+    assert wrong.key.hex() in store.last_corrupt and "WRONGTYPE" in store.last_corrupt
+    assert get(store, wrong.key) is None and get(store, right.key) is not None
+    assert store.corrupt == 2
+    put(store, wrong)
+    assert get(store, wrong.key) == (wrong.payload, wrong.entry)
+    make_wrong(server, name_of(wrong.key), kind)
+    store.remove([wrong.key])
+    assert get(store, wrong.key) is None and store.corrupt == 2
 
 
 @pytest.mark.parametrize("kind", ["list", "many", "99999999999", "-1", ""])
-def test_a_generation_that_is_no_number_is_refused_and_said(kind: str) -> None:
+def test_a_generation_that_is_no_number_is_refused_and_said(server: RedisServer, opened: Opened, kind: str) -> None:
     tag = key_of(1)[:8]
     name = f"tensord-1:gen:{tag.hex()}"
-    with RedisServer() as server, redis.Redis(HOST, server.port) as direct:
-        store = open_store(f"redis://{HOST}:{server.port}")
-        make_wrong(server, name, kind)
-        if kind != "list":
-            direct.set(name, kind)
-        for call in (lambda: store.generations([tag]), lambda: store.raise_generation(tag, 1)):
-            with pytest.raises(TierRefused, match=f"delete the key {name}"):
-                call()
+    store = opened(server.url)
+    make_wrong(server, name, kind)
+    for call in (lambda: store.generations([tag]), lambda: store.raise_generation(tag, 1)):
+        with pytest.raises(TierRefused, match=f"delete the key {name}"):
+            call()
+    with redis.Redis(HOST, server.port) as direct:
         direct.delete(name)
-        assert store.raise_generation(tag, 1) == 1
-        store.close()
+    assert store.raise_generation(tag, 1) == 1

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tensord.client.vllm.encoder.pace import SOONER
-from tensord.client.vllm.encoder.scheduler import SchedulerSide
 from tests.daemon_process import PATIENCE_S, Daemon, until
 
 from ..step_bench import ROWS, Steps, answers, other_name, request, right
@@ -31,28 +30,24 @@ def test_an_engine_waits_for_a_picture_that_another_encodes(first: Steps, second
     assert second.encoded == before
 
 
-def test_an_engine_that_waits_for_one_that_gives_up_encodes_itself(shared: Daemon, first: Steps, second: Steps) -> None:
-    picture = fresh()
-    settled(first, first.add(request(picture)))
-    second.add(waiting := request(picture))
-    until(lambda: second.step() is not None and shared.store("claims_waiting"), "the other to wait")
-    first.finish(*list(first.requests.values()))
-    until(lambda: waiting.request_id in second.step(), "the other's answer")
-    assert second.encoded[-1] == f"picture-{picture}"
-
-
-def test_an_engine_that_stops_waiting_leaves_nothing_with_the_daemon(
-    shared: Daemon, first: Steps, second: Steps
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_engine_that_waits_for_one_that_gives_up_encodes_itself_or_stops_waiting_and_leaves_nothing(
+    shared: Daemon, first: Steps, second: Steps, stops: bool
 ) -> None:
     picture = fresh()
     settled(first, first.add(request(picture)))
     second.add(waiting := request(picture))
     until(lambda: second.step() is not None and shared.store("claims_waiting"), "the other to wait")
-    second.finish(waiting)
-    assert second.held == NOTHING_HELD
-    # What is granted to who waits no more is given back.
+    if stops:
+        second.finish(waiting)
+        assert second.held == NOTHING_HELD
     first.finish(*list(first.requests.values()))
-    shared.until(lambda s: s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no claim to be left")
+    if stops:
+        # What is granted to who waits no more is given back.
+        shared.until(lambda s: s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no claim to be left")
+    else:
+        until(lambda: waiting.request_id in second.step(), "the other's answer")
+        assert second.encoded[-1] == f"picture-{picture}"
 
 
 def test_waiting_ends_at_its_bound(shared: Daemon) -> None:
@@ -105,14 +100,6 @@ def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_c
 # ---- how long another engine is waited for
 
 
-def learned(engine: Steps, row_s: float | None) -> SchedulerSide:
-    """The engine takes so many seconds for each row of an encoder output, as far as it knows."""
-    side = engine.connector._scheduler
-    assert side is not None
-    side._pace.row_s = row_s
-    return side
-
-
 @pytest.fixture
 def comparing(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As outside of tests, engines do not wait for one that they take for slower."""
@@ -120,29 +107,25 @@ def comparing(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("comparing")
-def test_an_engine_that_would_encode_faster_than_the_other_does_not_wait(apart: tuple[Steps, Steps]) -> None:
+@pytest.mark.parametrize(("takes_s", "waits"), [(10.0, 3), (1.0, 0)], ids=["as long", "less"])
+def test_an_engine_waits_for_one_that_takes_as_long_and_not_if_it_would_take_less(
+    apart: tuple[Steps, Steps], takes_s: float, waits: int
+) -> None:
     first, second = apart
-    picture = fresh()
-    learned(first, 10.0 / ROWS)
-    settled(first, first.add(request(picture)))
-    learned(second, 1.0 / ROWS)
-    second.add(asked := request(picture))
-    until(lambda: asked.request_id in second.step(), "the request to be scheduled while the other has the claim")
-    assert first.held["claims"] == 1
-    assert counted(second, "overtaken") == 1 and not counted(second, "waits")
-
-
-@pytest.mark.usefixtures("comparing")
-def test_an_engine_that_would_take_as_long_as_the_other_waits(apart: tuple[Steps, Steps]) -> None:
-    first, second = apart
-    pictures = [fresh() for _ in range(3)]
-    learned(first, 10.0 / ROWS)
-    learned(second, 10.0 / ROWS)
-    for picture in pictures:
+    for engine, engine_s in ((first, 10.0), (second, takes_s)):
+        side = engine.connector._scheduler
+        assert side is not None
+        side._pace.row_s = engine_s / ROWS
+    for _ in range(3):
+        picture = fresh()
         settled(first, first.add(request(picture)))
-        second.add(request(picture))
-    until(lambda: second.step() is not None and counted(second, "waits") == 3, "three that wait")
-    assert not counted(second, "overtaken")
+        second.add(asked := request(picture))
+    if waits:
+        until(lambda: second.step() is not None and counted(second, "waits") == waits, "three that wait")
+    else:
+        until(lambda: asked.request_id in second.step(), "the request to be scheduled while the other has the claim")
+        assert first.held["claims"] == 3
+    assert (counted(second, "waits"), counted(second, "overtaken")) == (waits, 3 - waits)
 
 
 def test_an_engine_claims_what_a_step_of_it_takes_and_leaves_the_rest_to_others(shared: Daemon) -> None:

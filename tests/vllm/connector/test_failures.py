@@ -1,4 +1,5 @@
-"""Daemons that are away, rings that are full, loads that fail, and any course of events: answers stay right."""
+"""Daemons that are away, rings that are full, loads that fail, weights that change, and any course of events: answers
+stay right."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from tensord.client.link.link import Link
 from tensord.client.vllm.engine import rings, weights
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
+from ..conftest import keys
 from ..step_bench import Steps, attached, feature, item, other_name, request, right
 from .stand import connected, counted, encode, finds, fresh, nothing_left, settled
 
@@ -122,25 +124,7 @@ def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch)
         encode(one)
 
 
-def test_a_full_ring_refuses_and_ends_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.client.vllm.encoder.claims.SAVE_S", 10 * PATIENCE_S)
-    with Daemon(ring_bytes=2 * MIB) as daemon, ExitStack() as engines:
-        daemon.start()
-        client = daemon.client()
-        one = engines.enter_context(Steps(daemon.socket, capacity=1 << 20))
-        attached(one)
-        assert client.put(b"k" * 32, np.zeros(int(1.9 * MIB), np.uint8), wait=True).state == "stored"
-        pinned = client.get(b"k" * 32)
-        assert pinned is not None
-        rows = 2048
-        asked = request(feature(item(fresh(), rows), f"large-{fresh()}", rows=rows))
-        assert right([asked], one.run(asked))
-        until(lambda: one.step() is not None and one.counts.get("refused"), "the refusal")
-        nothing_left(one)
-        daemon.until(lambda status: not status["store"]["claims_held"], "the claim to be over")
-
-
-def test_a_waiting_engine_learns_at_once_that_nothing_is_stored_though_the_other_makes_no_steps(
+def test_a_full_ring_refuses_and_a_waiting_engine_learns_it_at_once_though_the_other_makes_no_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tensord.client.vllm.encoder.claims.SAVE_S", 10 * PATIENCE_S)
@@ -154,13 +138,19 @@ def test_a_waiting_engine_learns_at_once_that_nothing_is_stored_though_the_other
         pinned = client.get(b"k" * 32)
         assert pinned is not None
         large = feature(item(fresh(), rows), "large", rows=rows)
-        settled(one, one.add(request(large)))
+        settled(one, one.add(asked := request(large)))
         another.add(waiting := request(large))
         until(lambda: another.step() is not None and daemon.store("claims_waiting"), "the other to wait")
-        until(one.step, "the picture to be encoded")
+        results = until(one.step, "the picture to be encoded")
+        assert right([asked], [results[asked.request_id]])
         until(lambda: waiting.request_id in another.step(), "the other not to wait any longer")
         assert another.encoded == ["large"]
         assert not counted(another, "wait_timeouts")
+        for engine in (one, another):
+            until(lambda engine=engine: counted(engine, "refused"), "the refusal")  # type: ignore[misc]
+            engine.finish(*list(engine.requests.values()))
+            nothing_left(engine)
+        daemon.until(lambda status: not status["store"]["claims_held"], "the claims to be over")
 
 
 # ---- loads that fail
@@ -184,6 +174,36 @@ def test_a_load_that_fails_ends_its_request_and_those_that_ask_for_that_picture_
     second.manager.reset()
     finds(second, picture)
     assert counted(second, "load_failures") == 1
+
+
+# ---- after a change of weights
+
+
+def test_an_engine_whose_weights_changed_shares_nothing_and_others_go_on(
+    shared: Daemon, apart: tuple[Steps, Steps]
+) -> None:
+    first, second = apart
+    picture = encode(first)
+    # Only this engine's: a reset of its manager is heard by all engines of a process.
+    second.connector._caches_reset(weights_kept=False)
+    until(lambda: not keys(shared), "what is stored to be dropped")
+    assert [finds(second, picture), finds(second, picture)] == [False, True], "its own cache has it"
+    assert not keys(shared)
+    another = encode(first)
+    with Steps(other_name(shared.socket, 2)) as third:
+        attached(third)
+        assert finds(third, another)
+
+
+def test_what_is_stored_is_dropped_once_there_is_a_daemon_again() -> None:
+    with Daemon() as daemon, Steps(daemon.start().socket) as one:
+        attached(one)
+        picture = encode(one)
+        daemon.kill()
+        one.manager.reset()
+        assert not finds(one, picture)
+        daemon.start()
+        until(lambda: not keys(daemon), "what is stored to be dropped")
 
 
 # ---- whatever happens, in whatever order

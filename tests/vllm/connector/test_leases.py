@@ -15,7 +15,7 @@ from tests.daemon_process import MIB, Daemon
 
 from ..conftest import keys
 from ..step_bench import Steps, attached, encoded, feature, item, other_name, request, right
-from .stand import encode, finds, fresh, nothing_left, settled
+from .stand import encode, fresh, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -41,7 +41,7 @@ def test_an_entry_evicted_between_scheduler_and_worker_is_loaded_all_the_same(
     assert second.encoded == before
 
 
-def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
+def test_all_ranks_load_and_leases_are_held_until_all_are_done(shared: Daemon) -> None:
     with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
         picture = encode(one)
         attached(another)
@@ -53,29 +53,14 @@ def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
         another.finish(asked)
         another.requests[asked.request_id] = asked
         another.execute(made)
+        for cached in another.caches:
+            assert torch.equal(cached[f"picture-{picture}"], encoded(item(picture)))
         for rank, left in ((0, 1), (1, 0)):
             said = Report(loaded={rank: made.ec_connector_metadata.step})
             another.connector.update_connector_output(ECConnectorOutput(ec_connector_worker_meta=said))
             assert another.held["steps"] == left
             assert shared.status()["pins"] == left
         del another.requests[asked.request_id]
-
-
-def test_all_ranks_load_and_one_of_them_stores(shared: Daemon) -> None:
-    with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
-        picture = encode(one)
-        finds(another, picture, fresh())
-        for cached in another.caches:
-            assert torch.equal(cached[f"picture-{picture}"], encoded(item(picture)))
-        nothing_left(another)
-        assert another.counts["loads"] == 2
-        assert another.counts["saves"] == 1
-
-
-def _freed(*names: str) -> SchedulerOutput:
-    made = SchedulerOutput.make_empty()
-    made.free_encoder_mm_hashes = list(names)
-    return made
 
 
 def test_a_preempted_request_never_stores_another_request_s_picture(first: Steps) -> None:
@@ -87,7 +72,9 @@ def test_a_preempted_request_never_stores_another_request_s_picture(first: Steps
         first.connector.update_state_after_alloc(asked, 0)
         first.connector.request_finished(asked)
     assert first.connector.build_connector_meta(SchedulerOutput.make_empty()) is NOTHING
-    first.connector.build_connector_meta(_freed(name))
+    freed = SchedulerOutput.make_empty()
+    freed.free_encoder_mm_hashes = [name]
+    first.connector.build_connector_meta(freed)
 
 
 def test_a_rank_that_is_many_steps_behind_is_taken_as_done(

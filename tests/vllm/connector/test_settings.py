@@ -15,7 +15,6 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
 from tensord.client.vllm.encoder.stats import COUNTERS
-from tensord.client.vllm.encoder.step import NOTHING
 from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.errors import BadConfiguration
 from tests.daemon_process import Daemon, until
@@ -68,11 +67,7 @@ def test_a_consumer_stores_nothing_keeps_no_claim_and_waits_for_a_producer(share
         settled(consumer, asked)
         shared.until(lambda status: not status["store"]["claims_held"], "what it was granted to be given back")
         consumer.has_blocks = True
-        made = consumer.schedule()
-        assert made.ec_connector_metadata is NOTHING
-        results, reported = consumer.execute(made)
-        consumer.update(made, reported)
-        assert right([asked], [results[asked.request_id]])
+        assert right([asked], answers([consumer], asked))
         consumer.finish(asked)
         nothing_left(consumer)
         assert keys(shared) == there

@@ -12,7 +12,7 @@ import tensord
 from tests.daemon_process import Daemon
 
 from ..conftest import keys
-from ..step_bench import ROWS, Steps, encoded, feature, item, other_name, request
+from ..step_bench import ROWS, Steps, attached, encoded, feature, item, other_name, request
 from ..tiny_llava import WIDTH
 from .stand import counted, encode, finds, fresh, nothing_left, settled
 
@@ -22,9 +22,21 @@ pytestmark = pytest.mark.usefixtures("patient")
 # ---- sharing
 
 
-def test_a_picture_encoded_by_one_engine_is_not_encoded_by_another(first: Steps, second: Steps) -> None:
-    assert finds(second, encode(first))
-    assert counted(second, "hits") >= 1
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_pictures_encoded_by_one_engine_are_not_encoded_by_another(shared: Daemon, runner: str) -> None:
+    """Model Runner V2, what GPUs use by default, calls the connector in its own way. The runner itself needs a GPU."""
+    with (
+        Steps(shared.socket, ranks=2, runner=runner) as one,
+        Steps(other_name(shared.socket, 1), ranks=2, runner=runner) as another,
+    ):
+        pictures = [fresh() for _ in range(3)]
+        encode(attached(one), *pictures)
+        nothing_left(one)
+        assert finds(attached(another), *pictures)
+        nothing_left(another)
+        assert another.encoded == []
+        # One rank stores what all ranks load.
+        assert (counted(one, "saves"), counted(another, "hits"), counted(another, "loads")) == (3, 3, 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

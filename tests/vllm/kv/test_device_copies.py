@@ -14,7 +14,7 @@ import pytest
 from tensord.client.vllm.kv.copying import registered_ring, staging
 from tensord.client.vllm.kv.copying.registered_ring import REFUSALS_MAX, RegisteredRing
 from tensord.ipc.messages import control as messages
-from tensord.testing.fake_stream import FakeStream, Hold
+from tensord.testing.fake_stream import FakeStream
 
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, RING_BYTES, Daemon, until
@@ -41,11 +41,6 @@ def card() -> Accelerator:
 def stand(daemon: Daemon, card: Accelerator) -> Iterator[WorkerStand]:
     with WorkerStand(daemon, card) as stand:
         yield stand
-
-
-def up(stand: WorkerStand) -> Hold:
-    """Stops the stream for loads."""
-    return loads(stand).hold()
 
 
 def loads(stand: WorkerStand) -> FakeStream:
@@ -84,7 +79,7 @@ def from_ring(stand: WorkerStand) -> int:
     return sum(size for source, _, size in stand.card.copied if begin <= source < begin + len(view.ring))
 
 
-def test_a_store_has_what_the_step_computed_though_the_card_was_late(stand: WorkerStand, card: Accelerator) -> None:
+def test_copies_wait_for_what_the_card_was_told_before(stand: WorkerStand, card: Accelerator) -> None:
     with card.hold():
         stand.write(5)
         job = stand.store([1], [[1, 2], []])
@@ -93,7 +88,24 @@ def test_a_store_has_what_the_step_computed_though_the_card_was_late(stand: Work
     stand.finished(job)
     stand.stored(1)
     expected = stand.blocks(0, [1, 2])
-    assert np.array_equal(loaded(stand, 1), expected)
+    with card.hold():
+        # A block that an earlier step cleared for its next user is loaded after that.
+        stand.zero()
+        job = stand.load([1], [[20, 21], []])
+    stand.finished(job)
+    assert np.array_equal(stand.blocks(0, [20, 21]), expected)
+
+
+def test_pins_are_held_while_the_card_reads_the_ring(stand: WorkerStand) -> None:
+    with_chunks(stand, 1)
+    with loads(stand).hold():
+        job = stand.load([1], [[20, 21], []])
+        until(lambda: stand.worker._copier._in_flight, "the copies are queued")
+        assert stand.worker.get_finished() == []
+        assert stand.worker.report() is None
+        assert stand.daemon.status()["pins"] == 1
+    stand.finished(job)
+    assert stand.reported().done == {job: 1}
 
 
 def test_a_sleep_waits_for_copies_of_the_kv_cache_that_it_frees(stand: WorkerStand, card: Accelerator) -> None:
@@ -113,28 +125,6 @@ def test_a_sleep_waits_for_copies_of_the_kv_cache_that_it_frees(stand: WorkerSta
     settling.join()
     assert order == ["copied", "settled"]
     stand.finished(job)
-
-
-def test_a_load_comes_after_what_the_card_was_told_before(stand: WorkerStand, card: Accelerator) -> None:
-    """A block that an earlier step cleared for its next user is loaded after that."""
-    expected = with_chunks(stand, 1)
-    with card.hold():
-        stand.zero()
-        job = stand.load([1], [[20, 21], []])
-    stand.finished(job)
-    assert np.array_equal(stand.blocks(0, [20, 21]), expected)
-
-
-def test_pins_are_held_while_the_card_reads_the_ring(stand: WorkerStand) -> None:
-    with_chunks(stand, 1)
-    with up(stand):
-        job = stand.load([1], [[20, 21], []])
-        until(lambda: stand.worker._copier._in_flight, "the copies are queued")
-        assert stand.worker.get_finished() == []
-        assert stand.worker.report() is None
-        assert stand.daemon.status()["pins"] == 1
-    stand.finished(job)
-    assert stand.reported().done == {job: 1}
 
 
 def test_the_ring_is_read_without_a_buffer_where_it_is_registered(stand: WorkerStand, card: Accelerator) -> None:
@@ -233,7 +223,7 @@ def test_a_former_mapping_stays_registered_until_copies_from_it_are_complete(sta
     with_chunks(stand, 1)
     loaded(stand, 1)
     ended = threading.Event()
-    with up(stand):
+    with loads(stand).hold():
         job = stand.load([1], [[20, 21], []])
         until(lambda: stand.worker._copier._in_flight, "the copies are queued")
         stand.worker._copier.call(lambda: ring(stand).keep_only(()))
@@ -244,54 +234,33 @@ def test_a_former_mapping_stays_registered_until_copies_from_it_are_complete(sta
     assert not stand.worker.take_failed() and not ring(stand).registered_bytes
 
 
-def test_an_error_of_the_copies_fails_the_load_and_no_job(stand: WorkerStand, card: Accelerator) -> None:
-    with_chunks(stand, 1, 2)
-    card.swap_fails = True
-    job = stand.load([1, 2], [[20, 21, 22, 23], []])
-    assert stand.finished(job)[job].success, "vLLM ends the engine otherwise"
-    assert stand.worker.take_failed() == {job}
-    report = stand.reported()
-    assert (report.done, report.failed, report.damaged) == ({job: 1}, {job: {0, 1}}, set())
-    store = stand.store([3], [[1, 2], []])
-    assert stand.finished(store)[store].success
-    card.swap_fails = False
-    expected = with_chunks(stand, 4)
-    assert not stand.client.contains(key(3))
-    assert np.array_equal(loaded(stand, 4), expected)
-
-
-def test_a_card_that_fails_while_it_copies_fails_the_load_and_no_job(stand: WorkerStand, card: Accelerator) -> None:
-    with_chunks(stand, 1)
-
+@pytest.mark.parametrize("fails", ["swap", "stream", "mark", "loaded"])
+def test_a_card_that_fails_fails_the_load_and_no_job_and_the_next_one_is_right(
+    stand: WorkerStand, card: Accelerator, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    loads(stand).enqueue(broken)
-    job = stand.load([1], [[20, 21], []])
-    assert stand.finished(job)[job].success
-    assert stand.worker.take_failed() == {job}
-    assert stand.reported().failed == {job: {0}}
-
-
-def test_a_card_that_gives_no_mark_fails_the_load_and_no_job(
-    stand: WorkerStand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_chunks(stand, 1)
-
-    def broken() -> None:
-        raise RuntimeError("CUDA error: device lost")
-
-    monkeypatch.setattr(stand.copies, "mark", broken)
-    load, store = stand.load([1], [[20, 21], []]), stand.store([2], [[1, 2], []])
-    assert all(result.success for result in stand.finished(load, store).values())
+    with_chunks(stand, 1, 2)
+    with monkeypatch.context() as breaks:
+        match fails:
+            case "swap":
+                card.swap_fails = True
+            case "stream":
+                loads(stand).enqueue(broken)
+            case _:
+                breaks.setattr(stand.copies, fails, broken)
+        load, store = stand.load([1, 2], [[20, 21, 22, 23], []]), stand.store([3], [[1, 2], []])
+        results = stand.finished(load, store)
+        assert all(result.success for result in results.values()), "vLLM ends the engine otherwise"
     assert stand.worker.take_failed() == {load}
-    stand.reported()
-    monkeypatch.undo()
-    monkeypatch.setattr(stand.copies, "loaded", broken)
-    load = stand.load([1], [[20, 21], []])
-    assert stand.finished(load)[load].success
-    assert stand.worker.take_failed() == {load}
-    stand.reported()
+    report = stand.reported()
+    assert (report.done, report.failed, report.damaged) == ({load: 1}, {load: {0, 1}}, set())
+    card.swap_fails = False
+    expected = with_chunks(stand, 4)
+    if fails in ("swap", "mark"):
+        assert not stand.client.contains(key(3))
+    assert np.array_equal(loaded(stand, 4), expected)
 
 
 def test_more_chunks_than_page_locked_memory_are_stored_as_far_as_there_is_room(

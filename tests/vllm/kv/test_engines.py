@@ -13,7 +13,7 @@ import tensord
 from ...daemon_process import MIB, RING_BYTES, until
 from ..conftest import fresh
 from ..engine import Answer
-from ..tiny_families import write_tiny_gemma3
+from ..tiny_gemma3 import write_tiny_gemma3
 from ..tiny_llava import write_tiny_llava
 from .conftest import (
     BLOCK_BYTES,

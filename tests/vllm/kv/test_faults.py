@@ -59,22 +59,18 @@ def test_a_daemon_that_does_not_move_delays_no_request(kv: KVStand) -> None:
 
 
 @pytest.mark.parametrize("place", ["matched", "loading"])
-def test_a_daemon_killed_after_blocks_were_promised_changes_no_answer(kv: KVStand, place: str) -> None:
+@pytest.mark.parametrize("how", ["killed", "replaced"])
+def test_a_daemon_killed_or_replaced_after_blocks_were_promised_changes_no_answer(
+    kv: KVStand, how: str, place: str
+) -> None:
     text = fresh_text()
     right, _ = kv.store(kv.first, text=text)
     _begin_and_stop(kv.second, text, place)
-    kv.daemon.kill()
-    kv.second.go()
-    assert kv.second.result() == right
-
-
-@pytest.mark.parametrize("place", ["matched", "loading"])
-def test_a_daemon_replaced_after_blocks_were_promised_changes_no_answer(kv: KVStand, place: str) -> None:
-    text = fresh_text()
-    right, _ = kv.store(kv.first, text=text)
-    _begin_and_stop(kv.second, text, place)
-    kv.daemon.interrupt()  # takes its memory with it
-    kv.daemon.start()
+    if how == "killed":
+        kv.daemon.kill()
+    else:
+        kv.daemon.interrupt()  # takes its memory with it
+        kv.daemon.start()
     kv.second.go()
     assert kv.second.result() == right
 
@@ -172,12 +168,10 @@ def test_a_block_of_which_one_ranks_part_is_damaged_or_gone_is_computed(
             until(lambda: _goes_on(engine) and not kv.daemon.status()["pins"], "both ranks' pins end")
 
 
-@pytest.fixture
-def full_ring(client: tensord.Client, kv: KVStand) -> Iterator[None]:
-    """Another process holds entries in all of the ring, down to holes that a block does not fit in; and no engine has a
-    place from before."""
+def test_a_ring_full_of_what_others_hold_changes_no_answer(kv: KVStand, client: tensord.Client) -> None:
     namespace = tensord.Namespace(model="held", revision="1", dtype="uint8", processor="none")
     held: list[tensord.Lease | None] = []
+    # Down to holes that a block does not fit in; and no engine has a place from before.
     for size_bytes in (MIB // 2, BLOCK_BYTES // 2, BLOCK_BYTES // 2):
         noise = np.full(size_bytes, 0xA5, np.uint8)
         while (key := namespace.key("encoder", "image", len(held).to_bytes(4))) and (
@@ -185,13 +179,6 @@ def full_ring(client: tensord.Client, kv: KVStand) -> Iterator[None]:
         ):
             held.append(client.get(key))
         kv.daemon.until(lambda status: not status["store"]["lent_bytes"], "all places to be given back")
-    yield
-    held.clear()
-    client.clear()
-
-
-@pytest.mark.usefixtures("full_ring")
-def test_a_ring_full_of_what_others_hold_changes_no_answer(kv: KVStand) -> None:
     text = fresh_text()
     right = kv.plain.generate(text=text)
     assert kv.first.generate(text=text) == right
@@ -199,6 +186,8 @@ def test_a_ring_full_of_what_others_hold_changes_no_answer(kv: KVStand) -> None:
     answer, computed = asked(kv.second, text=text)
     assert answer == right
     assert computed > len(text), "there was room after all"
+    held.clear()
+    client.clear()
 
 
 @pytest.mark.parametrize("place", ["matched", "loading"])

@@ -32,9 +32,13 @@ def turn(agent: Any, **more: Any) -> dict[str, Any]:
     return {"tensord.agent": agent, **more}
 
 
-def test_blocks_belong_to_the_requests_agent_whose_turn_ends_with_the_request(kv: KVStand) -> None:
+@pytest.mark.parametrize("about", [{"params": {"tensord.agent": "planner"}}, {"session": "planner"}], ids=str)
+def test_blocks_belong_to_the_requests_agent_whose_turn_ends_with_the_request(
+    kv: KVStand, about: dict[str, Any]
+) -> None:
+    """Named by kv_transfer_params or by vLLM's session_id."""
     text = fresh_text()
-    right, keys = kv.store(kv.first, text=text, params=turn("planner"))
+    right, keys = kv.store(kv.first, text=text, **about)
     assert len(keys) >= len(text) // BLOCK_TOKENS
     assert {known(kv, key)[0] for key in keys} == {"planner"}
     described(kv, keys, TURN_ENDED)
@@ -67,12 +71,6 @@ def test_a_turn_ends_with_the_last_of_an_agents_requests_and_the_agent_with_it(k
     until(lambda: lasting in kv.first.step(), "the last of them ends")
     kv.settled(kv.first)
     described(kv, keys, FINISHED)
-
-
-def test_vllms_session_id_names_the_agent_too(kv: KVStand) -> None:
-    _, keys = kv.store(kv.first, text=fresh_text(), session="a session")
-    assert {known(kv, key)[0] for key in keys} == {"a session"}
-    described(kv, keys, TURN_ENDED)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,20 @@ def keys(of: RequestMedia, end_token: int = 64, *, block: bytes = BLOCK, ranks: 
     return Naming(NAMESPACE, ranks, of).keys(block, end_token)
 
 
-def test_a_key_is_the_same_in_every_process_that_names_the_same_block() -> None:
-    assert keys(media((3, ONE))) == keys(media((3, ONE)))
+UNNAMED = media((10, ONE), (70, None), (90, ONE))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (keys(media((3, ONE))), keys(media((3, ONE)))),
+        (keys(media((64, ONE)), 64), keys(media(), 64)),
+        (keys(UNNAMED, 64), keys(media((10, ONE)), 64)),
+    ],
+    ids=["in every process", "a medium that begins at its end", "a medium without a digest behind it"],
+)
+def test_blocks_that_are_the_same_have_one_key(one: object, other: object) -> None:
+    assert one is not None and one == other
 
 
 @pytest.mark.parametrize(
@@ -32,11 +44,13 @@ def test_a_key_is_the_same_in_every_process_that_names_the_same_block() -> None:
         keys(media((3, ANOTHER))),
         keys(media((4, ONE))),
         keys(media((3, ONE), (9, ANOTHER))),
+        keys(media((3, ONE), (63, ONE))),
         keys(media()),
         keys(media((3, ONE)), block=bytes(32) + b"\0\0\0\2"),
         keys(media((3, ONE)), ranks=2),
+        Naming(NAMESPACE.raised_to(1), 1, media((3, ONE))).keys(BLOCK, 64),
     ],
-    ids=["content", "place", "one more", "none", "group", "ranks"],
+    ids=["content", "place", "one more", "one more at its end", "none", "group", "ranks", "generation"],
 )
 def test_blocks_that_differ_in_one_thing_have_other_keys(other: object) -> None:
     assert other is not None
@@ -44,32 +58,14 @@ def test_blocks_that_differ_in_one_thing_have_other_keys(other: object) -> None:
 
 
 def test_each_ranks_part_has_a_key_of_its_own_in_the_same_namespace() -> None:
-    found = Naming(NAMESPACE, 4, media()).keys(BLOCK, 64)
+    found = Naming(NAMESPACE.raised_to(1), 4, media()).keys(BLOCK, 64)
     assert found is not None
     assert len(set(found)) == 4
-    assert {key[:8] for key in found} == {NAMESPACE.tag}
-
-
-def test_a_raised_generation_gives_other_keys() -> None:
-    raised = Naming(NAMESPACE.raised_to(1), 1, media()).keys(BLOCK, 64)
-    assert raised is not None
-    assert raised != Naming(NAMESPACE, 1, media()).keys(BLOCK, 64)
-    assert raised[0][-4:] == (1).to_bytes(4, "little")
-
-
-def test_a_medium_that_begins_at_a_blocks_end_is_not_in_its_key() -> None:
-    assert keys(media((64, ONE)), 64) == keys(media(), 64)
-    assert keys(media((63, ONE)), 64) != keys(media(), 64)
+    assert {(key[:8], key[-4:]) for key in found} == {(NAMESPACE.tag, (1).to_bytes(4, "little"))}
 
 
 def test_a_medium_without_a_digest_takes_the_key_of_the_blocks_behind_it_alone() -> None:
-    unnamed = media((10, ONE), (70, None), (90, ONE))
-    assert keys(unnamed, 64) == keys(media((10, ONE)), 64)
-    assert keys(unnamed, 96) is None
-    assert keys(unnamed, 128) is None
-
-
-def test_a_block_behind_a_medium_has_no_key_before_the_digest_is_there() -> None:
+    assert keys(UNNAMED, 96) is keys(UNNAMED, 128) is None
     waiting = RequestMedia([10])
     assert not waiting.settled
     assert waiting.reach(64) == 1

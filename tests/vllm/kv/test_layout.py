@@ -42,53 +42,50 @@ def caches(*specs: Any) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
-def test_full_attention_and_sliding_windows_are_covered(config: VllmConfig) -> None:
-    assert why_not_covered(config, caches(FULL), "0.32.1") is None
-    assert why_not_covered(config, caches(FULL, WINDOW), "0.32.0+cpu") is None
-
-
 MLA = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32)
 MAMBA = MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))
 
 
-@pytest.mark.parametrize(
-    ("said", "part", "name", "value"),
-    [
-        ("pipeline_parallel_size=2", "parallel_config", "pipeline_parallel_size", 2),
-        ("decode_context_parallel_size=2", "parallel_config", "decode_context_parallel_size", 2),
-        ("KV on the device 'xpu' is not supported", "device_config", "device_type", "xpu"),
-        ("", "device_config", "device_type", "cuda"),
-    ],
-)
-def test_devices_and_parallelism_that_were_not_tested_share_nothing(
-    config: VllmConfig, said: str, part: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("version", "specs"), [("0.32.1", (FULL,)), ("0.32.0+cpu", (FULL, WINDOW))])
+def test_full_attention_and_sliding_windows_are_covered_unless_on_an_amd_gpu(
+    config: VllmConfig, version: str, specs: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(getattr(config, part), name, value)
-    assert said in (why_not_covered(config, caches(FULL), "0.32.0") or "")
-    if value == "cuda":
-        assert why_not_covered(config, caches(FULL), "0.32.0") is None
-        monkeypatch.setattr(torch.version, "hip", "7.1")
-        assert "KV on an AMD GPU is not supported" in (why_not_covered(config, caches(FULL), "0.32.0") or "")
+    assert why_not_covered(config, caches(*specs), version) is None
+    monkeypatch.setattr(config.device_config, "device_type", "cuda")
+    assert why_not_covered(config, caches(*specs), version) is None
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert "KV on an AMD GPU is not supported" in (why_not_covered(config, caches(*specs), version) or "")
 
 
 @pytest.mark.parametrize(
-    ("version", "spec", "named"),
+    ("said", "setting", "version", "spec"),
     [
+        ("pipeline_parallel_size=2", ("parallel_config", "pipeline_parallel_size", 2), "0.32.0", FULL),
+        ("decode_context_parallel_size=2", ("parallel_config", "decode_context_parallel_size", 2), "0.32.0", FULL),
+        ("KV on the device 'xpu' is not supported", ("device_config", "device_type", "xpu"), "0.32.0", FULL),
         *(
-            (version, FULL, f"{version} is not among the tested versions, from 0.32 to before 0.33")
+            (f"{version} is not among the tested versions, from 0.32 to before 0.33", None, version, FULL)
             for version in OTHERS
         ),
-        ("0.32.0", MLA, "layers.1.*MLAAttentionSpec"),
-        ("0.32.0", MAMBA, "layers.1.*MambaSpec"),
-        ("0.32.0", replace(FULL, dtype=torch.uint8), "layers.1.*torch.uint8"),
-        ("0.32.0", replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), "layers.1.*FP8_PER_TENSOR"),
+        ("layers.1.*MLAAttentionSpec", None, "0.32.0", MLA),
+        ("layers.1.*MambaSpec", None, "0.32.0", MAMBA),
+        ("layers.1.*torch.uint8", None, "0.32.0", replace(FULL, dtype=torch.uint8)),
+        ("layers.1.*FP8_PER_TENSOR", None, "0.32.0", replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)),
     ],
 )
-def test_a_version_or_a_group_that_was_not_tested_ends_sharing_of_the_whole_model(
-    config: VllmConfig, version: str, spec: Any, named: str
+def test_what_was_not_tested_ends_sharing_of_the_whole_model(
+    config: VllmConfig,
+    said: str,
+    setting: tuple[str, str, object] | None,
+    version: str,
+    spec: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if setting is not None:
+        part, name, value = setting
+        monkeypatch.setattr(getattr(config, part), name, value)
     why = why_not_covered(config, caches(FULL, spec), version)
-    assert why is not None and re.search(named, why)
+    assert why is not None and re.search(said, why)
 
 
 @pytest.mark.parametrize(

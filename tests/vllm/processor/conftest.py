@@ -14,13 +14,7 @@ from vllm.engine.arg_utils import EngineArgs
 from tensord.client.vllm import plugin
 
 from ...daemon_process import Daemon
-from ..tiny_llava import write_tiny_llava
 from .stand import Pair
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llava(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,41 +41,38 @@ def with_id() -> Image.Image:
     return made
 
 
-def covered() -> Iterator[tuple[str, Any]]:
-    yield "a picture", a_picture()
-    yield "a picture's file", MediaWithBytes(a_picture(), b"file")
-    yield "a picture's file, converted", MediaWithBytes(a_picture(), b"file", {"image_mode": "RGB"})
-    yield "an array", np.zeros(3, np.float32)
-    yield "a number", np.asarray(1.0)
-    yield "a tensor", torch.zeros(3, dtype=torch.bfloat16)
-    yield "a video's file", MediaWithBytes(FRAMES, b"file")
-    yield "a video's file and metadata", (MediaWithBytes(FRAMES, b"file"), METADATA)
-    yield "frames and metadata", (FRAMES, METADATA)
-    yield "a chunk", {"type": "video_chunk", "video_chunk": [a_picture()], "uuid": "u-0", "prompt": "p", "video_idx": 0}
+CHUNK: Final = {"type": "video_chunk", "video_chunk": [a_picture()], "uuid": "u-0", "prompt": "p", "video_idx": 0}
+COVERED: Final[dict[str, Any]] = {
+    "a picture": a_picture(),
+    "a picture's file": MediaWithBytes(a_picture(), b"file"),
+    "a picture's file, converted": MediaWithBytes(a_picture(), b"file", {"image_mode": "RGB"}),
+    "an array": np.zeros(3, np.float32),
+    "a number": np.asarray(1.0),
+    "a tensor": torch.zeros(3, dtype=torch.bfloat16),
+    "a video's file": MediaWithBytes(FRAMES, b"file"),
+    "a video's file and metadata": (MediaWithBytes(FRAMES, b"file"), METADATA),
+    "frames and metadata": (FRAMES, METADATA),
+    "a chunk": CHUNK,
+}
+NOT_COVERED: Final[dict[str, Any]] = {
+    "a name": "a client's name",
+    "a picture with an id": with_id(),
+    "a picture's file with an id": MediaWithBytes(with_id(), b"file"),
+    "a chunk with an id": {"type": "image", "image": with_id(), "uuid": None},
+    "a transparent colour": a_picture(transparency=(1, 2, 3)),
+    "fewer frames than the file has bytes": MediaWithBytes(FRAMES, bytes(FRAMES.nbytes + 1)),
+    "a video's path": (FRAMES, PATH),
+    "objects": np.array([[object()] * 2] * 2)[:, :1],
+    "an integer that has no 64 bits": {"seed": 1 << 64},
+    "a path": Path("/pictures/of/today.png"),
+    "a class": [dict],
+}
 
 
-def not_covered() -> Iterator[tuple[str, Any]]:
-    yield "a name", "a client's name"
-    yield "a picture with an id", with_id()
-    yield "a picture's file with an id", MediaWithBytes(with_id(), b"file")
-    yield "a chunk with an id", {"type": "image", "image": with_id(), "uuid": None}
-    yield "a transparent colour", a_picture(transparency=(1, 2, 3))
-    yield "fewer frames than the file has bytes", MediaWithBytes(FRAMES, bytes(FRAMES.nbytes + 1))
-    yield "a video's path", (FRAMES, PATH)
-    yield "objects", np.array([[object()] * 2] * 2)[:, :1]
-    yield "an integer that has no 64 bits", {"seed": 1 << 64}
-    yield "a path", Path("/pictures/of/today.png")
-    yield "a class", [dict]
-
-
-@pytest.mark.parametrize("item", [pytest.param(item, id=name) for name, item in covered()])
-def test_a_hash_of_all_that_a_processor_reads_follows_from_content(item: Any) -> None:
-    assert follows_from_content(MultiModalHasher.hash_kwargs("blake3", model_id="m", image=item))
-
-
-@pytest.mark.parametrize("item", [pytest.param(item, id=name) for name, item in not_covered()])
-def test_a_hash_of_less_than_a_processor_reads_does_not(item: Any) -> None:
-    assert not follows_from_content(MultiModalHasher.hash_kwargs("blake3", model_id="m", image=item))
+@pytest.mark.parametrize("name", [*COVERED, *NOT_COVERED])
+def test_a_hash_of_all_that_a_processor_reads_follows_from_content_and_of_less_does_not(name: str) -> None:
+    item = COVERED.get(name, NOT_COVERED.get(name))
+    assert follows_from_content(MultiModalHasher.hash_kwargs("blake3", model_id="m", image=item)) == (name in COVERED)
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -106,14 +102,10 @@ def test_a_videos_metadata_that_is_not_hashed_makes_its_hash_follow_from_less_th
     assert list(map(follows_from_content, hashed("video", file))) == [True]
 
 
-def test_frames_alone_follow_from_content_and_a_clients_name_for_them_does_not() -> None:
+def test_a_clients_name_does_not_follow_from_content_though_it_is_a_hash_of_content() -> None:
     videos = VideoProcessorItems([FRAMES, FRAMES], metadata=[None, None])
-    assert list(map(follows_from_content, hashed("video", videos, [None, "a name"]))) == [True, False]
-
-
-def test_a_clients_name_that_is_a_hash_of_content_does_not_follow_from_content() -> None:
-    (content,) = hashed("video", VideoProcessorItems([FRAMES]))
-    assert follows_from_content(content)
+    content, name = hashed("video", videos, [None, "a name"])
+    assert follows_from_content(content) and not follows_from_content(name)
     other = MultiModalDataItems({"video": VideoProcessorItems([FRAMES + 1])})
     inputs = ProcessorInputs([], other, {"video": [content]})
     assert inputs.get_mm_hashes("m", "blake3") == {"video": [content]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,43 +62,32 @@ def test_frontends_and_engine_cores_of_a_host_share_and_workers_have_none(
     sender.close()
 
 
-def test_engines_on_other_hosts_get_items_as_without_tensord(installed: None, config: VllmConfig) -> None:
+def test_a_processor_cache_switched_off_in_vllm_stays_off_and_engines_on_other_hosts_have_vllms_own(
+    installed: None, config: VllmConfig
+) -> None:
+    from vllm.multimodal import cache
     from vllm.renderers import base
 
-    placed = changed(config, data_parallel_size=4, data_parallel_size_local=2)
-    assert isinstance(base.processor_cache_from_config(placed), MultiModalProcessorOnlyCache)
-
-
-def test_a_processor_cache_switched_off_in_vllm_stays_off(installed: None, config: VllmConfig) -> None:
-    from vllm.multimodal import cache
-
-    off = copy.copy(config)
-    off.model_config = copy.copy(config.model_config)
-    off.model_config.multimodal_config = copy.copy(config.model_config.multimodal_config)
+    elsewhere = changed(config, data_parallel_size=4, data_parallel_size_local=2)
+    assert isinstance(base.processor_cache_from_config(elsewhere), MultiModalProcessorOnlyCache)
+    off = copy.deepcopy(config)
     off.model_config.multimodal_config.mm_processor_cache_gb = 0
     assert cache.processor_cache_from_config(off) is None
     assert cache.engine_receiver_cache_from_config(off) is None
 
 
-@pytest.mark.parametrize("value", [None, "0", ""])
-def test_vllms_own_stays_unless_it_is_switched_on(
-    vllm_as_it_was: None, monkeypatch: pytest.MonkeyPatch, value: str | None
+@pytest.mark.parametrize("value", ["0", "", "yes"])
+def test_vllms_own_stays_unless_it_is_switched_on_and_a_switch_that_is_none_is_named(
+    vllm_as_it_was: None, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     from vllm.multimodal.cache import factories
 
     before = factories.processor_cache_from_config
-    if value is None:
-        monkeypatch.delenv(plugin.PROCESSOR_CACHE, raising=False)
-    else:
-        monkeypatch.setenv(plugin.PROCESSOR_CACHE, value)
-    plugin.register()
-    assert factories.processor_cache_from_config is before
-
-
-def test_a_switch_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plugin.PROCESSOR_CACHE, "yes")
-    with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_CACHE='yes' must be 0 or 1"):
+    monkeypatch.setenv(plugin.PROCESSOR_CACHE, value)
+    refuses = pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_CACHE='yes' must be 0 or 1")
+    with refuses if value == "yes" else nullcontext():
         plugin.register()
+    assert factories.processor_cache_from_config is before
 
 
 def a_picture(number: int) -> Image.Image:

@@ -47,27 +47,22 @@ def test_an_item_goes_once_and_then_by_reference_from_any_frontend(pair: Pair) -
     assert other.make_stats(delta=True) == (1, 1) and other.make_stats(delta=True) == (0, 0)
 
 
-def test_an_in_place_operation_of_a_model_changes_nothing_that_is_stored(pair: Pair) -> None:
+def test_an_item_comes_with_its_digest_for_any_lora_and_changes_of_it_or_a_clear_of_a_cache_change_nothing_stored(
+    pair: Pair,
+) -> None:
     hash, item = fresh(), an_item(5)
     sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
-    pair.p1.get_and_update_item(sent, hash)["pixel_values"].data.mul_(2)
-    assert pair.p1.get_and_update_item(sent, hash) == item
-
-
-def test_the_content_digest_comes_with_the_item(pair: Pair) -> None:
-    hash, item = fresh(), an_item(6)
-    sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
-    found = pair.p1.get_and_update_item(sent, hash)
-    assert getattr(found, content.DIGEST_ATTRIBUTE) == content.content_digest(item) == content.content_digest(found)
-
-
-def test_loras_share_what_the_processor_made(pair: Pair) -> None:
-    hash, item = fresh(), an_item()
-    sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
     (filled,) = pair.p1.get_and_update_features([feature(hash, sent, f"12345:{hash}")])
-    assert filled.data == item
+    found = filled.data
+    assert found is not None and found == item
+    assert getattr(found, content.DIGEST_ATTRIBUTE) == content.content_digest(item) == content.content_digest(found)
+    found["pixel_values"].data.mul_(2)
     (other,) = pair.p1.get_and_update_features([feature(hash, None, f"67890:{hash}")])
     assert other.data == item
+    pair.p0.clear_cache()
+    pair.p1.clear_cache()
+    assert pair.p0.make_stats() == (0, 0)
+    assert pair.p0.is_cached([hash]) == pair.more().is_cached([hash]) == [True]
 
 
 def cleared(daemon: Daemon) -> None:
@@ -188,19 +183,7 @@ def forged(item: MultiModalKwargsItem) -> Iterator[MultiModalKwargsItem]:
     yield MultiModalKwargsItem({"tensord_reference": item["tensord_reference"], **an_item()})
 
 
-def test_a_reference_that_is_no_whole_one_is_refused_on_both_sides(pair: Pair) -> None:
-    sent, _ = pair.p0.get_and_update_item((an_item(), UPDATES), hash := fresh())
-    assert sent is not None
-    for wrong in forged(sent):
-        with pytest.raises(ValueError, match="not a complete reference"):
-            pair.p0.validate_input_item(wrong, hash)
-        with pytest.raises(ValueError, match="not a complete reference"):
-            pair.p1.get_and_update_features([feature(hash, wrong)])
-        with pytest.raises(ValueError, match="not a complete reference"):
-            pair.p1.touch_receiver_cache_item(hash, wrong)
-
-
-def test_a_reference_to_another_item_is_refused_on_both_sides(pair: Pair) -> None:
+def test_a_reference_to_another_item_or_that_is_no_whole_one_is_refused_on_both_sides(pair: Pair) -> None:
     sent, _ = pair.p0.get_and_update_item((an_item(), UPDATES), hash := fresh())
     assert sent is not None
     pair.p0.validate_input_item(sent, hash)
@@ -209,6 +192,14 @@ def test_a_reference_to_another_item_is_refused_on_both_sides(pair: Pair) -> Non
         pair.p0.validate_input_item(sent, fresh())
     with pytest.raises(ValueError, match="not stored under that hash"):
         pair.p1.get_and_update_features([feature(fresh(), sent)])
+    for wrong in forged(sent):
+        for refuses in (
+            lambda wrong=wrong: pair.p0.validate_input_item(wrong, hash),
+            lambda wrong=wrong: pair.p1.get_and_update_features([feature(hash, wrong)]),
+            lambda wrong=wrong: pair.p1.touch_receiver_cache_item(hash, wrong),
+        ):
+            with pytest.raises(ValueError, match="not a complete reference"):
+                refuses()
 
 
 def test_a_client_s_uuid_is_private_to_its_frontend_and_ends_with_a_clear(pair: Pair) -> None:
@@ -242,12 +233,3 @@ def test_an_item_without_prompt_updates_is_for_this_frontend_alone(pair: Pair) -
     assert pair.p0.is_cached([hash]) == [True]
     assert pair.more().is_cached([hash]) == [False]
     assert list(pair.p0.get_and_update_item(None, hash)[1]) == []
-
-
-def test_clearing_keeps_what_other_engines_use(pair: Pair) -> None:
-    hash = fresh()
-    pair.p0.get_and_update_item((an_item(), UPDATES), hash)
-    pair.p0.clear_cache()
-    pair.p1.clear_cache()
-    assert pair.p0.make_stats() == (0, 0)
-    assert pair.p0.is_cached([hash]) == pair.more().is_cached([hash]) == [True]

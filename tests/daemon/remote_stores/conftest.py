@@ -1,0 +1,28 @@
+"""A redis-server, and stores that are closed when a test is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tensord.daemon.remote_stores.store import RemoteStore
+from tensord.daemon.remote_stores.urls import open_store
+
+from .redis_server import RedisServer
+
+Opened = Callable[..., RemoteStore]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """`open_store`, for the time of a test."""
+    with ExitStack() as stores:
+        yield lambda *about: stores.enter_context(closing(open_store(*about)))
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as started:
+        yield started
