@@ -92,7 +92,6 @@ class Browser:
         until(lambda: not _removed(self._folder), "the end of the processes that use the profile")
 
     def open(self, url: str = "about:blank", width: int = 1280, height: int = 1000) -> Tab:
-        """A new tab, in front."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session)
@@ -104,7 +103,6 @@ class Browser:
         return tab
 
     def call(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
-        """The result of one call of the protocol."""
         number = next(self._ids)
         order = {"id": number, "method": method, "params": parameters, **({"sessionId": session} if session else {})}
         _write(self._orders, json.dumps(order).encode() + b"\0")
@@ -156,7 +154,6 @@ class Tab:
         return told["result"].get("value")
 
     def until(self, expression: str, what: str) -> None:
-        """Evaluates the expression until it is true."""
         until(lambda: self.run(f"Boolean({expression})"), what)
 
     def size(self, width: int, height: int) -> None:

@@ -179,7 +179,6 @@ def _become(
     constants: dict[str, float],
     before: tuple[str, dict[str, object]] | None,
 ) -> None:
-    """Has this process stand where the program would begin."""
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)

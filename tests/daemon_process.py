@@ -145,7 +145,6 @@ class Daemon:
         return self._end(signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL, and waits for its end."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> Self:
@@ -154,16 +153,13 @@ class Daemon:
         return self.start()
 
     def pause(self) -> None:
-        """SIGSTOP."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """SIGSTOP, and SIGCONT at the end."""
         self.pause()
         try:
             yield
@@ -187,12 +183,10 @@ class Daemon:
 
     @property
     def command(self) -> list[str]:
-        """Its command line as a program."""
         return [*self.prefix, sys.executable, "-m", "tensord.daemon", *self.words]
 
     @property
     def words(self) -> list[str]:
-        """What its command line says of its settings."""
         given = {"instance": self.instance, "socket": self.socket, "status_socket": self.status_socket, **self.flags}
         words = []
         for name, value in given.items():
@@ -214,19 +208,15 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """All that it wrote so far."""
         return (self.folder / "log").read_text(errors="replace")
 
     def segments(self) -> list[Path]:
-        """Its shared memory's names."""
         return sorted(SHM_FOLDER.glob(f"tensord.{self.instance}.*"))
 
     def lanes(self) -> list[Path]:
-        """Its lanes' names."""
         return sorted(SHM_FOLDER.glob(f"tensord.{self.instance}.lane.*"))
 
     def descriptors(self) -> int:
-        """How many descriptors it has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def memory_bytes(self) -> int:
@@ -265,20 +255,16 @@ class Daemon:
         return body
 
     def status(self) -> dict[str, Any]:
-        """Its status as any reader of the status socket gets it."""
         return self.ask(messages.StatusQuery)
 
     def store(self, name: str) -> Any:
-        """One figure of the store's, by name."""
         return self.status()["store"][name]
 
     def client_rows(self) -> list[dict[str, Any]]:
-        """One row for each client and lane."""
         rows: list[dict[str, Any]] = self.ask(messages.ClientsQuery)["clients"]
         return rows
 
     def until(self, condition: Callable[[dict[str, Any]], Found], what: str) -> Found:
-        """Asks for its status until `condition(status)` is true."""
         return until(lambda: condition(self.status()), what)
 
     # ---- inside

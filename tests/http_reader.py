@@ -10,7 +10,6 @@ from .daemon_process import PATIENCE_S
 
 
 def connect(at: Path | int) -> socket.socket:
-    """A connection to a Unix socket, or to a port of 127.0.0.1."""
     if isinstance(at, int):
         return socket.create_connection(("127.0.0.1", at), timeout=PATIENCE_S)
     sock = socket.socket(socket.AF_UNIX)
@@ -22,7 +21,6 @@ def connect(at: Path | int) -> socket.socket:
 def asked(
     at: Path | int, path: str, method: str = "GET", host: str = "localhost", body: bytes | None = None, **headers: str
 ) -> tuple[http.client.HTTPResponse, str]:
-    """The answer to one request, and its body."""
     connection = http.client.HTTPConnection(host)
     connection.sock = connect(at)
     connection.request(method, path, body=body, headers={"Host": host, **headers})

@@ -54,7 +54,6 @@ def slots_for(at: bytes, geometry: IndexGeometry) -> list[int]:
 
 
 def memory_file(size_bytes: int, name: str = "tensord-test") -> int:
-    """A descriptor on `size_bytes` of anonymous shared memory."""
     fd = os.memfd_create(name)
     os.ftruncate(fd, size_bytes)
     return fd
@@ -127,7 +126,6 @@ class MemoryBench:
     # ---- readers
 
     def lane(self) -> Lane:
-        """A new lane, known to `pins`."""
         self._lanes += 1
         fd = lane_file(self._lanes)
         client_fd = lent(fd)
@@ -185,7 +183,6 @@ class MemoryBench:
         return self.index.read(slot.number)
 
     def find(self, at: bytes) -> Slot | None:
-        """The published slot of a key."""
         slots = map(self.index.read, slots_for(at, self.geometry))
         found = [slot for slot in slots if slot.published and slot.key == at]
         assert len(found) <= 1

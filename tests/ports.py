@@ -34,7 +34,6 @@ class Port:
         raise AssertionError("no port is free")
 
     def free(self) -> None:
-        """Gives the port to others."""
         self._claim.close()
 
     def __enter__(self) -> Self:

@@ -51,7 +51,6 @@ class Stage:
         self._pipe = pipe
 
     def tell(self, what: object) -> None:
-        """Says something to the test."""
         self._pipe.send(("told", what))
 
     def fail(self) -> None:
@@ -59,7 +58,6 @@ class Stage:
         self._pipe.send(("failed", traceback.format_exc()))
 
     def hear(self) -> Any:
-        """Waits for what the test says."""
         try:
             return self._pipe.recv()
         except EOFError:
@@ -89,7 +87,6 @@ class Child:
         return self._process.is_alive()
 
     def tell(self, what: object = None) -> None:
-        """Says something to the child."""
         self._pipe.send(what)
 
     def hear(self, patience_s: float = PATIENCE_S) -> Any:
@@ -107,11 +104,9 @@ class Child:
         return what
 
     def silent(self) -> bool:
-        """Whether it has said nothing that was not heard."""
         return not self._pipe.poll(0)
 
     def kill(self) -> None:
-        """SIGKILL, and waits for its end."""
         self._process.kill()
         self.wait()
 
@@ -121,7 +116,6 @@ class Child:
         until(lambda: _state(self.pid) in "Tt", f"process {self.pid} to stop")
 
     def resume(self) -> None:
-        """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, patience_s: float = PATIENCE_S) -> int | None:

@@ -74,16 +74,6 @@ def test_the_image_is_built_from_what_its_context_has(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "dist").iterdir()] == [".whl"]
 
 
-def test_a_container_that_waits_for_the_daemon_starts_seconds_after_it() -> None:
-    """Docker checks at --start-interval until the first success, in the time that Kubernetes gives a start too."""
-    (options,) = re.findall(r"^HEALTHCHECK (.*) CMD ", (OPS / "Dockerfile").read_text().replace("\\\n", ""), re.M)
-    given_s = {name: int(seconds) for name, seconds in re.findall(r"--([a-z-]+)=(\d+)s", options)}
-    (pod,) = (each["spec"]["template"]["spec"] for each in documents("kubernetes.yaml") if each["kind"] == "DaemonSet")
-    probe = pod["containers"][0]["startupProbe"]
-    assert 0 < given_s["start-interval"] <= 2 <= given_s["interval"]
-    assert given_s["start-period"] == probe["periodSeconds"] * probe["failureThreshold"]
-
-
 def test_dev_shm_has_room_for_the_ring_and_the_clients_and_the_container_for_dev_shm() -> None:
     compose, *_ = documents("compose.yaml")
     daemon = compose["services"]["daemon"]

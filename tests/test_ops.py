@@ -23,7 +23,7 @@ from tensord.daemon.web import metrics
 from .client.ctl import documents
 from .daemon_process import PATIENCE_S, Daemon
 from .http_reader import asked
-from .integration.test_metrics import metrics_of
+from .integration.test_page import metrics_of
 
 ROOT: Final = Path(__file__).parents[1]
 OPS: Final = ROOT / "ops"
@@ -93,20 +93,6 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
     for rule in RULES:
         assert rule["labels"]["severity"] in ("info", "warning", "critical"), rule["alert"]
         assert rule["annotations"]["summary"] and rule["annotations"]["description"], rule["alert"]
-
-
-def test_every_panel_of_the_dashboard_has_a_place_of_its_own_and_a_description() -> None:
-    taken: dict[tuple[int, int], str] = {}
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        for x in range(place["x"], place["x"] + place["w"]):
-            for y in range(place["y"], place["y"] + place["h"]):
-                assert x < 24
-                assert (x, y) not in taken, f"{panel['title']} covers {taken[x, y]}"
-                taken[x, y] = panel["title"]
-        assert panel["type"] == "row" or panel["description"]
-    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(numbers) == len(set(numbers))
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")

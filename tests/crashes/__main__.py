@@ -48,8 +48,6 @@ class Draw:
 
 
 class Report:
-    """The kills by place."""
-
     def __init__(self) -> None:
         self.kills = self.rounds = self.checked = 0
         self.last: deque[tuple[Round, tuple[str, ...]]] = deque(maxlen=4)
@@ -117,7 +115,6 @@ def run_one(turn: Round, report: Report) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.crashes", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))

@@ -83,7 +83,6 @@ class Session:
         return tuple(told.read_text().split()) if told.exists() else ()
 
     def finish(self) -> None:
-        """Releases everything, and checks that no memory stays."""
         self._held.clear()
         self._witness.clear()
         self._daemon.until(lambda s: s["store"]["used_bytes"] == s["store"]["lent_bytes"], "all memory to be free")
@@ -141,17 +140,14 @@ class _Load:
         self.client = tensord.Client(socket, timeout_s=PATIENCE_S)
         self.held: list[tuple[Name, int, Any]] = []
 
-    def get(self) -> None:
+    def get(self, verify: bool = False) -> None:
         name = self._known()
-        lease = self.client.get(name.key)
+        lease = self.client.get(name.key, verify=verify)
         assert lease is not None, f"lost: {name}"
         self._keep(name, lease)
 
     def get_verified(self) -> None:
-        name = self._known()
-        lease = self.client.get(name.key, verify=True)
-        assert lease is not None, f"lost: {name}"
-        self._keep(name, lease)
+        self.get(verify=True)
 
     def get_many(self) -> None:
         names = [self._known() for _ in range(5)]

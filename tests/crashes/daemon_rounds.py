@@ -61,8 +61,8 @@ class Session:
 
     def __enter__(self) -> Self:
         self._instance.__enter__()
-        start(self._instance)
-        load(self._instance, "commit", random.Random(0))
+        self._start()
+        self._load("commit", random.Random(0))
         self._instance.daemon.kill()
         return self
 
@@ -70,8 +70,36 @@ class Session:
         self._instance.__exit__()
 
     def play(self, turn: Round) -> tuple[str, ...]:
-        """See `play`."""
-        return play(self._instance, turn)
+        """Plays one round, which begins and ends without a daemon. The next one checks the memory of the last crash.
+
+        Returns:
+            The places at which daemons died; empty if the load did not reach the line and a kill from outside ended
+            the round.
+
+        Raises:
+            AssertionError: an entry is lost, torn or wrong, or something leaked.
+        """
+        instance, chance = self._instance, random.Random(turn.seed)
+        daemon = instance.daemon
+        told = daemon.folder / "places"
+        told.unlink(missing_ok=True)
+        lines = [turn.at]  # at which each daemon of the round dies
+        if turn.group in _OVER_MEMORY:
+            self._prepare(turn, chance)
+            lines += [chance.randint(1, turn.at) for _ in range(RECOVERIES - 1)]
+        for at in lines:
+            if turn.group == "resize":
+                instance.resize(chance)
+            daemon.before = _ARM, {"patterns": [turn.pattern], "at": at, "told": str(told)}
+            self._start()
+            if turn.group == "removal":
+                daemon.interrupt()
+                instance.forget()
+            elif daemon.running:
+                self._load(turn.group, chance)
+            daemon.kill()
+        daemon.before = None
+        return tuple(told.read_text().split()) if told.exists() else ()
 
     def finish(self) -> None:
         """Checks the memory after the last crash, and checks that all of it can be freed.
@@ -79,73 +107,32 @@ class Session:
         Raises:
             AssertionError: an entry is lost, torn or wrong, or something leaked.
         """
-        start(self._instance)
+        self._start()
         self._instance.finish()
 
+    def _prepare(self, turn: Round, chance: random.Random) -> None:
+        """Leaves memory in the middle of a load, without a daemon; for a creation, leaves no memory."""
+        self._start()
+        if turn.group == "creation":
+            self._instance.daemon.interrupt()
+            self._instance.forget()
+            return
+        self._load(turn.group, chance, settle=False)
+        self._instance.daemon.kill()
 
-def play(instance: Instance, turn: Round) -> tuple[str, ...]:
-    """Plays one round, which begins and ends without a daemon. The next `start` checks the memory of the last crash.
+    def _start(self) -> None:
+        """Starts the next daemon, and compares its entries with the model if it serves."""
+        with contextlib.suppress(Ended):
+            if self._instance.daemon.try_start():
+                self._instance.check()
 
-    Returns:
-        The places at which daemons died; empty if the load did not reach the line and a kill from outside ended the
-        round.
-
-    Raises:
-        AssertionError: an entry is lost, torn or wrong, or something leaked.
-    """
-    chance = random.Random(turn.seed)
-    told = instance.daemon.folder / "places"
-    told.unlink(missing_ok=True)
-    daemon = instance.daemon
-    if turn.group in _OVER_MEMORY:
-        _prepare(instance, turn, chance)
-    for at in _lines(turn, chance):
-        if turn.group == "resize":
-            instance.resize(chance)
-        daemon.before = _ARM, {"patterns": [turn.pattern], "at": at, "told": str(told)}
-        start(instance)
-        if turn.group == "removal":
-            daemon.interrupt()
-            instance.forget()
-        elif daemon.running:
-            load(instance, turn.group, chance)
-        daemon.kill()
-    daemon.before = None
-    return tuple(told.read_text().split()) if told.exists() else ()
-
-
-def _lines(turn: Round, chance: random.Random) -> list[int]:
-    """The line at which each daemon of the round dies."""
-    if turn.group not in _OVER_MEMORY:
-        return [turn.at]
-    return [turn.at, *(chance.randint(1, turn.at) for _ in range(RECOVERIES - 1))]
-
-
-def _prepare(instance: Instance, turn: Round, chance: random.Random) -> None:
-    """Leaves memory in the middle of a load, without a daemon; for a creation, leaves no memory."""
-    start(instance)
-    if turn.group == "creation":
-        instance.daemon.interrupt()
-        instance.forget()
-        return
-    load(instance, turn.group, chance, settle=False)
-    instance.daemon.kill()
-
-
-def start(instance: Instance) -> None:
-    """Starts the next daemon, and compares its entries with the model if it serves."""
-    with contextlib.suppress(Ended):
-        if instance.daemon.try_start():
-            instance.check()
-
-
-def load(instance: Instance, group: str, chance: random.Random, *, settle: bool = True) -> None:
-    """Makes CALLS calls, or fewer if the daemon ends; with `settle`, waits for their answers."""
-    calls = _SMALL if instance.small else (*_MIXED, *_OFTEN.get(group, ()) * 4)
-    if group == "pages":
-        calls = (*_SMALL, *(Instance.limit,) * 2)
-    with contextlib.suppress(Ended):
-        for _ in range(CALLS):
-            chance.choice(calls)(instance, chance)
-        if settle:
-            instance.settle()
+    def _load(self, group: str, chance: random.Random, *, settle: bool = True) -> None:
+        """Makes CALLS calls, or fewer if the daemon ends; with `settle`, waits for their answers."""
+        calls = _SMALL if self._instance.small else (*_MIXED, *_OFTEN.get(group, ()) * 4)
+        if group == "pages":
+            calls = (*_SMALL, *(Instance.limit,) * 2)
+        with contextlib.suppress(Ended):
+            for _ in range(CALLS):
+                chance.choice(calls)(self._instance, chance)
+            if settle:
+                self._instance.settle()

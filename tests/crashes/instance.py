@@ -1,7 +1,7 @@
 """A daemon, clients that load it, and the model that says which entries are possible after each crash.
 
 Owns: the daemon, its clients, puts in flight, the views that are held across crashes, and the model. Does not own: the
-time of a crash (rounds.py).
+time of a crash (daemon_rounds.py).
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ class Instance:
         self.daemon.flags["ring_bytes"] = chance.choice((self._largest_bytes, self._largest_bytes, SMALLER_RING_BYTES))
 
     def clear(self, chance: random.Random) -> None:
-        """Clears a namespace's entries of all generations."""
         self.settle()
         family = chance.randrange(len(self.model.generations))
         with self._answered(self.model.family(family)):
@@ -284,7 +283,6 @@ class Instance:
         self._await(lambda: not self._fault_of_index(), "all scans", lambda: f"leaked: {self._fault_of_index()}")
 
     def finish(self) -> None:
-        """Releases everything, and checks that no memory stays."""
         self.held.clear()
         self._tensors.close()
         while self._others:

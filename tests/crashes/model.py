@@ -65,13 +65,11 @@ def words_of(name: Name, version: int) -> Words:
 
 
 def tree_of(name: Name, version: int) -> Any:
-    """One array, or a tree that holds one."""
     words = words_of(name, version)
     return words if name.number % 2 else {"number": name.number, "words": words}
 
 
 def array_of(name: Name, tree: Any) -> Words:
-    """The array of a payload."""
     array: Words = tree if name.number % 2 else tree["words"]
     return array
 
@@ -194,7 +192,6 @@ class Model:
             del self._history[name]
 
     def _note(self, name: Name, event: str) -> None:
-        """Records an event of a name for the message of a failure."""
         self._history.setdefault(name, deque(maxlen=_HISTORY)).append(event)
 
     def _is_past(self, name: Name) -> bool:

@@ -200,7 +200,6 @@ class Round:
 
 
 def points_of(groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """`group/pattern` of each."""
     return [f"{group}/{pattern}" for group, patterns in groups.items() for pattern in patterns]
 
 

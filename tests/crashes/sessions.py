@@ -17,7 +17,6 @@ AnySession = daemon_rounds.Session | client_rounds.Session
 
 
 def session(kind: str) -> AnySession:
-    """A new instance for rounds of that kind."""
     if kind == "client":
         return client_rounds.Session()
     return daemon_rounds.Session(small=kind == "small")

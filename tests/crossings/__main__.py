@@ -17,7 +17,7 @@ from ..client.device.card import card_folder
 from ..ended_cleanly import end_cleanly
 from .cell import Cells
 from .disturbances import BY_NAME as DISTURBANCES
-from .table import CELLS, name_of
+from .states import CELLS, name_of
 
 # About the time that the daemon takes for a pending call.
 JITTER_S = 0.01
@@ -37,7 +37,7 @@ def main() -> int:
     if not chosen:
         parser.error(
             f"no cell's name contains {asked.only!r}; names are such as {name_of(*CELLS[0])!r} and "
-            f"{name_of(*CELLS[-1])!r}, and all of them follow from tests/crossings/table.py"
+            f"{name_of(*CELLS[-1])!r}, and all of them follow from tests/crossings/states.py"
         )
     print(f"{asked.rounds} rounds of {len(chosen)} cells, seed {asked.seed}", flush=True)
     failed, began = 0, time.monotonic()

@@ -71,7 +71,6 @@ class Cells:
             self.end()
 
     def end(self) -> None:
-        """Ends the daemon."""
         if self._daemon is not None:
             self._daemon.__exit__()
             self._daemon = None
@@ -98,8 +97,6 @@ def _daemon(cards: Path) -> Daemon:
 
 
 class Cell:
-    """Runs once."""
-
     def __init__(
         self, daemon: Daemon, cards: Path, state: str, disturbances: Sequence[str], seed: str, jitter_s: float
     ) -> None:
@@ -179,26 +176,22 @@ class Cell:
     # ---- for disturbances
 
     def tell(self, method: str, *arguments: object) -> Any:
-        """Calls a method of the party, and returns its answer."""
         self.jitter()
         assert self._party is not None
         self._party.tell((method, arguments))
         return self._party.hear(2 * PATIENCE_S)
 
     def stop(self) -> None:
-        """SIGSTOP."""
         self.daemon.pause()
         self._stopped = True
 
     def resume(self) -> None:
-        """Sends SIGCONT if the daemon is stopped."""
         if self._stopped:
             self._stopped = False
             if self.daemon.running:
                 self.daemon.resume()
 
     def restart(self, *, kill: bool = False) -> None:
-        """Ends the daemon and starts another."""
         if kill:
             self.daemon.kill()
         else:
@@ -206,7 +199,6 @@ class Cell:
         self.started()
 
     def started(self) -> None:
-        """Starts another daemon."""
         self._stopped = False
         self.daemon.start()
 
@@ -317,7 +309,6 @@ class Cell:
                 expect(lease.tree, key, "another client's get of its own entry")
 
     def segments(self) -> set[Path]:
-        """The shared memory without lanes and without the policy's history of a stopped daemon."""
         return {
             segment
             for segment in self.daemon.segments()

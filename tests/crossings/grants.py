@@ -47,7 +47,6 @@ class Granted(Putting):
         mock.patch.object(Packed, "write", write_slowly).start()
 
     def write_half(self) -> None:
-        """Begins the put, and returns during the copy."""
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         until(lambda: self.reached.is_set() or self.raised, "the copy to begin")

@@ -17,8 +17,6 @@ BLOCK_TOKENS = 16
 
 
 class Viewed(State):
-    """Views, by the names of their entries."""
-
     def __init__(self, party: Any) -> None:
         super().__init__(party)
         self.views: dict[str, Any] = {}
@@ -38,22 +36,22 @@ class Lease(Viewed):
         self.views["kept"] = self.party.got("kept").tree
 
 
-class ViewOfClosed(Viewed):
+class ViewOfClosed(Lease):
     name = "view whose client is closed"
 
     def enter(self) -> None:
-        self.views["kept"] = self.party.got("kept").tree
-        self.party.client.close()
-        self.party.client = self.party.connect()
+        super().enter()
+        self.party.close_client()
+        self.party.attached()
 
 
-class ViewOfCollected(Viewed):
+class ViewOfCollected(Lease):
     name = "view whose client is collected"
 
     def enter(self) -> None:
-        self.views["kept"] = self.party.got("kept").tree
+        super().enter()
         self.party.collect_client()
-        self.party.client = self.party.connect()
+        self.party.attached()
 
 
 class Batch(Viewed):

@@ -49,7 +49,6 @@ class Place:
 
 
 def answered(client: tensord.Client, key: bytes) -> None:
-    """Waits until the daemon answers a client that asks for a key."""
 
     def answers() -> bool:
         try:
@@ -103,7 +102,6 @@ class Party:
         return tensord.Client(self.place.socket, timeout_s=self.place.timeout_s)
 
     def got(self, name: str, client: tensord.Client | None = None) -> tensord.Lease:
-        """A lease of an entry that must be cached."""
         lease = (client or self.client).get(self.key(name))
         assert lease is not None, f"{name!r} is missing"
         return lease
@@ -128,7 +126,6 @@ class Party:
         until(has_place, "a place ahead of need")
 
     def answered(self, client: tensord.Client) -> None:
-        """Waits until the daemon answers this client."""
         answered(client, self.key("kept"))
 
     def jitter(self) -> None:
@@ -182,7 +179,6 @@ class Party:
         gc.collect()
 
     def read(self, client: tensord.Client, *names: str) -> None:
-        """Checks that each name is a miss, or has its own bytes."""
         for name in names:
             lease = client.get(self.key(name))
             if lease is not None:
@@ -191,7 +187,6 @@ class Party:
     # ---- disturbances from within the process
 
     def cut(self) -> None:
-        """Breaks the connection."""
         channel = self.client.link.attachment.channel if self.client is not None else None
         if channel is not None:
             with suppress(OSError):
@@ -214,7 +209,6 @@ class Party:
         gc.collect()
 
     def attached(self) -> None:
-        """Attached again."""
         if self.client is None:
             self.client = self.connect()
         self.answered(self.client)
@@ -227,7 +221,6 @@ class Party:
             self.taken.append(("beside", lease.tree))
 
     def look(self) -> None:
-        """Checks every byte that the party holds now."""
         self.state.check()
 
     def fork(self, child: str) -> None:
@@ -236,13 +229,37 @@ class Party:
         pid = os.fork()
         if not pid:
             ours.close()
-            _Child(self, theirs).run(child)
+            self._run_as_child(theirs, serves=child == "uses")
         theirs.close()
         forked = _Forked(pid, ours)
         if child == "exits":
             forked.end()
         else:
             self.forked = forked
+
+    def _run_as_child(self, pipe: Connection, *, serves: bool) -> None:
+        """Never returns."""
+        try:
+            while serves and (what := pipe.recv()) != "end":
+                pipe.send(("told", getattr(self, what)()))
+            self.leave()
+        except EOFError:
+            pass
+        except BaseException:
+            pipe.send(("failed", traceback.format_exc()))
+            os._exit(1)
+        os._exit(0)
+
+    def use_as_child(self) -> dict[str, str]:
+        """The child uses its inherited views, and a client. Returns the outcomes of its puts."""
+        self.state.in_child()
+        self.outcomes = {}
+        if self.client is None:
+            self.client = self.connect()
+        self.answered(self.client)
+        for number in range(3):
+            self.put(f"child-{number}", NEXT_BYTES)
+        return {name: put.wait(PATIENCE_S).state for name, put in self.outcomes.items()}
 
     def fork_in_thread(self) -> None:
         thread = threading.Thread(target=self.fork, args=("exits",))
@@ -277,9 +294,8 @@ class Party:
         thread.join(PATIENCE_S)
 
     def forked_uses(self) -> dict[str, str]:
-        """Makes the child use its inherited views, and a client. Returns the outcomes of its puts."""
         assert self.forked is not None
-        outcomes: dict[str, str] = self.forked.ask("use")
+        outcomes: dict[str, str] = self.forked.ask("use_as_child")
         return outcomes
 
     def forked_check(self) -> None:
@@ -294,8 +310,6 @@ class Party:
 
 
 class _Forked:
-    """The parent's side of a forked process."""
-
     def __init__(self, pid: int, pipe: Connection) -> None:
         self.pid = pid
         self.pipe = pipe
@@ -311,7 +325,6 @@ class _Forked:
         return answer
 
     def end(self) -> None:
-        """Waits for the end of the process."""
         fd = os.pidfd_open(self.pid)
         try:
             assert select.select([fd], [], [], PATIENCE_S)[0], "the forked process does not end"
@@ -322,43 +335,3 @@ class _Forked:
         with suppress(EOFError):
             text = self.pipe.recv()[1]
         assert not status, f"the forked process ended with {os.waitstatus_to_exitcode(status)}\n{text}"
-
-
-class _Child:
-    """The forked process."""
-
-    def __init__(self, party: Party, pipe: Connection) -> None:
-        self.party = party
-        self.pipe = pipe
-
-    def run(self, child: str) -> None:
-        """Never returns."""
-        try:
-            if child == "uses":
-                self.serve()
-            self.party.leave()
-        except EOFError:
-            pass
-        except BaseException:
-            self.pipe.send(("failed", traceback.format_exc()))
-            os._exit(1)
-        os._exit(0)
-
-    def serve(self) -> None:
-        while (what := self.pipe.recv()) != "end":
-            answer = getattr(self, what)()
-            self.pipe.send(("told", answer))
-
-    def use(self) -> dict[str, str]:
-        party = self.party
-        party.state.in_child()
-        party.outcomes = {}
-        if party.client is None:
-            party.client = party.connect()
-        party.answered(party.client)
-        for number in range(3):
-            party.put(f"child-{number}", NEXT_BYTES)
-        return {name: put.wait(PATIENCE_S).state for name, put in party.outcomes.items()}
-
-    def check(self) -> None:
-        self.party.check()

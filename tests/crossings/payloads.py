@@ -18,14 +18,12 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
 def namespace(revision: str, generation: int = 0) -> tensord.Namespace:
-    """The namespace of one cell's entries."""
     return tensord.Namespace(
         model="crossing", revision=revision, dtype="uint64", processor="none", generation=generation
     )
 
 
 def key_of(of: tensord.Namespace, name: str) -> bytes:
-    """The key of the entry called `name`."""
     return of.key("crossing", "text", name.encode())
 
 
@@ -39,24 +37,12 @@ def words(key: bytes, size_bytes: int = ENTRY_BYTES, weights: int = 0) -> Words:
     return flat.reshape(-1, ROW)
 
 
-def wrong(tree: Any, key: bytes, weights: int = 0) -> str:
-    """The first wrong word of a payload of `key`; empty if all words are right."""
-    for leaf in leaves(tree):
-        expected = words(key, leaf.nbytes, weights).reshape(-1)
-        differs = np.flatnonzero(leaf.reshape(-1) != expected)
-        if len(differs):
-            at = int(differs[0])
-            return (
-                f"{len(differs)} of {len(expected)} words are wrong; word {at} is {int(leaf.reshape(-1)[at]):#x}, "
-                f"expected {int(expected[at]):#x}"
-            )
-    return ""
-
-
 def expect(tree: Any, key: bytes, what: str, weights: int = 0) -> None:
-    """Asserts that every word of a payload is right."""
-    fault = wrong(tree, key, weights)
-    assert not fault, f"{what}: {fault}"
+    for leaf in leaves(tree):
+        found, expected = leaf.reshape(-1), words(key, leaf.nbytes, weights).reshape(-1)
+        wrong = np.flatnonzero(found != expected)
+        first = [f"{at}: {int(found[at]):#x}, expected {int(expected[at]):#x}" for at in wrong[:1]]
+        assert not len(wrong), f"{what}: {len(wrong)} of {len(expected)} words are wrong, the first at {first}"
 
 
 def leaves(tree: Any) -> Iterator[Words]:

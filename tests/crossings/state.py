@@ -32,7 +32,6 @@ class State:
         """Prepares `enter`. The daemon serves."""
 
     def enter(self) -> None:
-        """Begins to hold."""
         raise NotImplementedError  # each class has its own
 
     def settle(self) -> None:

@@ -1,5 +1,4 @@
-"""Every state with a fifth of the disturbances, which `make crossings` crosses with all. cell.py has the checks of a
-cell, table.py the pairs without a cell."""
+"""Every state with a fifth of the disturbances, which `make crossings` crosses with all. cell.py has the checks."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from ..client.device.card import card_folder
 from .cell import Cells
 from .disturbances import BY_NAME as DISTURBANCES
 from .states import BY_NAME as STATES
-from .table import CELLS, name_of
+from .states import CELLS, name_of
 
 STEP = 5
 PROMISED = {

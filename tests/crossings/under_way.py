@@ -97,8 +97,6 @@ class WaitingPut(Putting):
 
 
 class ManyPuts(Putting):
-    """Payloads whose records are written together."""
-
     returns = False
 
     name = "put_many under way"
@@ -252,7 +250,6 @@ class SequencePut(State):
         self.matched()
 
     def matched(self) -> None:
-        """Checks every cached block of the sequence."""
         match = self.cache.match(tokens_of(self.count), timeout_s=self.party.patience_s)
         if match is not None:
             right_layer(match)

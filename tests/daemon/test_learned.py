@@ -29,6 +29,10 @@ def memory() -> Iterator[Any]:
         segments.remove(each)
 
 
+def kept(of: Any) -> Path:
+    return segments.SHM_FOLDER / segments.segment_name(of.instance, "learned").lstrip("/")
+
+
 def test_the_history_is_found_by_the_next_daemon_with_the_same_ring_and_policy(memory: Any) -> None:
     assert learned.read(memory, "lru") is None
     # A daemon that was killed while it wrote leaves this.
@@ -44,7 +48,7 @@ def test_the_history_is_found_by_the_next_daemon_with_the_same_ring_and_policy(m
 
 def test_every_damaged_or_shortened_byte_makes_it_ignored(memory: Any) -> None:
     learned.save(memory, "lru", [b"learned", b""])
-    path = segments.SHM_FOLDER / segments.segment_name(memory.instance, "learned").lstrip("/")
+    path = kept(memory)
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at])
@@ -58,7 +62,7 @@ def test_every_damaged_or_shortened_byte_makes_it_ignored(memory: Any) -> None:
 
 def test_a_file_of_another_mode_or_kind_is_ignored(memory: Any) -> None:
     learned.save(memory, "lru", [b"learned", b""])
-    path = segments.SHM_FOLDER / segments.segment_name(memory.instance, "learned").lstrip("/")
+    path = kept(memory)
     path.chmod(0o666)
     assert learned.read(memory, "lru") is None
     path.unlink()
@@ -100,10 +104,6 @@ def read_one_outlives_the_next(daemon: Daemon) -> None:
     assert not client.contains(KEYS[1])
 
 
-def kept(daemon: Daemon) -> Path:
-    return segments.SHM_FOLDER / segments.segment_name(daemon.instance, "learned").lstrip("/")
-
-
 def wait_for_another(file: Path) -> None:
     """Each save makes a new file."""
 
@@ -126,6 +126,9 @@ def test_reads_before_a_restart_count_after_it(policy: str) -> None:
         filled_and_read(daemon)
         daemon.restart()
         read_one_outlives_the_next(daemon)
+        assert kept(daemon).exists()
+        daemon.interrupt()
+        assert not kept(daemon).exists(), "it goes with the memory"
 
 
 def test_reads_some_time_before_a_kill_count_after_it() -> None:
@@ -139,13 +142,3 @@ def test_reads_some_time_before_a_kill_count_after_it() -> None:
         daemon.kill()
         daemon.start()
         read_one_outlives_the_next(daemon)
-
-
-def test_nothing_is_left_of_it_when_the_memory_goes() -> None:
-    with small("lru") as daemon:
-        daemon.start()
-        filled_and_read(daemon)
-        daemon.restart()
-        assert kept(daemon).exists()
-        daemon.interrupt()
-        assert not kept(daemon).exists()

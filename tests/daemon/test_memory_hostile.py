@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,36 +80,34 @@ def as_root() -> None:
         pytest.skip("needs root, to give files to another user")
 
 
-def test_each_lane_is_scanned_whatever_its_client_wrote_into_its_header(small: Daemon) -> None:
-    reader = small.client()
+def outlives(daemon: Daemon, damage: Callable[[int], object]) -> None:
+    """A view outlives the daemon, and its successor finds the pin, whatever `damage` does, which gets its lane's id."""
+    reader = daemon.client()
     reader.put(key(1), payload(1), wait=True)
     lease = reader.get(key(1))
     assert lease is not None
-    (row,) = (row for row in small.client_rows() if row["pins"])
+    (row,) = (row for row in daemon.client_rows() if row["pins"])
+    daemon.kill()
+    reader.close()  # it is not there to attach again
+    damage(row["lane"])
+    daemon.start()
+    overwrite(daemon)
+    assert is_payload(lease.tree, 1)
+
+
+def test_each_lane_is_scanned_whatever_its_client_wrote_into_its_header(small: Daemon) -> None:
     with RawClient(small.socket) as hostile:
-        os.pwrite(hostile.fds[2], struct.pack("Q", row["lane"]), LANE_ID_AT)
-        small.kill()
-        # The view lives on, and its client is not there to attach again.
-        reader.close()
-        small.start()
-        overwrite(small)
-        assert is_payload(lease.tree, 1)
+        outlives(small, lambda lane: os.pwrite(hostile.fds[2], struct.pack("Q", lane), LANE_ID_AT))
 
 
 @pytest.mark.parametrize("header", [bytes(4096), b"\xff" * 4096])
 def test_pins_in_a_lane_with_a_foreign_header_count(small: Daemon, header: bytes) -> None:
-    reader = small.client()
-    reader.put(key(1), payload(1), wait=True)
-    lease = reader.get(key(1))
-    assert lease is not None
-    (lane,) = small.lanes()
-    small.kill()
-    reader.close()
-    with lane.open("r+b") as memory:
-        memory.write(header)
-    small.start()
-    overwrite(small)
-    assert is_payload(lease.tree, 1)
+    def damage(lane: int) -> None:
+        (path,) = small.lanes()
+        with path.open("r+b") as memory:
+            memory.write(header)
+
+    outlives(small, damage)
 
 
 def test_which_fence_reaches_a_lane_is_never_read_from_the_lanes_memory(daemon: Daemon) -> None:
@@ -222,15 +220,13 @@ def test_lanes_of_a_ring_that_is_gone_are_not_taken_for_those_of_a_new_one(daemo
 
 
 def test_a_daemon_that_could_not_start_leaves_nothing() -> None:
-    daemon = Daemon(ring_bytes="15TiB")
-    with daemon:
+    with Daemon(ring_bytes="15TiB") as daemon:
         assert "NotEnoughMemory" in daemon.refused()
         assert daemon.segments() == []
 
 
 def test_without_membarrier_a_daemon_says_what_is_missing_and_does_not_serve() -> None:
-    daemon = Daemon()
-    with daemon:
+    with Daemon() as daemon:
         daemon.prefix = [sys.executable, "-c", WITHOUT_MEMBARRIER]
         told = daemon.refused()
         assert "NoFence" in told
@@ -239,8 +235,7 @@ def test_without_membarrier_a_daemon_says_what_is_missing_and_does_not_serve() -
 
 
 def test_a_client_that_no_fence_reaches_is_refused_and_the_others_are_served() -> None:
-    daemon = Daemon(ring_bytes=RING_BYTES, policy="lru")
-    with daemon:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as daemon:
         daemon.prefix = [sys.executable, "-c", WITHOUT_SLOW_FENCE]
         daemon.start()
         with pytest.raises(NoFence, match=r"membarrier\(2\) with GLOBAL is refused"):

@@ -34,6 +34,9 @@ SHOWN: dict[str, dict[str, float]] = {
     "uptime_seconds": {"": 5025.5},
     "evictions_total": {"reason=ttl": 60},
     "puts_total": {"outcome=existed": 20},
+    "gauge_source": {f"gauge={OTHER} tier=device source=file": 1},
+    "gauge_used_bytes": {f"gauge={CARD} tier=device": 70 << 30},
+    "threshold_ratio": {"mode=critical": 0.92},
     "device_entries_bytes": {f"device={CARD}": 6 << 30},
     "device_offloaded_total": {"": 120},
     "device_refused_total": {"code=UnderPressure": 6},
@@ -79,18 +82,12 @@ def test_hits_by_tier_and_misses_are_all_the_queries() -> None:
     assert at(samples, "tensord_queries_total") == sum(by_tier.values())
 
 
-def test_a_gauge_is_in_one_mode() -> None:
+def test_a_gauge_is_in_one_mode_and_faults_of_a_tier_are_shown() -> None:
     samples = told(documents.status())
     for name, tier, mode in (("host", "host", "relaxed"), (CARD, "device", "pressure"), (OTHER, "device", "emergency")):
         modes = {each: at(samples, "tensord_mode", gauge=name, tier=tier, mode=each.value) for each in Mode}
         assert modes == {each: float(each == mode) for each in Mode}
-    assert at(samples, "tensord_gauge_source", gauge=OTHER, tier="device", source="file") == 1
     assert at(samples, "tensord_gauge_refuses", gauge=OTHER, tier="device") == 1
-    assert at(samples, "tensord_gauge_used_bytes", gauge=CARD, tier="device") == 70 << 30
-    assert at(samples, "tensord_threshold_ratio", mode="critical") == 0.92
-
-
-def test_a_fault_of_a_tier_is_shown() -> None:
     governor = documents.governor(
         gauges=[documents.gauge(CARD, 1, 2, "normal", stale=True)],
         devices=[documents.device(CARD, stuck="it lowered nothing"), documents.device(OTHER)],
@@ -98,26 +95,19 @@ def test_a_fault_of_a_tier_is_shown() -> None:
     )
     samples = told(documents.status(governor=governor))
     assert at(samples, "tensord_gauge_stale", gauge=CARD, tier="device") == 1
-    assert at(samples, "tensord_device_stuck", device=CARD) == 1
-    assert at(samples, "tensord_device_stuck", device=OTHER) == 0
-    assert at(samples, "tensord_device_owners_unresponsive", device=CARD) == 1
-    assert at(samples, "tensord_device_owners_unresponsive", device=OTHER) == 0
+    for name in ("stuck", "owners_unresponsive"):
+        assert [at(samples, f"tensord_device_{name}", device=device) for device in (CARD, OTHER)] == [1, 0]
 
 
-def test_names_cannot_break_out_of_their_label() -> None:
-    name = 'a"} 1\nb{x="\\'
-    governor = documents.governor(gauges=[documents.gauge(name, 1, 2, "normal")])
-    samples = told(documents.status(instance=name, governor=governor))
-    assert at(samples, "tensord_gauge_used_bytes", gauge=name, tier="device") == 1
-    assert at(samples, "tensord_info", version="0.1.0", instance=name, protocol="1") == 1
-
-
-def test_a_name_has_no_character_that_a_terminal_obeys() -> None:
-    governor = documents.governor(gauges=[documents.gauge("card\x1b[2J\x00\u202e\r", 1, 2, "normal")])
-    status = documents.status(governor=governor)
-    assert metrics.text(status)[0].decode().replace("\n", "").isprintable()
-    shown = r"card\x1b[2J\x00\u202e\r"
-    assert at(told(status), "tensord_gauge_used_bytes", gauge=shown, tier="device") == 1
+def test_names_cannot_break_out_of_their_label_and_have_no_character_that_a_terminal_obeys() -> None:
+    names = {'a"} 1\nb{x="\\': 'a"} 1\nb{x="\\', "card\x1b[2J\x00\u202e\r": r"card\x1b[2J\x00\u202e\r"}
+    for name, shown in names.items():
+        status = documents.status(
+            instance=name, governor=documents.governor(gauges=[documents.gauge(name, 1, 2, "normal")])
+        )
+        assert metrics.text(status)[0].decode().replace("\n", "").isprintable()
+        assert at(told(status), "tensord_gauge_used_bytes", gauge=shown, tier="device") == 1
+        assert at(told(status), "tensord_info", version="0.1.0", instance=shown, protocol="1") == 1
 
 
 def test_names_follow_the_conventions() -> None:

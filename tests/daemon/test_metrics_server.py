@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import http.client
 import socket
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -98,7 +96,6 @@ class Serving:
         return asked(self.port if tcp else self.path, path, method, **more)
 
     def say(self, said: bytes) -> bytes:
-        """What comes back until the server closes."""
         with self.connect() as sock:
             sock.sendall(said)
             return b"".join(iter(lambda: sock.recv(65536), b""))
@@ -176,28 +173,30 @@ def test_figures_that_cannot_be_had_are_an_error_of_the_server_s(serving: Servin
     assert serving.ask()[0].status == 200
 
 
-def test_a_daemon_without_problems_is_healthy_and_ready(serving: Serving) -> None:
-    for path, body in (("/healthz", "ok\n"), ("/readyz", "ready\n"), ("/healthz?verbose", "ok\n")):
-        response, text = serving.ask(path=path)
-        assert (response.status, text) == (200, body)
-    response, text = serving.ask("HEAD", "/healthz")
-    assert (response.status, text) == (200, "")
+PROBLEMS = ["the card is gone", "the ring is small"]
+SILENT = f"the daemon did not answer within {ANSWER_S_MAX} s"
 
 
-def test_a_daemon_with_a_problem_is_alive_and_not_ready(serving: Serving) -> None:
-    serving.health = {"healthy": False, "problems": ["the card is gone", "the ring is small"]}
-    response, text = serving.ask(path="/healthz")
-    assert (response.status, text) == (200, "ok\nthe card is gone\nthe ring is small\n")
-    response, text = serving.ask(path="/readyz")
-    assert (response.status, text) == (503, "the card is gone\nthe ring is small\n")
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_a_daemon_that_does_not_answer_itself_is_neither_alive_nor_ready(serving: Serving, path: str) -> None:
-    serving.health = None
-    response, text = serving.ask(path=path)
-    assert response.status == 503
-    assert f"did not answer within {ANSWER_S_MAX} s" in text
+@pytest.mark.parametrize(
+    ("health", "method", "path", "status", "says"),
+    [
+        ([], "GET", "/healthz", 200, "ok\n"),
+        ([], "GET", "/healthz?verbose", 200, "ok\n"),
+        ([], "GET", "/readyz", 200, "ready\n"),
+        ([], "HEAD", "/healthz", 200, ""),
+        (PROBLEMS, "GET", "/healthz", 200, "ok\nthe card is gone\nthe ring is small\n"),
+        (PROBLEMS, "GET", "/readyz", 503, "the card is gone\nthe ring is small\n"),
+        (None, "GET", "/healthz", 503, SILENT),
+        (None, "GET", "/readyz", 503, SILENT),
+    ],
+)
+def test_a_daemon_that_answers_is_alive_and_one_without_problems_is_ready(
+    serving: Serving, health: list[str] | None, method: str, path: str, status: int, says: str
+) -> None:
+    serving.health = None if health is None else {"healthy": not health, "problems": health}
+    response, text = serving.ask(method, path)
+    assert response.status == status
+    assert says in text if health is None else text == says
 
 
 def test_cancelling_the_metrics_server_ends_every_connection(tmp_path: Path) -> None:
@@ -209,37 +208,7 @@ def test_cancelling_the_metrics_server_ends_every_connection(tmp_path: Path) -> 
         assert held.recv(1) == b""
 
 
-@pytest.mark.parametrize("turns", range(6))
-def test_a_connection_that_arrives_with_its_end_is_closed(turns: int) -> None:
-    """The server is cancelled some turns of the event loop after the connection can be accepted."""
-
-    async def end_as_one_arrives(listening: socket.socket) -> None:
-        server = asyncio.create_task(metrics_server([Listening(listening)], _figures, _figures).run())
-        for _ in range(8):
-            await asyncio.sleep(0)
-        with socket.create_connection(listening.getsockname()):
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            server.cancel()
-            await asyncio.gather(server, return_exceptions=True)
-
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", ResourceWarning)
-        with (
-            socket.create_server(("127.0.0.1", 0)) as listening,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            listening.setblocking(False)
-            runner.run(end_as_one_arrives(listening))
-        gc.collect()
-    assert told == []
-
-
 def test_a_daemon_does_not_load_the_library_of_metrics_before_it_is_scraped() -> None:
     loads = "import sys, tensord.daemon.app; print([name for name in sys.modules if 'prometheus' in name])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-async def _figures() -> dict[str, Any]:
-    return documents.status()

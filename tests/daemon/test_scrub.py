@@ -1,14 +1,17 @@
-"""What the scrub says of payloads, and what it looks at."""
+"""What the scrub says of payloads, and what it looks at; work that a daemon without threads to spare leaves out."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from tensord.daemon.memory import learned
 from tensord.daemon.memory.scrub import BUSY_SHARE, Scrub, Scrubbed
 
 
@@ -28,7 +31,13 @@ class Memory:
         return slot.number != 3, slot.number
 
 
-async def _looks_at(recovered: bool, added: list[int], looked_at: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("recovered", "added", "looked_at"),
+    [(True, [], [1, 3]), (False, [0, 2], [0]), (True, [0], [1, 3, 0])],
+)
+async def test_it_looks_at_recovered_entries_and_then_at_those_without_a_checksum(
+    recovered: bool, added: list[int], looked_at: list[int]
+) -> None:
     memory: Any = Memory((True, False), (True, True), (False, True), (True, True))
     memory.recovered = recovered
     told: list[Scrubbed] = []
@@ -48,20 +57,10 @@ async def _looks_at(recovered: bool, added: list[int], looked_at: list[int]) -> 
     assert told == [Scrubbed(n, 100 + n, n != 3, n) for n in looked_at]
 
 
-@pytest.mark.parametrize(
-    ("recovered", "added", "looked_at"),
-    [(True, [], [1, 3]), (False, [0, 2], [0]), (True, [0], [1, 3, 0])],
-)
-def test_it_looks_at_recovered_entries_and_then_at_those_without_a_checksum(
-    recovered: bool, added: list[int], looked_at: list[int]
-) -> None:
-    asyncio.run(_looks_at(recovered, added, looked_at))
-
-
 LOOK_S = 0.002
 
 
-async def _looks_while_puts_come() -> tuple[int, float]:
+async def test_while_puts_come_it_takes_a_small_part_of_the_time() -> None:
     memory: Any = Memory(*[(True, False)] * 100)
     memory.recovered = False
     looks = 0
@@ -77,15 +76,65 @@ async def _looks_while_puts_come() -> tuple[int, float]:
 
     memory.summed = summed
     scrub = Scrub(memory, tell, time.monotonic)
-    begun = time.monotonic()
+    begun, puts = time.monotonic(), 0
     running = asyncio.create_task(scrub.run())
-    for number in range(100):
-        scrub.add([number])
+    while puts < 100 or not looks:  # on a busy machine the first look comes late
+        scrub.add([puts % 100])
+        puts += 1
         await asyncio.sleep(LOOK_S)
     running.cancel()
-    return looks, time.monotonic() - begun
+    assert looks <= (time.monotonic() - begun) / (BUSY_SHARE * LOOK_S) + 2
 
 
-def test_while_puts_come_it_takes_a_small_part_of_the_time() -> None:
-    looks, took_s = asyncio.run(_looks_while_puts_come())
-    assert 0 < looks <= took_s / (BUSY_SHARE * LOOK_S) + 2
+def no_thread_more(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def checks() -> None:
+    slot = SimpleNamespace(published=True, unverified=True)
+    memory: Any = SimpleNamespace(
+        recovered=True, index=SimpleNamespace(slots=lambda: [slot]), summed=lambda slot: (True, 1)
+    )
+    tell: Any = None
+    scrub = Scrub(memory, tell, lambda: 0.0)
+    scrub.begin()
+    await scrub.run()
+
+
+async def saves() -> None:
+    turns = 0
+
+    def parts() -> list[bytes]:
+        nonlocal turns
+        turns += 1
+        if turns == 2:
+            raise asyncio.CancelledError
+        return []
+
+    memory: Any = None
+    policy: Any = SimpleNamespace(learned=parts, name="lru")
+    with pytest.raises(asyncio.CancelledError):
+        await learned.keep_saving(memory, policy)
+
+
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        (checks, "cannot check entries"),
+        (saves, "cannot save the policy's learned state"),
+    ],
+)
+def test_work_for_which_no_thread_is_left_is_logged_and_left_out(
+    work: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learned, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(threading.Thread, "start", no_thread_more)
+
+    async def run() -> None:
+        await work()
+        # Ending the loop starts a thread if there is an executor.
+        monkeypatch.undo()
+
+    with capture_logs() as lines:
+        asyncio.run(run())
+    assert [(line["event"].partition(";")[0], line["why"]) for line in lines] == [(says, "can't start new thread")]

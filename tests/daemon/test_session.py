@@ -1,16 +1,28 @@
-"""A session: what it has taken up and not sent is known; one that has ended takes nothing more to send."""
+"""Sessions and listeners: what is not sent is known; who does not keep up, or cannot be taken in, is told; the end."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from tensord.daemon import app
 from tensord.daemon.actors.mailbox import Mailbox
-from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
-from tensord.daemon.claims.quotas import Rates
+from tensord.daemon.actors.messages import Deliver, GovernorMessage, HangUp, Joined, StoreMessage
+from tensord.daemon.claims.quotas import Quotas, Rates
+from tensord.daemon.config.config import Config
+from tensord.daemon.config.limits import quota_rules
+from tensord.daemon.connections.listener import Listener, Listening
 from tensord.daemon.connections.session import Session
+from tensord.daemon.connections.status import Watchers
 from tensord.daemon.reports.request_times import RequestTimes
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits
@@ -47,51 +59,130 @@ class Scene:
                 await asyncio.sleep(0.001)
 
 
-def test_an_answer_that_comes_after_the_end_stays_with_who_gives_it() -> None:
+async def test_an_answer_that_comes_after_the_end_stays_with_who_gives_it() -> None:
     """A lane's descriptor among it: kept, it would hold the lock that says that the client lives."""
-
-    async def serve() -> Joined:
-        scene = Scene()
-        scene.client.close()
-        await scene.session.run()
-        [joined, *_] = scene.store.drain()
-        assert isinstance(joined, Joined)
-        return joined
-
-    joined = asyncio.run(serve())
+    scene = Scene()
+    scene.client.close()
+    await scene.session.run()
+    [joined, *_] = scene.store.drain()
+    assert isinstance(joined, Joined)
     assert not joined.deliver(Deliver(messages.Done(2), (0,), close=(0,)))
 
 
-def test_a_session_is_settled_when_all_that_came_is_passed_on_and_all_answers_are_sent() -> None:
-    async def serve() -> None:
-        scene = Scene(capacity=1)
-        session, store = scene.session, scene.store
-        running = asyncio.create_task(session.run())
-        with scene.client as client:
+async def test_a_session_is_settled_when_all_that_came_is_passed_on_and_all_answers_are_sent() -> None:
+    scene = Scene(capacity=1)
+    session, store = scene.session, scene.store
+    running = asyncio.create_task(session.run())
+    with scene.client as client:
+        await scene.until(lambda: len(store) == 1)
+        for number in range(2, 5):
+            client.send(pack(messages.Clear(number)))
+        session.stop_reading()
+        client.send(pack(messages.Clear(5)))
+        taken: list[StoreMessage] = []
+        for expected in range(1, 5):
             await scene.until(lambda: len(store) == 1)
-            for number in range(2, 5):
-                client.send(pack(messages.Clear(number)))
-            session.stop_reading()
-            client.send(pack(messages.Clear(5)))
-            taken: list[StoreMessage] = []
-            for expected in range(1, 5):
-                await scene.until(lambda: len(store) == 1)
-                assert session.settled == (expected == 4), "of four messages, the store has had this many"
-                taken += store.drain()  # which makes room for the next
-            assert len(taken) == 4
-            for number in range(20):
-                session.inbox.tell_now(Deliver(messages.Order(number, "card", "drop", [bytes(32)] * 1000, "full")))
-            assert not session.settled, "answers wait to be sent"
-            await scene.until(lambda: not len(session.inbox))
-            assert not session.settled, "the client has not read them"
-            client.setblocking(False)
+            assert session.settled == (expected == 4), "of four messages, the store has had this many"
+            taken += store.drain()  # which makes room for the next
+        assert len(taken) == 4
+        for number in range(20):
+            session.inbox.tell_now(Deliver(messages.Order(number, "card", "drop", [bytes(32)] * 1000, "full")))
+        assert not session.settled, "answers wait to be sent"
+        await scene.until(lambda: not len(session.inbox))
+        assert not session.settled, "the client has not read them"
+        client.setblocking(False)
 
-            def read() -> bool:
-                with suppress(BlockingIOError):
-                    client.recv(1 << 20)
-                return session.settled
+        def read() -> bool:
+            with suppress(BlockingIOError):
+                client.recv(1 << 20)
+            return session.settled
 
-            await scene.until(read)
-        running.cancel()
+        await scene.until(read)
+    running.cancel()
 
-    asyncio.run(serve())
+
+async def test_a_session_that_does_not_keep_up_is_disconnected_with_the_reason() -> None:
+    joined = Joined(1, Peer(os.getpid(), 0, 0), "slow", 1, True, Mailbox(2))
+    deliveries = [Deliver(messages.Done(number)) for number in range(3)]
+    assert [joined.deliver(each) for each in deliveries] == [True, True, False]
+    *kept, last = joined.inbox.drain()
+    assert kept == deliveries[:2], "what was taken in is still sent"
+    assert last == HangUp("the client does not read: 2 messages wait for it")
+
+
+async def test_a_watcher_that_does_not_keep_up_loses_the_oldest_events_and_is_told_how_many() -> None:
+    watchers = Watchers(outbox_max=2)
+    watcher = watchers.add()
+    for number in range(5):
+        watchers.tell({"event": "put", "n": number})
+    events = [await watcher.next() for _ in range(2)]
+    assert [(event.body["n"], event.dropped) for event in events] == [(3, 3), (4, 0)]
+    assert events[0].body["unix_s"] <= time.time()
+    watchers.remove(watcher)
+    assert not watchers.are_told
+
+
+class Full:
+    """A listening socket that accepts while the listener has given its spare descriptor up."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(str(path))
+        self.socket.listen()
+        self.socket.setblocking(False)
+        self.listener: Listener
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.listener._spare is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.socket.accept()
+
+
+async def served(number: int, accepted: socket.socket) -> None:
+    raise AssertionError("a descriptor was found")
+
+
+async def test_each_peer_for_which_no_descriptor_is_left_is_told_so(tmp_path: Path) -> None:
+    full = Full(tmp_path / "socket")
+    quotas = Quotas(quota_rules(Config.load([], {})), own_uid=0)
+    with full.socket:
+        full.listener = Listener(Listening(full), "clients", quotas, served)  # type: ignore[arg-type]
+        accepting = asyncio.create_task(full.listener.run())
+        for _ in range(2):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+            assert b"accepts no more connections" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+            writer.close()
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+
+
+class Part:
+    """Settled from the `looks`-th look on."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.deaf = False
+
+    def stop_reading(self) -> None:
+        self.deaf = True
+
+    @property
+    def settled(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.mark.parametrize("looks", [2, 1 << 30])
+async def test_the_end_waits_for_the_store_and_every_session_and_no_longer_than_it_may(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "ENDING_S_MAX", PATIENCE_S if looks == 2 else 0.02)
+    store: Any = Part(looks)
+    sessions: list[Any] = [Part(0), Part(3)]
+    await app.settle(sessions, store)
+    assert all(session.deaf for session in sessions)
+    assert (store.looks < 0) == (looks == 2)
+    assert looks > 2 or all(session.looks < 0 for session in sessions)

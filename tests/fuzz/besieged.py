@@ -20,7 +20,6 @@ ENTRIES: Final = 6
 
 
 def key(number: int) -> bytes:
-    """A key of the witness client."""
     return b"witness-" + number.to_bytes(1, "little") * 20 + bytes(4)
 
 
@@ -58,7 +57,6 @@ class Besieged:
         return self.daemon.log
 
     def store(self) -> None:
-        """Stores every missing entry."""
         for number in range(ENTRIES):
             put = self.client.put(key(number), payload(number), wait=True, timeout_s=PATIENCE_S)
             assert put.state in ("stored", "existed"), f"the witness client cannot put entries any more: {put}"

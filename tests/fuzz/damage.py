@@ -22,7 +22,6 @@ _WORDS: Final = (0, 1, 2, 63, 64, 4096, (1 << 32) - 1, 1 << 47, 1 << 48, 1 << 63
 
 
 def files(instance: str) -> list[Path]:
-    """The instance's files without its lock file."""
     return sorted(path for path in SHM_FOLDER.glob(f"tensord.{instance}.*") if not path.name.endswith(".lock"))
 
 

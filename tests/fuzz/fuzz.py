@@ -18,7 +18,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,8 +68,8 @@ TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
     "status": _in_daemon(sockets.status),
     # The clients of this fuzzer may send Hello late on a busy machine. This fuzzer does not test the limit on Hello.
     "lanes": _in_daemon(lanes.lanes, hello_s_max=30.0),
-    "queues": _in_daemon(queues.of_its_uid, hello_s_max=30.0),
-    "other_uids": _in_daemon(queues.of_another_uid, hello_s_max=30.0, write_in_place="off"),
+    "queues": _in_daemon(partial(queues.queues, in_place=True), hello_s_max=30.0),
+    "other_uids": _in_daemon(partial(queues.queues, in_place=False), hello_s_max=30.0, write_in_place="off"),
     "segments": _hosts,
     "restarts": _in_daemon(segments.restarts),
 }
@@ -97,7 +98,6 @@ def run(name: str, first: int, rounds: int | None, for_minutes: float) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 if a fuzzer has a finding, else 0."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--minutes", type=float, default=30.0, help="minutes for each fuzzer")
     parser.add_argument("--only", choices=TARGETS, help="run only this fuzzer")
@@ -108,48 +108,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = int(time.time()) if given.first is None else given.first
     if given.only is not None:
         return run(given.only, first, given.rounds, given.minutes)
-    waiting = [*TARGETS]
-    running: dict[str, subprocess.Popen[Any]] = {}
-    failed: list[str] = []
-    with ExitStack() as stack:
-        stack.callback(_end, running)
-        _take_turns(given, first, waiting, running, failed)
+    running: list[subprocess.Popen[Any]] = []
+
+    def status_of(name: str) -> int:
+        words = ["--only", name, "--first", str(first), "--minutes", str(given.minutes)]
+        words += ["--rounds", str(given.rounds)] if given.rounds is not None else []
+        print(f"{name}: from round {first} on", flush=True)
+        process = subprocess.Popen([sys.executable, "-m", "tests.fuzz.fuzz", *words], cwd=ROOT)
+        running.append(process)
+        return process.wait()
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        try:
+            failed = [name for name, status in zip(TARGETS, pool.map(status_of, TARGETS), strict=True) if status]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.terminate()
     print(f"found by: {', '.join(failed)}; see {FINDINGS}" if failed else "nothing was found")
     return 1 if failed else 0
-
-
-def _end(running: dict[str, subprocess.Popen[Any]]) -> None:
-    """Terminates the running fuzzers and waits until they have cleaned up."""
-    for process in running.values():
-        process.terminate()
-    for process in running.values():
-        process.wait()
-
-
-def _take_turns(
-    given: argparse.Namespace,
-    first: int,
-    waiting: list[str],
-    running: dict[str, subprocess.Popen[Any]],
-    failed: list[str],
-) -> None:
-    """Runs the fuzzers in `waiting`, at most `given.jobs` at once. Adds each fuzzer with a finding to `failed`."""
-    while waiting or running:
-        while waiting and len(running) < given.jobs:
-            name = waiting.pop(0)
-            words = ["--only", name, "--first", str(first), "--minutes", str(given.minutes)]
-            words += ["--rounds", str(given.rounds)] if given.rounds is not None else []
-            print(f"{name}: from round {first} on", flush=True)
-            running[name] = subprocess.Popen([sys.executable, "-m", "tests.fuzz.fuzz", *words], cwd=ROOT)
-        for name, process in list(running.items()):
-            try:
-                status = process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
-            del running[name]
-            if status:
-                failed.append(name)
-                print(f"{name} ended with {status}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ _WORDS: Final = (0, 1, 2, (1 << 64) - 1, 1 << 63, (1 << 48) + 1, 2 << 48 | 1, 0x
 
 
 def lanes(chance: random.Random, besieged: Besieged) -> None:
-    """Plays one round."""
     daemon = besieged.daemon
     hostile: list[RawClient] = []
     puts = 0

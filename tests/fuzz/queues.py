@@ -26,19 +26,8 @@ from .besieged import Besieged, key
 STEPS: Final = 250
 CHECK_EVERY: Final = 25
 HOSTILE_MAX: Final = 3
-_STEPS: Final = [
-    *["put"] * 12,
-    *["ask"] * 3,
-    "join",
-    "leave",
-    "return",
-    "head",
-    "waits",
-    "bytes",
-    "read",
-    "bell",
-    "cut",
-]
+_RARE: Final = ("join", "leave", "return", "head", "waits", "bytes", "read", "bell", "cut")
+_STEPS: Final = [*["put"] * 12, *["ask"] * 3, *_RARE]
 _SIZES: Final = (1, 64, 191, 192, 256, 4096, 20_000, 100_000, 1 << 20, 1 << 40, (1 << 48) - 1)
 _NUMBERS: Final = (0, 1, 63, 64, 191, 1 << 16, 1 << 31, 1 << 47, 1 << 48, (1 << 63) - 1, 1 << 63, (1 << 64) - 64)
 _TIMES: Final = (0.0, 1e-9, 0.01, 5.0, 1e9, 1e300, -1.0, float("nan"), float("inf"), float("-inf"))
@@ -60,17 +49,8 @@ class Hostile:
         self.raw.close()
 
 
-def of_its_uid(chance: random.Random, besieged: Besieged) -> None:
-    """Plays one round with clients that write into the ring."""
-    _queues(chance, besieged, in_place=True)
-
-
-def of_another_uid(chance: random.Random, besieged: Besieged) -> None:
-    """Plays one round with clients that have an inbox, as those of another uid."""
-    _queues(chance, besieged, in_place=False)
-
-
-def _queues(chance: random.Random, besieged: Besieged, *, in_place: bool) -> None:
+def queues(chance: random.Random, besieged: Besieged, *, in_place: bool) -> None:
+    """Plays one round with clients that write into the ring, or have an inbox, as those of another uid."""
     hostile: list[Hostile] = []
     ring_bytes = int(besieged.client.status()["store"]["ring_bytes"])
     try:

@@ -90,7 +90,6 @@ def _serves(process: Any, client: tensord.Client) -> bool:
 
 
 def _look(client: tensord.Client, done: list[str]) -> None:
-    """Asserts that every entry found has the stored value."""
     for number in range(ENTRIES):
         for verify in (False, True):
             try:

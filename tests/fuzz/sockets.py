@@ -26,7 +26,6 @@ _ANY: Final = [*_CONTROL, *_STATUS, *connection.CONTROL_ANSWERS.values(), *conne
 
 
 def control(chance: random.Random, besieged: Besieged) -> None:
-    """Plays one round on the control socket."""
     for number in range(INPUTS):
         inbox = words.stored_tree(chance)[0].ljust(words.INBOX_BYTES, b"\0")
         with ExitStack() as stack:
@@ -41,7 +40,7 @@ def control(chance: random.Random, besieged: Besieged) -> None:
                 fd = create_inbox(words.INBOX_BYTES)
                 stack.callback(os.close, fd)
                 os.pwrite(fd, chance.choice([inbox, chance.randbytes(4096)]), 0)
-                said.append((_opened(3), [fd]))
+                said.append((pack(messages.OpenInbox(3, words.INBOX_BYTES)), [fd]))
             requests = _CONTROL if chance.random() < 0.9 else _ANY
             for each in words.conversation(chance, requests):
                 fds: list[int] = []
@@ -57,7 +56,6 @@ def control(chance: random.Random, besieged: Besieged) -> None:
 
 
 def status(chance: random.Random, besieged: Besieged) -> None:
-    """Plays one round on the status socket."""
     for number in range(INPUTS):
         with ExitStack() as stack:
             requests: list[type[Any]] = _STATUS if chance.random() < 0.8 else _ANY
@@ -71,8 +69,3 @@ def status(chance: random.Random, besieged: Besieged) -> None:
         if not number % CHECK_EVERY:
             besieged.check()
     besieged.settle()
-
-
-def _opened(request: int) -> bytes:
-    """The packed message that opens an inbox."""
-    return pack(messages.OpenInbox(request, words.INBOX_BYTES))

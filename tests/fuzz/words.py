@@ -87,7 +87,6 @@ def value(chance: random.Random, info: Info) -> Any:
 
 
 def anything(chance: random.Random, depth: int = 0) -> Any:
-    """Any object that MessagePack can encode."""
     simple = [None, True, chance.choice([*_INTEGERS, *_BEYOND]), chance.choice(_FLOATS), chance.randbytes(9), "text"]
     if depth > 2:
         return chance.choice(simple)
@@ -111,7 +110,6 @@ def packed(chance: random.Random, said: Any) -> bytes:
 
 
 def conversation(chance: random.Random, requests: Sequence[type[Any]]) -> list[Any]:
-    """The messages after the handshake."""
     return [message(chance, chance.choice(requests)) for _ in range(chance.randrange(1, 10))]
 
 

@@ -1,4 +1,4 @@
-"""A /dev/shm that others have filled: who is refused, who is told, and that it is over when there is room again."""
+"""Memory that others have filled: /dev/shm, where some are refused and told; the page cache, which is no pressure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tensord.errors import NotEnoughMemory
 from tensord.ipc.messages import control as messages
 
-from ..daemon_process import MIB, Daemon
+from ..daemon_process import MIB, Daemon, until
 from ..faults.payloads import is_payload, key, payload
 from ..faults.raw import RawClient
+from ..memory_cgroup import memory_cgroup, within
 
 PAGE_BYTES = 4096
 
@@ -37,12 +40,10 @@ def confined() -> Iterator[Daemon]:
 
 
 def shm(daemon: Daemon) -> Path:
-    """Its /dev/shm as seen from here."""
     return Path(f"/proc/{daemon.pid}/root/dev/shm")
 
 
 def fill_bytes(folder: Path) -> None:
-    """Takes every page."""
     with (folder / "filler").open("wb", buffering=0) as filler, suppress(OSError):
         for _ in range(10_000):
             filler.write(bytes(PAGE_BYTES))
@@ -50,7 +51,6 @@ def fill_bytes(folder: Path) -> None:
 
 
 def fill_files(folder: Path) -> None:
-    """Takes every file."""
     (folder / "filler").mkdir()
     with suppress(OSError):
         for number in range(1000):
@@ -116,3 +116,57 @@ def test_a_daemon_without_room_in_shm_says_so_and_what_to_do(options: str, says:
         daemon.prefix = with_shm(options)
         told = daemon.refused()
         assert all(each in told for each in says) and "Traceback" not in told, told
+
+
+# ---- files that are read beside a daemon, within its memory limit
+
+LIMIT_BYTES = 256 * MIB
+
+
+def weights(path: Path, size_bytes: int) -> Path:
+    """A file of which nothing is in memory."""
+    with path.open("wb") as file:
+        for _ in range(size_bytes // MIB):
+            file.write(os.urandom(MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    kind = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
+    if kind == "tmpfs":
+        pytest.skip(f"{path} is on a tmpfs, whose files cannot leave memory")
+    return path
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_that_are_read_again_and_again_are_no_pressure_on_the_ring(version: int, tmp_path: Path) -> None:
+    with (
+        memory_cgroup(version, LIMIT_BYTES) as folder,
+        Daemon(ring_bytes=32 * MIB, memory_prefault=True, gauges_device="none", gauges_sample_s=0.25) as daemon,
+    ):
+        daemon.prefix = within(folder)
+        daemon.start()
+        daemon.until(lambda status: status["ring_ready_bytes"] == status["ring_bytes"], "the whole ring")
+        client = daemon.client()
+        charged = folder / ("memory.usage_in_bytes" if version == 1 else "memory.current")
+        # All of it fits, so that the second read finds it in memory: from then on it is active page cache.
+        file = weights(tmp_path / "weights", int(0.94 * LIMIT_BYTES) - int(charged.read_text()))
+        for _ in range(2):
+            subprocess.run(within(folder, ["cat", str(file)]), stdout=subprocess.DEVNULL, check=True)
+
+        seen: list[dict[str, Any]] = []
+
+        def sampled() -> bool:
+            """Whether two samples have come: the second one began after the files were read."""
+            (gauge,) = daemon.status()["governor"]["gauges"]
+            if gauge not in seen:
+                seen.append(gauge)
+            return len(seen) > 2
+
+        until(sampled, "two samples of the host's gauge")
+        gauge = seen[-1]
+        assert gauge["total_bytes"] == LIMIT_BYTES
+        assert gauge["used_bytes"] < 0.7 * LIMIT_BYTES
+        assert gauge["mode"] == "relaxed"
+        assert daemon.store("withdrawn_bytes") == 0
+        assert int(charged.read_text()) > 0.75 * LIMIT_BYTES, "the page cache was to fill the cgroup"
+        assert client.put(b"k" * 32, np.zeros(MIB, np.uint8), wait=True).state == "stored"

@@ -1,13 +1,15 @@
-"""`put_many`: each payload of a batch has the outcome that a put of its own would have."""
+"""Puts: each payload of a batch has the outcome of a put of its own; what was just put is there; calls keep order."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tensord
+from tensord.daemon.replacement import POLICIES
 from tensord.errors import ObjectTooLarge, ParentGone
 from tensord.shm.ring.layout import QUEUE_RECORDS
 
@@ -81,3 +83,28 @@ def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:
 
     *stored, refused = asyncio.run(puts())
     assert states(stored) == ["stored"] * 2 and isinstance(refused.error, ParentGone)
+
+
+def test_a_put_comes_after_an_eviction_whose_answer_nobody_waits_for(daemon: Daemon) -> None:
+    client = daemon.client()
+    for number in range(50):
+        assert client.put(key(1), np.full(4, number), wait=True).state == "stored"
+        client.link.puts.evict([key(1)])
+        assert client.put(key(1), np.full(4, -number - 1), wait=True).state == "stored"
+        lease = client.get(key(1))
+        assert lease is not None and lease.tree[0] == -number - 1
+        assert client.evict(key(1)) == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_large_put_is_there_after_the_next_one_though_sequences_of_many_blocks_fill_the_ring(policy: str) -> None:
+    with Daemon(ring_bytes=64 * MIB, policy=policy) as daemon, daemon.start().client(timeout_s=PATIENCE_S) as client:
+        prefixes = tensord.PrefixCache(
+            client, client.current(tensord.Namespace(model="m", revision="1", dtype="f8", processor="p"))
+        )
+        layers = [tensord.NormalLayer({"k": np.zeros((1, 1, 1000, 4))})]
+        for number in range(130):
+            for sequence in range(4 * number, 4 * number + 4):
+                prefixes.put(np.arange(1000, dtype=np.uint32) + 5000 * sequence, layers, wait=True)
+            assert client.put(key(number), np.full(MIB, number, np.uint8), wait=True).state == "stored"
+            assert not number or client.contains(key(number - 1)), number

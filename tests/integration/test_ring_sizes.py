@@ -56,7 +56,6 @@ def grown(daemon: Daemon, ring_bytes: int) -> None:
 
 
 def limit(daemon: Daemon, limit_bytes: int) -> None:
-    """`tensorctl limit`."""
     with RawClient(daemon.socket, attach=False) as operator:
         answer = operator.ask(lambda number: messages.Limit(number, limit_bytes))
     assert answer.after_bytes == limit_bytes

@@ -9,10 +9,12 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+
+import pytest
 
 import tensord
 from tensord.shm.ring.segments import existing, remove
@@ -47,9 +49,9 @@ def told(manager: socket.socket, line: bytes) -> bytes:
 class Manager:
     """A service manager with a control and a status socket, which it passes to each daemon that it starts."""
 
-    def __init__(self, folder: Path, instance: str) -> None:
-        self._folder = folder
-        self._instance = instance
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.instance = f"managed-{os.getpid()}"
         self.control, self.status = (listening(folder / name) for name in ("control.sock", "status.sock"))
         self.told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.told.bind(str(folder / "notify"))
@@ -59,10 +61,10 @@ class Manager:
     def daemon(self) -> Iterator[subprocess.Popen[bytes]]:
         """A daemon that it watches. It is killed at the end, unless it has ended."""
         fds = self.control.fileno(), self.status.fileno()
-        flags = ["--instance", self._instance, "--ring-bytes", "4MiB", "--log-level", "error", "--socket-mode", "0600"]
+        flags = ["--instance", self.instance, "--ring-bytes", "4MiB", "--log-level", "error", "--socket-mode", "0600"]
         process = subprocess.Popen(
             [sys.executable, "-c", _AS_MANAGER, *map(str, fds), *flags],
-            env={**os.environ, "NOTIFY_SOCKET": str(self._folder / "notify"), "WATCHDOG_USEC": "2000000"},
+            env={**os.environ, "NOTIFY_SOCKET": str(self.folder / "notify"), "WATCHDOG_USEC": "2000000"},
             pass_fds=fds,
         )
         try:
@@ -71,29 +73,21 @@ class Manager:
             process.kill()
             process.wait()
 
-    def end(self) -> None:
-        for each in (self.control, self.status, self.told):
-            each.close()
-        for name in existing(self._instance):
-            remove(name)
+
+@pytest.fixture
+def manager() -> Iterator[Manager]:
+    with TemporaryDirectory(prefix="tensord-") as name:
+        made = Manager(Path(name))
+        with made.control, made.status, made.told:
+            yield made
+    for segment in existing(made.instance):
+        remove(segment)
 
 
-@contextmanager
-def manager_in(folder: Path) -> Iterator[Manager]:
-    with ExitStack() as ending:
-        manager = Manager(folder, f"managed-{os.getpid()}")
-        ending.callback(manager.end)
-        yield manager
-
-
-def test_activated_sockets_are_served_and_the_service_manager_is_notified() -> None:
-    with (
-        TemporaryDirectory(prefix="tensord-") as name,
-        manager_in(Path(name)) as manager,
-        manager.daemon() as process,
-    ):
+def test_activated_sockets_are_served_and_the_service_manager_is_notified(manager: Manager) -> None:
+    with manager.daemon() as process:
         assert b"STATUS=serving" in told(manager.told, b"READY=1")
-        with tensord.Client(Path(name) / "control.sock") as client:
+        with tensord.Client(manager.folder / "control.sock") as client:
             assert client.put(bytes(range(32)), [1, 2], wait=True).state == "stored"
             assert client.status()["pid"] == process.pid
         assert told(manager.told, b"WATCHDOG=1")
@@ -104,32 +98,31 @@ def test_activated_sockets_are_served_and_the_service_manager_is_notified() -> N
         assert told(manager.told, b"STOPPING=1")
         assert process.wait(PATIENCE_S) == 0
         # The manager's sockets stay: a client that connects now waits for the next daemon.
-        assert (Path(name) / "control.sock").is_socket()
+        assert (manager.folder / "control.sock").is_socket()
 
 
-def test_an_activated_socket_whose_file_was_removed_is_made_anew_by_each_daemon() -> None:
+def test_an_activated_socket_whose_file_was_removed_is_made_anew_by_each_daemon(manager: Manager) -> None:
     """The manager's own socket stays without a file: it never looks, and the next daemon gets the same one."""
-    with TemporaryDirectory(prefix="tensord-") as name, manager_in(Path(name)) as manager:
-        path = Path(name) / "control.sock"
-        path.chmod(0o666)
-        ends: list[int] = []
-        for signal_number in (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM):
-            with manager.daemon() as process:
-                told(manager.told, b"READY=1")
-                if not ends:
-                    with tensord.Client(path) as attached:
-                        assert attached.wait_connected(PATIENCE_S)
-                        path.unlink()
-                        until(path.is_socket, "the socket to be made anew")
-                        assert attached.put(bytes(range(32)), [1, 2], wait=True).state == "stored"
-                # Before, the killed daemon has left its file, and the stopped one none.
-                with tensord.Client(path) as client:
-                    assert client.wait_connected(PATIENCE_S)
-                    assert client.status()["pid"] == process.pid
-                    # Where no file tells the mode, it is the configured one.
-                    assert stat.S_IMODE(path.stat().st_mode) == (0o666 if len(ends) < 2 else 0o600)
-                process.send_signal(signal_number)
-                ends.append(process.wait(PATIENCE_S))
-        assert ends == [-signal.SIGKILL, 0, 0]
-        assert not path.exists(), "what a daemon has made, it removes"
-        assert (Path(name) / "status.sock").is_socket(), "the manager's own stays"
+    path = manager.folder / "control.sock"
+    path.chmod(0o666)
+    ends: list[int] = []
+    for signal_number in (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM):
+        with manager.daemon() as process:
+            told(manager.told, b"READY=1")
+            if not ends:
+                with tensord.Client(path) as attached:
+                    assert attached.wait_connected(PATIENCE_S)
+                    path.unlink()
+                    until(path.is_socket, "the socket to be made anew")
+                    assert attached.put(bytes(range(32)), [1, 2], wait=True).state == "stored"
+            # Before, the killed daemon has left its file, and the stopped one none.
+            with tensord.Client(path) as client:
+                assert client.wait_connected(PATIENCE_S)
+                assert client.status()["pid"] == process.pid
+                # Where no file tells the mode, it is the configured one.
+                assert stat.S_IMODE(path.stat().st_mode) == (0o666 if len(ends) < 2 else 0o600)
+            process.send_signal(signal_number)
+            ends.append(process.wait(PATIENCE_S))
+    assert ends == [-signal.SIGKILL, 0, 0]
+    assert not path.exists(), "what a daemon has made, it removes"
+    assert (manager.folder / "status.sock").is_socket(), "the manager's own stays"

@@ -1,28 +1,19 @@
-"""Socket pairs, event loops of both kinds, and a count of descriptors around every test."""
+"""Socket pairs, and a count of descriptors around every test."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import uvloop
 
 from tests.daemon_process import until
 
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-}
-
 # libuv opens a pipe once and for all with the first loop: that is no leak of a test's.
 uvloop.new_event_loop().close()
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def open_descriptors() -> dict[str, str]:
@@ -55,10 +46,3 @@ def sockets(
     yield ours, theirs
     ours.close()
     theirs.close()
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest, no_descriptor_leaks: None) -> Iterator[Run]:
-    """Runs a coroutine on a loop, with a limit that only a hang reaches."""
-    with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-        yield lambda work: runner.run(asyncio.wait_for(work, 120))

@@ -31,7 +31,6 @@ def attaching() -> tuple[Connection, Connection]:
 
 
 def attached() -> tuple[Connection, Connection]:
-    """A server's and a client's connection, past the handshake."""
     server, client = attaching()
     client.receive_data(server.send(ATTACHED, fds=3), (0, 1, 2))
     return server, client
@@ -74,6 +73,5 @@ def example(info: mi.Type) -> object:
 
 
 def smallest(kind: type[Message], **fields: Any) -> Any:
-    """A message of this kind, with these fields."""
     found = {field.encode_name: example(field.type) for field in fields_of(kind)} | {"type": kind.__name__}
     return msgspec.convert(found | fields, kind)

@@ -75,7 +75,6 @@ def attached() -> Any:
 
 
 def allowed(step: str, kind: Any) -> bool:
-    """Whether a request may come at this step."""
     if kind is m.Hello:
         return step == "fresh"
     if kind is m.Attach:

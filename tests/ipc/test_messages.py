@@ -17,6 +17,7 @@ from tensord import errors
 from tensord.errors import BadMessage
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import ErrorBody, Message
+from tensord.ipc.messages.declared import handlers
 from tensord.ipc.wire.connection import CONTROL_ANSWERS, CONTROL_REQUESTS, STATUS_ANSWERS, STATUS_REQUESTS
 from tensord.ipc.wire.frames import UnknownMessage, decode, pack
 
@@ -67,14 +68,12 @@ def decoded(found: object, known: Any) -> Message:
 
 
 @pytest.mark.parametrize(("kind", "known"), PAIRS)
-def test_a_message_arrives_as_it_was_sent(kind: type[Message], known: Any) -> None:
+def test_a_message_arrives_as_it_was_sent_and_a_field_that_is_missing_or_out_of_its_range_is_named(
+    kind: type[Message], known: Any
+) -> None:
     sent = smallest(kind)
     assert msgpack.unpackb(pack(sent))["type"] == kind.__name__
     assert decode(pack(sent), known) == sent
-
-
-@pytest.mark.parametrize(("kind", "known"), PAIRS)
-def test_a_field_that_is_missing_or_out_of_its_range_is_named(kind: type[Message], known: Any) -> None:
     good = {f.name: example(f.type) for f in fields_of(kind)} | {"type": kind.__name__}
     assert isinstance(decoded(good, known), kind)
     for field in fields_of(kind):
@@ -105,9 +104,7 @@ def test_an_object_that_is_not_a_message_is_refused(found: object) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(errors._BY_CODE.values(), key=str))
-def test_an_error_is_raised_as_the_same_type_on_the_other_side(
-    kind: type[errors.TensordError],
-) -> None:
+def test_an_error_is_raised_as_the_same_type_on_the_other_side(kind: type[errors.TensordError]) -> None:
     sent = kind("so and so, at most 3")
     for body in (ErrorBody.of(sent), m.Error.of(sent, 4)):
         found = body.to_error()
@@ -121,3 +118,8 @@ def test_any_text_of_an_error_can_cross(text: str) -> None:
     sent = m.Error.of(BadMessage(text))
     assert decode(pack(sent), CONTROL_ANSWERS) == sent
     assert len(sent.text) <= 2000
+
+
+def test_a_message_without_a_handler_is_named() -> None:
+    with pytest.raises(TypeError, match="HealthQuery is declared as a DaemonQuery, and nothing here handles it"):
+        handlers(m.DaemonQuery, {m.StatusQuery: "store"})

@@ -16,17 +16,16 @@ from tensord.ipc.quantities import (
 )
 
 SIZES = [("0", 0), ("1048576", 1 << 20), ("4GiB", 4 << 30), ("4 gib", 4 << 30), ("4G", 4 << 30), ("4GB", 4 * 10**9)]
+SIZES += [("1.5KiB", 1536), ("7B", 7)]
 DURATIONS = [("5", 5), ("0.5", 0.5), ("10m", 600), ("1h30m", 5400), ("1h 30m", 5400), ("250ms", 0.25)]
 
 
-@pytest.mark.parametrize(("text", "value"), [*SIZES, ("1.5KiB", 1536), ("7B", 7)])
-def test_sizes(text: str, value: int) -> None:
-    assert read_size(text) == value
-
-
-@pytest.mark.parametrize(("text", "value"), DURATIONS)
-def test_durations(text: str, value: float) -> None:
-    assert read_duration(text) == pytest.approx(value)
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [*((read_size, *each) for each in SIZES), *((read_duration, *each) for each in DURATIONS)],
+)
+def test_sizes_and_durations_are_read(read: Callable[[str], float], text: str, value: float) -> None:
+    assert read(text) == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ class Block(NamedTuple):
 
 
 def blocks() -> list[Block]:
-    """All of them, page by page."""
     found = []
     for page in PAGES:
         fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)

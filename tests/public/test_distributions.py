@@ -38,7 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(folder: Path) -> Path:
-    """The unpacked sdist."""
     run("-m", "hatchling", "build", "-t", "sdist", "-d", str(folder), cwd=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:

@@ -1,19 +1,27 @@
-"""Every link between the pages of the documentation leads to a file, and to a heading of it where it names one."""
+"""What pages and source name is there: links and headings, files, tests, calls that raise, and limits as they are."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tensord.daemon.config.config import SETTINGS
+from tensord.daemon.prefix import trees
+from tensord.ipc.messages import schema
+from tensord.shm.payloads import prefix
+from tensord.shm.ring import layout
+
+from ..faults.test_what_raises import RAISES
 from .pages import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
 
 
 def text_of(page: Path) -> str:
-    """A page without its code."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -63,3 +71,62 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     rows = figures_of((ROOT / "README.md").read_text().split("Medians in µs")[1].split("\n## ")[0].split("|---|")[-1])
     assert len(rows) > 3
     assert rows <= figures_of((ROOT / "docs" / "benchmarks.md").read_text())
+
+
+def test_every_file_that_the_source_names_with_its_room_exists() -> None:
+    """A room is named from the root, or from a folder that the file lies in."""
+    gone: list[str] = []
+    named = 0
+    for package in ("client", "daemon", "ipc", "shm"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for name in re.findall(r"(?<![\w/.-])(?:[a-z_]+/)+[a-z_0-9]+\.py\b", file.read_text()):
+                named += 1
+                if not any((ROOT / folder / name).exists() for folder in file.relative_to(ROOT).parents):
+                    gone.append(f"{file.relative_to(ROOT)}: {name}")
+    assert named > 20, "no names were found"
+    assert gone == []
+
+
+# ---- docs/reliability.md
+
+
+RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", RELIABILITY)))
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=["::".join(filter(None, named)) for named in NAMED])
+def test_a_test_that_is_named_exists(path: str, name: str) -> None:
+    assert len(NAMED) > 40, "the page names tests"
+    body = ast.parse((ROOT / "tests" / path).read_text()).body
+    assert not name or name in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("of", list(RAISES), ids=lambda of: of.__name__)
+def test_the_calls_that_raise_are_those_of_the_page(of: type[object]) -> None:
+    row = next(line for line in RELIABILITY.splitlines() if re.match(rf"\| `{of.__name__}`[,|  ]", line))
+    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(RAISES[of])
+
+
+# ---- docs/prefix_cache.md
+
+
+TABLE = (ROOT / "docs" / "prefix_cache.md").read_text().split("## Bad input")[1].split("\n## ")[0]
+LIMITS: dict[str, tuple[Any, str]] = {
+    "BLOCK_TOKENS_MIN": (prefix.BLOCK_TOKENS_MIN, "`block_tokens`"),
+    "BLOCK_TOKENS_MAX": (prefix.BLOCK_TOKENS_MAX, "`block_tokens`"),
+    "MEDIA_MAX": (prefix.MEDIA_MAX, "one sequence"),
+    "BLOCKS_MAX": (schema.BLOCKS_MAX, "one sequence"),
+    "prefix_tokens_max": (SETTINGS["limits.prefix_tokens_max"].default, "one sequence"),
+    "LAYOUTS_MAX": (trees.LAYOUTS_MAX, "one namespace"),
+    "LANE_WORDS": (layout.LANE_WORDS, "what a client holds at once"),
+    "prefix_wait_s": (SETTINGS["limits.prefix_wait_s"].default, "after a restart"),
+}
+
+
+@pytest.mark.parametrize("name", list(LIMITS))
+def test_each_limit_stands_in_the_table_as_it_is(name: str) -> None:
+    value, of = LIMITS[name]
+    row = next(line for line in TABLE.splitlines() if line.startswith(f"| {of} |"))
+    # Tokens a block are written without a comma, as they are typed.
+    written = {f"{value:,}", str(value), f"{value:g}"}
+    assert written & set(re.findall(r"[\d,]*\d", row)), row

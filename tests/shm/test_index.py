@@ -122,8 +122,6 @@ class IndexAgainstDict(RuleBasedStateMachine):
 
     @invariant()
     def readers_find_exactly_what_is_published(self) -> None:
-        if not hasattr(self, "writer"):
-            return
         for asked in self.asked:
             hit = self.reader.find(asked)
             slot = self.published.get(asked)
@@ -138,7 +136,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
 
     @invariant()
     def find_many_finds_nothing_that_find_does_not(self) -> None:
-        if not hasattr(self, "writer") or not self.asked:
+        if not self.asked:
             return
         keys = sorted(self.asked)
         found, at, seq, spans, places, lengths = self.reader.find_many(as_array(keys))
@@ -152,8 +150,6 @@ class IndexAgainstDict(RuleBasedStateMachine):
 
     @invariant()
     def seq_only_rises_and_all_is_sound(self) -> None:
-        if not hasattr(self, "writer"):
-            return
         seqs = [self.index.read(slot).seq for slot in range(len(self.seqs))]
         assert all(now >= before for now, before in zip(seqs, self.seqs, strict=True))
         self.seqs = seqs
@@ -163,8 +159,6 @@ class IndexAgainstDict(RuleBasedStateMachine):
 
     @invariant()
     def what_is_told_of_reuse_is_there_for_the_next_daemon(self) -> None:
-        if not hasattr(self, "writer"):
-            return
         spans, holders = self.index.held()
         told = {self.held[slot][1]: self.reuse[slot][1] for slot in self.held if self.reuse[slot][1]}
         assert dict(zip(spans.tolist(), holders.tolist(), strict=True)) == told

@@ -160,8 +160,6 @@ class LaneAgainstSets(RuleBasedStateMachine):
 
     @invariant()
     def the_daemon_sees_exactly_the_pins(self) -> None:
-        if not hasattr(self, "lane"):
-            return
         expected = sorted(self.pinned.values()) if self.frozen is None else self.frozen
         assert sorted(self.reader.pins(self.scratch).tolist()) == expected
         assert self.reader.pinned == len(expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from tensord.shm.payloads.dtypes import dtype_named
 from tensord.shm.payloads.packing import pack, write
 from tensord.shm.payloads.recipe import recipe
 
+from ..daemon_process import PATIENCE_S
 from .test_recipe import ARRAYS, SCALARS, assert_same, packed, trees
 
 LEAF_CALLS_MAX = 12
@@ -94,10 +96,9 @@ def test_other_threads_run_while_a_large_leaf_is_copied(strided: bool) -> None:
     sys.setswitchinterval(1000)  # nobody gets the GIL from a thread that does not give it
     try:
         gate.release()
-        for _ in range(200):
+        deadline = time.monotonic() + PATIENCE_S
+        while not ran and time.monotonic() < deadline:
             payload.write(memory, 0)
-            if ran:
-                break
         seen = bool(ran)
     finally:
         sys.setswitchinterval(interval)

@@ -1,29 +1,29 @@
-"""The store actor's jobs on lanes: scans, logs and holders, over real lanes."""
+"""The store actor's jobs over real lanes: logs, holders, and scans, which find every pin of what is stored."""
 
 from __future__ import annotations
 
 import os
-import tracemalloc
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.forms import events
-from tensord.daemon.memory.lane_scan import UNCHECKED_MAX, scanned
+from tensord.daemon.memory import lane_scan
+from tensord.daemon.memory.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, counted, scanned
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.shm.lanes.reader import LaneReader
-from tensord.shm.ring.layout import LANE_WORDS
 
 from ...memory_bench import lane_file
 
 
 def lane_with(*pins: int, log: tuple[int, ...] = ()) -> LaneReader:
-    """A lane that a client has written these words into."""
     fd = lane_file()
     os.pwrite(fd, np.array(pins, np.uint64).tobytes(), 8 * PINS_AT)
     reader = LaneReader(fd, 1)
@@ -54,29 +54,6 @@ def test_the_records_of_a_busy_lane_are_reported_in_order_in_short_events(reader
     assert [span for event in accessed for span in event.span_ids] == [*log]
     assert max(len(event.span_ids) for event in accessed) <= ACCESSED_AT_ONCE
     assert sum(event.misses + event.lost for event in accessed) == 0
-
-
-def test_made_up_pins_cost_no_memory_and_hide_no_real_one(readers: list[LaneReader]) -> None:
-    stored = (5, 7, 2**63)
-    invented = range(10**6, 10**6 + LANE_WORDS - 1)
-    readers += [lane_with(*(base * 10**7 + number for number in invented), 7) for base in range(1, 33)]
-    readers += [lane_with(5, 2**63)]
-    pinned: set[int] = set()
-
-    def scan() -> Iterator[None]:
-        pinned.update((yield from scanned(readers, lambda: [ids(*stored)])))
-
-    tracemalloc.start()
-    try:
-        for _ in scan():
-            pass
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert set(stored) <= pinned
-    assert len(pinned) <= UNCHECKED_MAX + len(stored)
-    # A set of all 131,000 words alone would take 12 MiB.
-    assert peak_bytes < 8 << 20
 
 
 class Stand:
@@ -111,7 +88,6 @@ class Stand:
         self.forgotten += 1
 
     def work(self) -> None:
-        """All jobs to their ends."""
         while self.jobs:
             for _ in self.jobs.popleft():
                 pass
@@ -156,3 +132,59 @@ def test_logs_are_drained_and_holders_counted_when_due_and_not_before(readers: l
         stand.work()
         assert [event.holders.tolist() for event in stand.heard if isinstance(event, events.HoldersCounted)] == holders
         stand.heard.clear()
+
+
+# ---- scans
+
+STORED = np.arange(5, 5 + 3 * 40_000, 3, dtype=np.uint64)
+Result = TypeVar("Result")
+
+
+def run(job: Generator[None, None, Result]) -> tuple[int, Result]:
+    """The slices of a job, and its result."""
+    slices = 0
+    while True:
+        try:
+            next(job)
+        except StopIteration as done:
+            return slices, done.value
+        slices += 1
+
+
+SPANS = st.integers(1, 200) | st.integers(2**64 - 3, 2**64 - 1)
+
+
+@given(
+    lanes=st.lists(st.lists(SPANS, max_size=9), max_size=2 * LANES_AT_ONCE + 1),
+    unchecked_max=st.sampled_from([0, 5, UNCHECKED_MAX]),
+)
+def test_all_that_is_pinned_and_stored_is_found_and_a_lane_counts_once(
+    lanes: list[list[int]], unchecked_max: int
+) -> None:
+    readers = [lane_with(*pins) for pins in lanes]
+    before, lane_scan.UNCHECKED_MAX = lane_scan.UNCHECKED_MAX, unchecked_max  # type: ignore[misc]
+    try:
+        slices, pinned = run(scanned(readers, lambda: [STORED]))
+        _, (spans, holders) = run(counted(readers, lambda: [STORED[1::2], STORED[::2]]))
+    finally:
+        lane_scan.UNCHECKED_MAX = before  # type: ignore[misc]
+        for reader in readers:
+            reader.close()
+    sets = [set(pins) for pins in lanes]
+    stored = set().union(*sets) & set(STORED.tolist())
+    assert stored <= pinned <= set().union(*sets)
+    assert len(pinned - stored) <= unchecked_max
+    asked_the_index = sum(map(len, lanes)) > unchecked_max
+    assert slices == -(-len(lanes) // LANES_AT_ONCE) + asked_the_index
+    assert dict(zip(spans.tolist(), holders.tolist(), strict=True)) == Counter(
+        span for pins in sets for span in pins & stored
+    )
+
+
+def test_a_lane_that_is_forgotten_during_a_scan_pins_nothing() -> None:
+    readers = [lane_with(5) for _ in range(LANES_AT_ONCE + 1)]
+    scan = scanned(readers, lambda: [STORED])
+    next(scan)
+    for reader in readers:
+        reader.close()
+    assert run(scan) == (1, {5})

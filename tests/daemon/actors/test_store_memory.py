@@ -42,22 +42,13 @@ def daemon() -> Iterator[Daemon]:
 
 
 def fill(client: tensord.Client, entries: int) -> None:
-    """Puts so many small entries of one token each."""
     puts = [client.put(key(number), 1, tokens=1) for number in range(entries)]
     assert {put.wait(PATIENCE_S).state for put in puts} == {"stored"}
 
 
 def evict_all_but_ten(daemon: Daemon) -> None:
-    """As an operator does it."""
     (daemon.folder / "tensord.toml").write_text("max_tokens = 10\n")
     os.kill(daemon.pid, signal.SIGHUP)
-
-
-def test_an_eviction_of_more_rounds_than_the_stack_is_deep_comes_to_its_end(daemon: Daemon) -> None:
-    fill(daemon.client(), ENTRIES)
-    evict_all_but_ten(daemon)
-    daemon.until(lambda status: status["store"]["evictions"] == {"tokens": ENTRIES - 10}, "the eviction to end")
-    assert daemon.store("entries") == 10
 
 
 def test_status_and_requests_are_answered_while_a_large_eviction_is_under_way(daemon: Daemon) -> None:
@@ -116,10 +107,12 @@ def test_a_refusal_comes_before_its_record_counts_as_settled(daemon: Daemon) -> 
 
 def test_a_stop_leaves_a_large_eviction_to_the_next_daemon(daemon: Daemon) -> None:
     fill(daemon.client(), ENTRIES)
+    # Both signals are there when it goes on: however busy the machine is, it has little time between them.
+    daemon.pause()
     evict_all_but_ten(daemon)
-    daemon.until(lambda status: status["store"]["entries"] < ENTRIES, "the eviction to begin")
+    assert daemon.terminate() == 0
     (daemon.folder / "tensord.toml").write_text("")
-    daemon.restart()
+    daemon.start()
     assert daemon.store("entries") > ENTRIES // 2
 
 

@@ -96,7 +96,6 @@ class Judged(RuleBasedStateMachine):
     """Two cards, up to four clients, 12 keys: what the governor says is judged by the model."""
 
     def join(self, devices: list[str]) -> None:
-        """A client comes, and opens these devices."""
         raise NotImplementedError
 
     @initialize(
@@ -290,8 +289,6 @@ class Judged(RuleBasedStateMachine):
 
     @invariant()
     def all_is_sound_and_the_sums_are_right(self) -> None:
-        if not hasattr(self, "stand"):
-            return
         self.stand.check()
         status = self.stand.status()
         counters = status["counters"]

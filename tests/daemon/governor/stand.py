@@ -36,7 +36,6 @@ SHARES = {Mode.RELAXED: 0.5, Mode.NORMAL: 0.75, Mode.PRESSURE: 0.87, Mode.CRITIC
 
 
 def key(number: int) -> bytes:
-    """A key that is told from others by its number."""
     return number.to_bytes(8, "little") * 4
 
 
@@ -101,7 +100,6 @@ class Stand:
         self.do(Governed(client, message))
 
     def begin(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> int:
-        """Sends a request, and returns its number."""
         self._requests += 1
         self.say(client, make(self._requests, *args, **more))
         return self._requests
@@ -113,7 +111,6 @@ class Stand:
         return found[0] if found else None
 
     def ask(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        """Sends a request, and returns its answer."""
         answer = self.answer(client, self.begin(client, make, *args, **more))
         assert answer is not None, "no answer"
         return answer
@@ -128,7 +125,6 @@ class Stand:
         self.now = end
 
     def settle(self) -> None:
-        """Ticks until none is due."""
         for _ in range(10_000):
             timer = self.governor.next_timer()
             if timer is None or timer > self.now:
@@ -176,12 +172,10 @@ class Stand:
         return next(tier.mode for tier in self.governor.modes() if tier.gauge == gauge)
 
     def holds(self, resident: int, wanted: int, *, settled: bool = True) -> None:
-        """The store says what it has in memory."""
         self.do(HostHolds(resident, wanted, settled))
 
     @property
     def press(self) -> Pressed:
-        """What the store was last asked for."""
         return self.pressed[-1] if self.pressed else Pressed()
 
     # ---- owners
@@ -212,7 +206,6 @@ class Stand:
         return self.came()
 
     def carry_out(self, client: int, order: messages.Order, freed_bytes: int = 1, keep: bool = False) -> Any:
-        """The owner acknowledges an order."""
         what = "kept" if keep else {"offload": "offloaded", "drop": "dropped"}[order.kind]
         said: dict[str, Any] = {what: order.keys, "freed_bytes": freed_bytes}
         return self.ask(client, messages.AcknowledgeOrder, order.device, order.order, **said)
@@ -258,7 +251,6 @@ Make = Callable[..., Stand]
 
 
 def refused(answer: Any, code: str) -> str:
-    """The text of a refusal with this code."""
     assert isinstance(answer, messages.Error), f"not refused: {answer}"
     assert answer.code == code, answer
     return answer.text

@@ -143,14 +143,6 @@ def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(
     assert stand.told == [{"event": "refuse", "client": 1, "code": code, "text": text}]
 
 
-def test_a_request_without_an_answer_is_refused_silently(make: Make) -> None:
-    stand = make()
-    stand.say(1, messages.RequestsArrived(GPU, 1))
-    stand.say(1, messages.RequestCompleted(GPU, 1.0, 1))
-    assert stand.answers[1] == []
-    assert stand.status()["counters"]["refused"] == {"NoGauge": 2}
-
-
 # ---- reservations
 
 

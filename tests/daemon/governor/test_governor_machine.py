@@ -287,7 +287,6 @@ class AnyOrder(Judged):
         assert wait_s or number not in self.waiting
 
     def neighbours_asked(self) -> list[AskNeighbour]:
-        """Those that have not answered."""
         return [each for each in self.stand.neighbours_asked if each.number not in self.neighbours_told]
 
     @precondition(lambda self: self.neighbours_asked())

@@ -1,12 +1,17 @@
-"""Status: every field that is promised, and what stands in it."""
+"""Status: every field that is promised, and what stands in it; and what health says of the governor."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
+
+from tensord.daemon.actors.governor import problems
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE
 
+from ...client.ctl import documents
 from .stand import GPU, MIB, TOTAL, Make
 
 
@@ -37,50 +42,18 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
     stand.holds(8 * MIB, 9 * MIB)
     status = stand.status()
     assert json.loads(json.dumps(status)) == status
-    device = {
-        "gauge": GPU,
-        "tier": "device",
-        "source": "test",
-        "used_bytes": 930 * MIB,
-        "total_bytes": TOTAL,
-        "baseline_bytes": 0,
-        "share": 0.93,
-        "mode": "critical",
-        "level": "critical",
-        "stale": False,
-        "age_s": 1.0,
-        "since_s": 2.0,
-        "refuses": False,
-    }
-    host = {"gauge": HOST_GAUGE, "tier": "host", "used_bytes": 500 * MIB, "share": 0.5, "psi_some_s": 0.25}
-    host |= {"mode": "relaxed", "level": "relaxed", "since_s": 1.0}
-    assert status["gauges"] == [device | host, device]
+    shown = {"source": "test", "age_s": 1.0}
+    assert status["gauges"] == [
+        documents.gauge(HOST_GAUGE, 500 * MIB, TOTAL, "relaxed", **shown, since_s=1.0, psi_some_s=0.25),
+        documents.gauge(GPU, 930 * MIB, TOTAL, "critical", **shown, since_s=2.0),
+    ]
     device = status["devices"][0]
-    assert device.pop("floor_blocks") > 0
-    assert device == {
-        "device": GPU,
-        "entries": 2,
-        "bytes": 50 * MIB,
-        "tokens": 12,
-        "ordered_entries": 1,
-        "ordered_bytes": 30 * MIB,
-        "owners": 2,
-        "stuck": "",
-        "reserved_bytes": 3 * MIB,
-        "waiting_reservations": 0,
-        "waiting_bytes": 0,
-        "capacity_blocks": 50,
-    }
-    assert status["owners"][0] == {
-        "client": 1,
-        "name": "client 1",
-        "pid": 4001,
-        "device": GPU,
-        "entries": 1,
-        "bytes": 30 * MIB,
-        "ordered_entries": 1,
-        "unresponsive": False,
-    }
+    assert device["floor_blocks"] > 0
+    entries = {"entries": 2, "bytes": 50 * MIB, "tokens": 12, "ordered_entries": 1, "ordered_bytes": 30 * MIB}
+    blocks = {"capacity_blocks": 50, "floor_blocks": device["floor_blocks"]}
+    assert device == documents.device(GPU, **entries, **blocks, reserved_bytes=3 * MIB)
+    owner = {"name": "client 1", "pid": 4001, "device": GPU, "entries": 1, "bytes": 30 * MIB, "ordered_entries": 1}
+    assert status["owners"][0] == documents.owner(1, **owner)
     assert status["workflows"] == [{"workflow": "w", "client": 2, "step": 1, "agents": 2, "steps": 2}]
     assert status["host"] == {"resident_bytes": 8 * MIB, "wanted_bytes": 9 * MIB, "resident_bytes_max": None}
     assert status["reservations"] == 1 and status["remembered"] == 0
@@ -99,3 +72,52 @@ def test_a_device_of_which_only_reservations_or_requests_are_known_is_shown(make
         (GPU, 0, MIB),
         ("other", 0, 0),
     ]
+
+
+# ---- health
+
+
+GAUGE = {"gauge": "card0", "source": "nvidia", "stale": False, "age_s": 8.04}
+SOURCE = {"source": "nvidia", "state": "ok", "since_s": 7.5, "why": "", "problem": False}
+DEVICE = {"device": "card0", "stuck": ""}
+OWNER = {"client": 7, "name": "engine", "pid": 42, "device": "card0", "unresponsive": False}
+
+
+def status(**changed: dict[str, Any]) -> dict[str, Any]:
+    rows: dict[str, dict[str, Any]] = {"gauges": GAUGE, "sources": SOURCE, "devices": DEVICE, "owners": OWNER}
+    found = {name: [{**row, **changed.get(name, {})}] for name, row in rows.items()}
+    return {**found, "missing_cards": [changed["missing_cards"]] if "missing_cards" in changed else []}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, []),
+        (
+            {"gauges": {"stale": True, "failure": "GPU is lost"}},
+            ["gauge card0 cannot be read; its last value, 8.04 s old, is used (nvidia: GPU is lost)"],
+        ),
+        (
+            {"sources": {"state": "hanging", "problem": True}},
+            ["gauge source nvidia hangs for 7.5 s; its gauges are not read"],
+        ),
+        (
+            {"sources": {"state": "failing", "problem": True, "why": "nvidia:0: GPU is lost"}},
+            ["gauge source nvidia cannot be read: nvidia:0: GPU is lost"],
+        ),
+        ({"sources": {"state": "absent", "why": "no driver"}}, []),
+        (
+            {"missing_cards": {"setting": "neighbours.servers", "card": "crad0"}},
+            ["neighbours.servers names crad0, and no card is called so; name one of `tensorctl status`"],
+        ),
+        (
+            {"devices": {"stuck": "3 entries left in vain"}, "owners": {"unresponsive": True}},
+            [
+                "device card0: 3 entries left in vain",
+                "client 7 (engine, pid 42) does not carry out orders for card0",
+            ],
+        ),
+    ],
+)
+def test_everything_that_somebody_has_to_look_at_is_named_with_why(changed: dict[str, Any], said: list[str]) -> None:
+    assert problems(status(**changed)) == said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,21 +79,12 @@ def test_a_step_that_is_very_far_is_still_nearer_than_none(make: Make) -> None:
     assert distance(stand, "late") < UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("steps", "named"),
-    [
-        ([AgentStep("a", ("b",), 1), AgentStep("b", ("a",), 1)], "must run earlier"),
-        ([AgentStep("a", ("nobody",), 1)], "nobody"),
-    ],
-)
-def test_a_graph_that_cannot_be_run_is_refused_and_nothing_changes(
-    make: Make, steps: list[AgentStep], named: str
-) -> None:
+def test_a_graph_that_cannot_be_run_is_refused_and_nothing_changes(make: Make) -> None:
     stand = make()
     register(stand, 1, "w", PLAN)
     before = stand.status()["workflows"]
     for name in ("w", "new"):
-        assert named in refused(register(stand, 1, name, steps), "BadGraph")
+        assert "nobody" in refused(register(stand, 1, name, [AgentStep("a", ("nobody",), 1)]), "BadGraph")
     assert stand.status()["workflows"] == before
     assert distance(stand, "tester") == 4
 

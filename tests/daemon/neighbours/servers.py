@@ -44,16 +44,13 @@ class StandIn:
 
     @property
     def url(self) -> str:
-        """As the configuration names it."""
         return f"{self.kind}=http://127.0.0.1:{self.port}"
 
     @property
     def name(self) -> str:
-        """As status names it."""
         return f"{self.kind} 127.0.0.1:{self.port}"
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
-        """The status and the JSON, or the text, of an answer."""
         raise NotImplementedError
 
     def free(self) -> None:
@@ -62,7 +59,6 @@ class StandIn:
 
     @property
     def paths(self) -> list[str]:
-        """The requests so far."""
         return [f"{method} {path}" for method, path, _ in self.requests]
 
     def __enter__(self) -> Self:
@@ -85,12 +81,6 @@ class StandIn:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                self._answer()
-
-            def do_POST(self) -> None:
-                self._answer()
-
-            def _answer(self) -> None:
                 size_bytes = int(self.headers.get("Content-Length", 0))
                 body = json.loads(self.rfile.read(size_bytes)) if size_bytes else None
                 stand_in.requests.append((self.command, self.path, body))
@@ -104,6 +94,8 @@ class StandIn:
                 self.send_header("Content-Length", str(len(told)))
                 self.end_headers()
                 self.wfile.write(told)
+
+            do_POST = do_GET
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

@@ -31,14 +31,11 @@ MISDEEDS: list[Misdeed] = [hang, drip, die, flood]
 
 @dataclass
 class Told:
-    """What came of a command line."""
-
     code: int
     out: str
     err: str
 
     def line(self, begins: str) -> str:
-        """The row that begins so, on one line."""
         rows = re.sub(r"\n +", " ", self.out).splitlines()
         return next(row for row in rows if row.startswith(begins))
 

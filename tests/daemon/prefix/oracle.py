@@ -97,7 +97,6 @@ def is_cut(media: Sequence[Media], position: int) -> bool:
 
 
 def answer(sequences: Sequence[Cached], tokens: Sequence[int], media: Sequence[Media]) -> Answer:
-    """The longest match."""
     best = Answer(0, {False})
     for cached in sequences:
         offset = longest(cached, tokens, media, best.offset)

@@ -177,7 +177,6 @@ class SequenceStore:
         return found
 
     def offset(self, tokens: Iterable[int], media: Sequence[Media] = ()) -> int:
-        """How many tokens match."""
         return self.ask(tokens, media).offset
 
     def check(self) -> None:
@@ -186,5 +185,4 @@ class SequenceStore:
 
 
 def query(tokens: Tokens, media: Sequence[Media] = (), scope: bytes = SCOPE, block_tokens: int = 16) -> PrefixRecord:
-    """All of a sequence, to ask for."""
     return PrefixRecord(scope, bytes(16), False, False, 0, len(tokens), None, tuple(media), block_tokens)

@@ -37,7 +37,6 @@ class World:
         self.ending: list[tuple[int, int]] = []
 
     def step(self) -> None:
-        """Something changes."""
         what, stand, chance = self.chance.random(), self.stand, self.chance
         spans, table = stand.store.spans, stand.store.table
         known = sorted(table.by_key)
@@ -89,7 +88,6 @@ class World:
         return tokens, sorted(media, key=lambda one: (one.start, one.modality))
 
     def begin(self, media: list[Media], start: int, tokens: int) -> None:
-        """One more item, if it fits."""
         chance = self.chance
         new = item(chance.choice(MODALITIES), start, chance.randint(1, 20), chance.randrange(self.contents))
         if not any(one.modality == new.modality and one.start < new.end and new.start < one.end for one in media):

@@ -1,24 +1,23 @@
-"""Reuse distances beside exact least-recently-used caches of the same requests."""
+"""Reuse distances and curves of hit ratios beside exact least-recently-used caches of the same requests."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports.distances import (
-    FAR,
-    REACH,
-    THINNED_MIN,
-    ReuseDistances,
-)
+from tensord.daemon.reports.distances import FAR, REACH, THINNED_MIN, ReuseDistances
+from tensord.daemon.reports.hits import HALVE_AFTER, MULTIPLES, HitCurve
 
-Requests = Iterator[tuple[int, int]]
+Request = tuple[int, int]
 
 
 def number(of: int) -> int:
@@ -35,7 +34,6 @@ class Exact:
         self.held_bytes = 0
 
     def asked(self, key: int, size_bytes: int) -> bool:
-        """Whether the key was there."""
         found = key in self.sizes
         self.forget(key)
         self.sizes[key] = size_bytes
@@ -118,3 +116,64 @@ def test_an_entry_that_was_only_held_has_a_distance() -> None:
     distances = ReuseDistances(1000)
     distances.hold(np.array([number(1), number(2)], np.uint64), np.array([10, 15], np.uint64), 100)
     assert distances.asked(number(1), 10, 100) == 25
+
+
+# ---- curves
+
+
+def curve_of(requests: Sequence[Request], capacity_bytes: int, keys_max: int) -> dict[str, Any]:
+    distances, curve, present = ReuseDistances(keys_max), HitCurve(), Exact(capacity_bytes)
+    for asked, size_bytes in requests:
+        here = present.asked(asked, size_bytes)
+        curve.asked(1, here=here)
+        distance_bytes = distances.asked(number(asked), size_bytes, capacity_bytes)
+        if distance_bytes is not None:
+            curve.sampled(number(asked), distance_bytes, distances.factor, here=here)
+    distances.check_invariants(capacity_bytes)
+    return curve.as_dict(capacity_bytes, distances.factor)
+
+
+def exact(requests: Sequence[Request], capacity_bytes: int) -> float:
+    cache = Exact(capacity_bytes)
+    return sum(cache.asked(*each) for each in requests) / len(requests)
+
+
+def workload(name: str) -> list[Request]:
+    chance = random.Random(name)
+    if name == "popular keys":
+        weights = [1 / (rank + 1) ** 0.9 for rank in range(10_000)]
+        return [(each, 100 + each % 400) for each in chance.choices(range(10_000), weights, k=40_000)]
+    if name == "a loop":
+        return [(at % 3000, 100) for at in range(20_000)]
+    if name == "a set in use beside scans":
+        return [(chance.randrange(800) if at % 3 else 1000 + at, 100) for at in range(30_000)]
+    return [(max(0, at - int(chance.expovariate(1 / 900))), 100) for at in range(30_000)]
+
+
+@pytest.mark.parametrize("name", ["popular keys", "a loop", "a set in use beside scans", "recent keys"])
+def test_the_curve_is_within_2_points_of_exact_caches_of_each_size(name: str) -> None:
+    requests = workload(name)
+    capacity_bytes = sum(dict(requests).values()) // 7
+    every = curve_of(requests, capacity_bytes, 4096)
+    assert [size for size, _, _ in every["points"]] == [int(multiple * capacity_bytes) for multiple in MULTIPLES]
+    assert every["requests"] == pytest.approx(len(requests))
+    for size_bytes, ratio, error in every["points"]:
+        assert ratio == pytest.approx(exact(requests, size_bytes), abs=max(0.02, error))
+        assert error < 0.15
+
+
+def test_without_requests_nothing_is_known() -> None:
+    every = HitCurve().as_dict(1000, 1)
+    assert every["requests"] == 0
+    assert {(ratio, error) for _, ratio, error in every["points"]} == {(0.0, 1.0)}
+
+
+def test_older_requests_count_less_and_less() -> None:
+    curve = HitCurve()
+    curve.asked(2 * HALVE_AFTER, here=False)
+    for _ in range(HALVE_AFTER):
+        curve.sampled(1, FAR, 1, here=False)
+    for _ in range(HALVE_AFTER):
+        curve.sampled(1, 100, 1, here=False)
+    points = curve.as_dict(1000, 1)["points"]
+    assert points[-1][1] > 0.6

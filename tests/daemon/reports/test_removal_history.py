@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.reports.removal_history import LATEST, REASONS, RECORDS_MAX, REMOVED, RemovalHistory
+from tensord.daemon.reports.removal_history import LATEST, REASONS, REMOVED, RemovalHistory
 
 
 def gone(key: bytes, number: int = 0, reason: str = "capacity") -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_nothing_is_found_before_any_removal() -> None:
 
 
 def test_medians_cover_the_latest_entries_evicted_by_the_policy_only() -> None:
-    history = RemovalHistory(RECORDS_MAX)
+    history = RemovalHistory(LATEST)  # which overwrites its oldest
     for number in range(3000):
         add(history, gone(bytes(32), number, "capacity"), gone(bytes(32), 10**6, "ttl"))
     told = history.made_room()
@@ -56,15 +56,3 @@ def test_medians_cover_the_latest_entries_evicted_by_the_policy_only() -> None:
     assert told["idle_s"]["median"] == 1.0 + middle
     assert told["age_s"]["median"] == 10.0 + middle
     assert told["age_s"]["tenth"] == pytest.approx(10.0 + 3000 - LATEST / 2 + 0.1 * (LATEST / 2 - 1))
-
-
-def test_an_overwritten_record_counts_no_more() -> None:
-    history = RemovalHistory(4)
-    for number in range(6):
-        add(history, gone(bytes([number]) * 32, number))
-    assert history.find(bytes([1]) * 32) is None
-    assert history.made_room() == {
-        "entries": 4,
-        "age_s": {"median": 13.5, "tenth": pytest.approx(12.3)},
-        "idle_s": {"median": 4.5, "tenth": pytest.approx(3.3)},
-    }

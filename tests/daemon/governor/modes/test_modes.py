@@ -1,4 +1,4 @@
-"""When a mode is entered, and when it is left: rises at once, falls by two samples, and every fall ends."""
+"""When a mode is entered and left: rises at once, falls by two samples. Whoever is told hears of each change once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tensord.daemon.governor.forms.thresholds import Thresholds
 from tensord.errors import BadConfiguration
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
-from tensord.ipc.messages.modes import LEVELS, Mode
+from tensord.ipc.messages.modes import HOST_GAUGE, LEVELS, Mode, Tier
 
-from ..stand import Make, Stand
+from ..stand import GPU, TOTAL, Make, Stand
 
+OTHER = "0000:66:00.0"
 BEGINS = {Mode.NORMAL: 0.70, Mode.PRESSURE: 0.85, Mode.CRITICAL: 0.92, Mode.EMERGENCY: 0.96}
 LEFT = {Mode.NORMAL: 0.68, Mode.PRESSURE: 0.83, Mode.CRITICAL: 0.90, Mode.EMERGENCY: 0.94}
 
@@ -94,7 +95,9 @@ class AgainstThresholds(RuleBasedStateMachine):
         self.stand = Stand()
         self.stand.join(1)
         self.stand.open(1)
-        self.samples: list[Fraction] = []
+        for gauge in ("before", GPU, "behind"):  # two that are never pressed
+            self.stand.sample(0, gauge, total=1000)
+        self.samples = [Fraction(0)] * 2
         self.entered = dict.fromkeys(BEGINS, False)
         self.workflow = False
 
@@ -121,7 +124,7 @@ class AgainstThresholds(RuleBasedStateMachine):
     def the_level_is_the_highest_that_was_entered_and_not_left(self) -> None:
         entered = [level for level, held in self.entered.items() if held]
         assert entered == list(BEGINS)[: len(entered)], "levels are entered from below"
-        for row in self.stand.status()["gauges"]:
+        for row in [row for row in self.stand.status()["gauges"] if row["gauge"] == GPU]:
             assert row["level"] == (entered or [Mode.RELAXED])[-1] in LEVELS
             aware = self.workflow and row["level"] in (Mode.NORMAL, Mode.PRESSURE)
             assert row["mode"] == (Mode.WORKFLOW_AWARE if aware else row["level"])
@@ -132,3 +135,78 @@ class AgainstThresholds(RuleBasedStateMachine):
 
 TestAgainstThresholds = AgainstThresholds.TestCase
 TestAgainstThresholds.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+# ---- from readings to whoever is told
+
+
+def test_a_transition_is_logged_counted_shown_announced_and_pushed_once(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.ask(1, messages.Subscribe)
+    stand.sample(0.93)
+    stand.sample(0.93)
+    said = {"gauge": GPU, "tier": "device", "before": "relaxed", "mode": "critical", "share": 0.93}
+    assert [(log.level, log.event, log.fields) for log in stand.logged] == [
+        ("warning", "mode", said | {"source": "test"})
+    ]
+    assert [told for told in stand.told if told["event"] == "mode"] == [{"event": "mode"} | said]
+    assert stand.status()["counters"]["transitions"] == {"critical": 1}
+    state = messages.TierState(GPU, Tier.DEVICE, Mode.CRITICAL, round(0.93 * TOTAL), TOTAL)
+    assert stand.pushes(1) == [messages.ModeChanged(Mode.RELAXED, state)]
+    assert stand.pushes(2) == []
+
+
+def test_a_gauge_that_is_new_is_pushed_once_and_is_a_transition_only_if_it_is_not_relaxed(make: Make) -> None:
+    stand = make()
+    assert stand.ask(1, messages.Subscribe).tiers == []
+    stand.sample(0.5)
+    stand.sample(0.5)
+    stand.sample(0.93, OTHER)
+    pushes = [(push.state.gauge, push.before, push.state.mode) for push in stand.pushes(1)]
+    assert pushes == [(GPU, Mode.RELAXED, Mode.RELAXED), (OTHER, Mode.RELAXED, Mode.CRITICAL)]
+    assert stand.status()["counters"]["transitions"] == {"critical": 1}
+
+
+def test_a_new_subscriber_first_gets_every_gauge(make: Make) -> None:
+    stand = make()
+    stand.sample(0.86)
+    stand.sample(0.97, HOST_GAUGE)
+    answer = stand.ask(1, messages.Subscribe)
+    assert [(state.gauge, state.mode, state.refuses) for state in answer.tiers] == [
+        (GPU, Mode.PRESSURE, False),
+        (HOST_GAUGE, Mode.EMERGENCY, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("began_s", "stale", "used"),
+    [(1.0, False, 0.5), (-5.0, False, 0.9), (1.0, True, 0.5)],
+    ids=["twice", "older", "stale"],
+)
+def test_a_reading_that_is_not_newer_or_stale_changes_no_mode(
+    make: Make, began_s: float, stale: bool, used: float
+) -> None:
+    stand = make()
+    stand.sample(0.9)
+    began_at = stand.now
+    for _ in range(5):
+        stand.sample(0.5, began_at=began_at + began_s, stale=stale)
+    row = stand.status()["gauges"][0]
+    assert (row["stale"], row["mode"], row["share"], row["since_s"]) == (stale, "pressure", used, 5.0)
+    for _ in range(2):
+        stand.sample(0.5)
+    assert stand.mode() is Mode.RELAXED
+
+
+def test_a_gauge_that_is_gone_leaves_its_mode(make: Make) -> None:
+    stand = make()
+    stand.ask(1, messages.Subscribe)
+    stand.sample(0.97)
+    stand.lose()
+    assert stand.governor.modes() == []
+    last = stand.pushes(1)[-1]
+    assert (last.before, last.state.mode, last.state.refuses) == (Mode.EMERGENCY, Mode.RELAXED, False)
+    stand.sample(0.97)
+    assert stand.mode() is Mode.EMERGENCY
+    assert stand.status()["counters"]["transitions"] == {"emergency": 2, "relaxed": 1}

@@ -31,14 +31,12 @@ class Card:
 
     @property
     def held(self) -> int:
-        """MiB of entries."""
         return int(self.stand.device()["bytes"] // MIB)
 
     def sample(self, **more: Any) -> None:
         self.stand.sample((self.others + self.held) * MIB, **{"after_s": 0.25, **more})
 
     def reserve(self, client: int, size: int, wait_s: float = 5.0, **more: Any) -> int:
-        """Asks for MiB; returns the request's number."""
         request = self.stand.begin(client, messages.ReserveDevice, GPU, size * MIB, 30.0, wait_s, **more)
         self.stand.settle()
         return request
@@ -72,16 +70,6 @@ def test_a_reservation_that_does_not_wait_orders_nothing(make: Make) -> None:
     text = refused(card.answer(2, card.reserve(2, 250, wait_s=0.0)), "DeviceFull")
     assert f"{200 * MIB} are free" in text and f"of {300 * MIB} cached bytes 0 are pinned" in text
     assert named(card.stand.orders(None, "offload", "drop")) == []
-
-
-def test_a_reservation_waits_for_the_end_of_another(make: Make) -> None:
-    card = Card(make)
-    granted = card.answer(1, card.reserve(1, 100))
-    request = card.reserve(2, 150)
-    assert card.answer(2, request) is None
-    card.stand.ask(1, messages.ReleaseReservation, granted.reservation)
-    card.sample()
-    assert isinstance(card.answer(2, request), messages.Reserved)
 
 
 def test_several_reservations_get_room_for_all_of_them_at_once(make: Make) -> None:
@@ -189,97 +177,66 @@ STATES: dict[str, Callable[[Card], int]] = {
 }
 
 
-def owner_dies(card: Card) -> None:
-    card.stand.leave(1)
-    card.sample()
-
-
-def owner_is_stopped(card: Card) -> None:
-    for _ in range(8):
-        card.sample()
-
-
-def reloaded(card: Card) -> None:
-    card.stand.change_limits(reservations_max=1, reserve_s_max=1.0, pass_share=1.0)
-    card.carry_out()
-    card.sample()
-
-
-def gauge_is_stale(card: Card) -> None:
-    for _ in range(8):
-        card.sample(stale=True)
-        card.stand.do(Tick())
-
-
-def gauge_is_gone(card: Card) -> None:
-    card.stand.lose()
-
-
-def asker_dies(card: Card) -> None:
-    card.stand.leave(2)
-    card.carry_out()
-    card.sample()
-
-
-def others_fill_the_card(card: Card) -> None:
-    card.others += 150
-    card.carry_out()
-    card.sample()
-
-
-def other_card_is_full(card: Card) -> None:
-    card.stand.open(1, device=OTHER)
-    card.stand.register(1, 9, 100 * MIB, device=OTHER)
-    card.stand.sample(0.99, OTHER, after_s=0.25)
-    card.carry_out()
-    card.sample()
-
-
-def carried_out(card: Card) -> None:
-    for _ in range(4):
-        card.carry_out()
-        card.sample()
+def disturb(card: Card, how: str) -> None:
+    match how:
+        case "carried out":
+            for _ in range(3):
+                card.carry_out()
+                card.sample()
+            card.carry_out()
+        case "owner dies":
+            card.stand.leave(1)
+        case "owner is stopped":
+            for _ in range(7):
+                card.sample()
+        case "reloaded":
+            card.stand.change_limits(reservations_max=1, reserve_s_max=1.0, pass_share=1.0)
+            card.carry_out()
+        case "gauge is stale":
+            for _ in range(7):
+                card.sample(stale=True)
+                card.stand.do(Tick())
+        case "gauge is gone":
+            card.stand.lose()
+            return
+        case "others fill the card":
+            card.others += 150
+            card.carry_out()
+        case "other card is full":
+            card.stand.open(1, device=OTHER)
+            card.stand.register(1, 9, 100 * MIB, device=OTHER)
+            card.stand.sample(0.99, OTHER, after_s=0.25)
+            card.carry_out()
+    card.sample(stale=how == "gauge is stale")
 
 
 # What the reservation has come to after the disturbance: "granted", "waiting", or the code of its refusal.
-EXPECTED: dict[Callable[[Card], None], dict[str, str]] = {
-    carried_out: {"waits": "granted", "has left": "granted", "behind": "granted"},
-    owner_dies: {"waits": "granted", "has left": "granted", "behind": "granted"},
-    owner_is_stopped: {"waits": "waiting", "has left": "granted", "behind": "waiting"},
-    reloaded: {"waits": "granted", "has left": "granted", "behind": "waiting"},
-    gauge_is_stale: {"waits": "waiting", "has left": "waiting", "behind": "waiting"},
-    gauge_is_gone: {"waits": "NoGauge", "has left": "NoGauge", "behind": "NoGauge"},
-    others_fill_the_card: {"waits": "waiting", "has left": "waiting", "behind": "waiting"},
-    other_card_is_full: {"waits": "granted", "has left": "granted", "behind": "waiting"},
+EXPECTED: dict[str, dict[str, str]] = {
+    "carried out": {"waits": "granted", "has left": "granted", "behind": "granted"},
+    "owner dies": {"waits": "granted", "has left": "granted", "behind": "granted"},
+    "owner is stopped": {"waits": "waiting", "has left": "granted", "behind": "waiting"},
+    "reloaded": {"waits": "granted", "has left": "granted", "behind": "waiting"},
+    "gauge is stale": {"waits": "waiting", "has left": "waiting", "behind": "waiting"},
+    "gauge is gone": {"waits": "NoGauge", "has left": "NoGauge", "behind": "NoGauge"},
+    "others fill the card": {"waits": "waiting", "has left": "waiting", "behind": "waiting"},
+    "other card is full": {"waits": "granted", "has left": "granted", "behind": "waiting"},
 }
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("disturb", EXPECTED)
-def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(
-    make: Make, state: str, disturb: Callable[[Card], None]
-) -> None:
+@pytest.mark.parametrize("how", EXPECTED)
+def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(make: Make, state: str, how: str) -> None:
     card = Card(make)
     request = STATES[state](card)
-    disturb(card)
+    disturb(card, how)
     answer = card.answer(2, request)
     outcome = {messages.Reserved: "granted", type(None): "waiting"}.get(type(answer)) or answer.code
-    assert outcome == EXPECTED[disturb].get(state, "granted"), "what was granted stays"
+    assert outcome == EXPECTED[how].get(state, "granted"), "what was granted stays"
     reserved = sum(row["reserved_bytes"] for row in card.stand.status()["devices"])
     assert reserved <= TOTAL
     card.stand.pass_time(61)
     assert card.answer(2, request) is not None, "every request is answered once"
     assert not any(row["waiting_reservations"] for row in card.stand.status()["devices"])
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_nothing_is_left_of_the_reservations_of_a_client_that_died(make: Make, state: str) -> None:
-    card = Card(make)
-    STATES[state](card)
-    asker_dies(card)
-    card.stand.check()
-    card.stand.pass_time(61)
-    assert card.stand.status()["reservations"] == 0
 
 
 # ---- owners that are stopped

@@ -13,7 +13,6 @@ from ..stand import GPU, MIB, Make, Stand, refused
 
 
 def reserve(stand: Stand, client: int, size: int, for_s: float = 10.0, **more: Any) -> Any:
-    """The answer to a request for MiB."""
     return stand.ask(client, messages.ReserveDevice, GPU, size * MIB, for_s, **more)
 
 

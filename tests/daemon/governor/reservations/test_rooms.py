@@ -202,34 +202,6 @@ def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Mak
     assert site.stand.device("other")["reserved_bytes"] == 7 * MIB
 
 
-def test_cached_tensors_leave_before_a_neighbour_is_asked(make: Make) -> None:
-    site = Site(make)
-    site.stand.open(ENGINE)
-    site.stand.register(ENGINE, 1, 300 * MIB)
-    request = site.make_room(350)
-    (order,) = site.stand.orders(ENGINE)
-    site.sample()
-    assert site.asked == [], "the owner has not carried it out"
-    site.stand.carry_out(ENGINE, order, freed_bytes=300 * MIB)
-    site.sample(600)
-    answer = site.answer(request)
-    assert answer.made and steps(answer) == [("cached tensors", "freed", 300)] and site.asked == []
-
-
-def test_a_neighbour_that_says_yes_and_frees_nothing_is_found_out_by_the_gauge(make: Make) -> None:
-    site = Site(make, neighbours=(OLLAMA,))
-    request = site.make_room(500)
-    site.sample()
-    site.answered("done")
-    site.settle()
-    answer = site.answer(request)
-    assert not answer.made and answer.missing_bytes == 400 * MIB
-    assert steps(answer)[1] == ("ollama 127.0.0.1:11434", "nothing", 0)
-    assert "the card's gauge did not fall" in answer.steps[1].why
-    assert len([each for each in site.stand.logged if each.event == "neighbour asked for memory"]) == 1
-    assert all(row["reserved_bytes"] == 0 for row in site.stand.status()["devices"])
-
-
 def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: Make) -> None:
     site = Site(make, neighbours=())
     site.stand.open(ENGINE)

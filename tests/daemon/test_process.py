@@ -1,0 +1,252 @@
+"""The daemon's process: its log, files that settings name, and threads that leave the processors to programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from tensord.daemon.process import give_way, logs
+from tensord.daemon.process.give_way import GivesWay
+from tensord.daemon.process.logs import FORGOTTEN_S, REPEATS_MAX, Repeats
+from tensord.daemon.process.small_files import BYTES_MAX, small_text
+from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.schema import PROTOCOL_VERSION
+from tensord.ipc.wire.frames import pack
+
+from ..daemon_process import Daemon, until
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+    logs.level("info")
+
+
+def lines_of(format_name: str, level: str = "info") -> io.StringIO:
+    stream = io.StringIO()
+    logs.setup(level, format_name, {}, stream)
+    return stream
+
+
+def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_console_line_is_key_value() -> None:
+    stream = lines_of("console")
+    logs.logger("store").info("put stored", bytes=5, name="a b")
+    time, rest = stream.getvalue().split(" ", 1)
+    assert datetime.fromisoformat(time.removeprefix("time=")).utcoffset() is not None
+    assert rest == 'level=info part=store event="put stored" bytes=5 name="a b"\n'
+
+
+def test_json_is_json_on_any_stream() -> None:
+    stream = lines_of("json")
+    logs.logger("store").warning("refused", key=b"\x01")
+    (line,) = parsed(stream)
+    assert (line["level"], line["part"], line["event"]) == ("warning", "store", "refused")
+    assert line["time"].endswith("Z")
+
+
+def test_a_line_that_cannot_be_written_is_lost_alone() -> None:
+    with open("/dev/full", "w") as full:
+        logs.setup("info", "console", {}, full)
+        logs.logger("store").info("put stored")
+        with suppress(OSError):
+            full.close()
+
+
+def test_a_line_is_one_line_and_has_no_character_that_a_terminal_obeys() -> None:
+    for format_name in ("console", "json"):
+        stream = lines_of(format_name)
+        logs.logger("session").info("hello", name="a\nlevel=error \x1b]0;b\x07\x00\x9b\u202e ü", why=ValueError("\x1b"))
+        line = stream.getvalue().removesuffix("\n")
+        assert line.isprintable() and ("\\x1b" in line or "\\u001b" in line) and "\\u202e" in line
+
+
+def test_an_exception_is_one_line_too() -> None:
+    stream = lines_of("json")
+    try:
+        raise OSError("disc gone")
+    except OSError:
+        logs.logger("store").exception("failed")
+    (line,) = parsed(stream)
+    assert line["level"] == "error"
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("OSError: disc gone")
+
+
+def test_the_level_can_be_changed_while_running() -> None:
+    stream = lines_of("json")
+    held = logs.logger("store")
+    held.debug("one")
+    logs.level("debug")
+    held.debug("two")
+    logs.level("error")
+    held.warning("three")
+    held.error("four")
+    assert [line["event"] for line in parsed(stream)] == ["two", "four"]
+
+
+def test_json_is_chosen_only_for_the_journals_own_stream(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w+") as stream, (tmp_path / "other").open("w+") as other:
+        found = os.fstat(stream.fileno())
+        environ = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        assert logs.to_journal(environ, stream)
+        assert not logs.to_journal(environ, other)
+        assert not logs.to_journal({}, stream)
+        assert not logs.to_journal(environ, io.StringIO())
+        for into in (stream, other):
+            logs.setup("info", "auto", environ, into)
+            logs.logger("store").info("x")
+            into.seek(0)
+        # The journal reads the priority, and removes it.
+        assert stream.read().startswith("<6>{")
+        assert other.read().startswith("time=")
+        logs.setup("info", "json", environ, stream)
+        logs.logger("store").error("y")
+        stream.seek(0)
+        assert stream.read().splitlines()[-1].startswith("<3>{")
+
+
+def said_to(path: str, words: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX) as visitor:
+        visitor.connect(path)
+        if words:  # a daemon that turns somebody away may have hung up by now
+            visitor.sendall(words)
+        answered = b""
+        while more := visitor.recv(1 << 16):
+            answered += more
+        return answered
+
+
+def test_a_client_of_another_version_that_tries_again_and_again_is_logged_once(daemon: Daemon) -> None:
+    for _ in range(5):
+        hello = pack(messages.Hello(1, PROTOCOL_VERSION + 1, "old", 1, True))
+        assert b"VersionMismatch" in said_to(str(daemon.socket), hello)
+    # Another reason is another line, and comes after all of those.
+    said_to(str(daemon.socket), b"GET / HTTP/1.1")
+    until(lambda: daemon.log.count("protocol error;") > 1, "the line of the other reason")
+    assert daemon.log.count("protocol error;") == 2
+    assert daemon.log.count("protocol version") == 1
+
+
+def test_an_old_repeat_counts_as_new_and_the_memory_has_a_limit() -> None:
+    repeats = Repeats()
+    assert repeats.is_new("a", 0)
+    assert not repeats.is_new("a", FORGOTTEN_S)
+    assert repeats.is_new("a", 2 * FORGOTTEN_S + 1)
+    assert all(repeats.is_new(number, 3 * FORGOTTEN_S) for number in range(REPEATS_MAX))
+    assert repeats.is_new("a", 2 * FORGOTTEN_S + 2), "the oldest was forgotten"
+
+
+# ---- files that settings name
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("a folder", "Is a directory"),
+        ("a pipe", "not a regular file"),
+        ("a device", "not a regular file"),
+        ("too large", f"more than {BYTES_MAX} bytes"),
+        ("absent", "No such file"),
+    ],
+)
+def test_a_path_that_is_no_small_file_is_refused_and_leaves_no_descriptor_open(
+    what: str, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "given"
+    match what:
+        case "a folder":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+        case "a device":
+            path = Path("/dev/zero")
+        case "too large":
+            path.write_bytes(b"x" * (BYTES_MAX + 1))
+    before = _open_at(path)
+
+    with pytest.raises(OSError, match=why):
+        small_text(path)
+
+    assert _open_at(path) == before
+
+
+def _open_at(path: Path) -> int:
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            count += os.readlink(link) == str(path)
+        except FileNotFoundError:  # the one of the listing itself
+            continue
+    return count
+
+
+# ---- processors
+
+
+class Rests(threading.Event):
+    """An event that is waited for in no time, and has the times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seconds.append(timeout)
+        return False
+
+
+@pytest.fixture
+def busy() -> Iterator[int]:
+    """A processor on which another program computes all the time, and this thread too."""
+    before = os.sched_getaffinity(0)
+    processor = min(before)
+    os.sched_setaffinity(0, {processor})
+    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield processor
+    finally:
+        spinner.kill()
+        spinner.wait()
+        os.sched_setaffinity(0, before)
+
+
+def work() -> None:
+    ends_at = time.thread_time() + 0.01
+    while time.thread_time() < ends_at:
+        pass
+
+
+def test_a_thread_that_had_to_wait_for_a_processor_rests_before_it_works_again_unless_it_is_hurried(busy: int) -> None:
+    rests = Rests()
+    gives_way = GivesWay(rests)
+
+    def rested() -> bool:
+        for _ in range(5):
+            with gives_way.working(hurried=True):
+                work()
+        assert not rests.seconds
+        with gives_way.working(hurried=False):
+            return bool(rests.seconds)
+
+    until(rested, "what was worked in a hurry counts afterwards")
+    assert 0 < rests.seconds[0] <= give_way.REST_S_MOST
