@@ -58,7 +58,7 @@ def _lookup(call: Call[Arguments, Result], keys: Callable[[Any], Iterable[bytes]
         puts = self.client.link.puts
         first = args[0] if args else options.get("key", options.get("keys"))
         if (awaited := puts.awaited) and first is not None and (own := [key for key in keys(first) if key in awaited]):
-            await in_thread(puts.wait_for_any_own, own)
+            await in_thread(puts.wait_for_puts, own)
         return call(self.client, *args, **options)
 
     return _like(call, method)

@@ -97,7 +97,7 @@ class ClientBase:
 
         A signal handler may call it at any moment; a put that it has interrupted ends as "lost".
         """
-        self._link.puts.wait_for_all_own()
+        self._link.puts.wait_for_puts()
         self._closed.detach()
         self._link.close()
 

@@ -79,7 +79,7 @@ class EntryCalls(ClientBase):
         view = self._link.view or self._attach()
         if view is None:
             return Batch.of_misses(len(joined))
-        self._link.puts.wait_for_any_own(key.tobytes() for key in joined)
+        self._link.puts.wait_for_puts(key.tobytes() for key in joined)
         return view.get_many(joined)
 
     def get_into(self, key: bytes, out: np.ndarray[Any, Any]) -> bool:

@@ -85,28 +85,19 @@ def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
     Raises:
         BadKey: no stored key begins with a prefix, or several do.
     """
-    cut = [prefix for prefix in prefixes if len(prefix) < 2 * KEY_BYTES]
-    found = _matching(daemon, cut) if cut else {}
-    return [bytes.fromhex(_only(prefix, found.get(prefix, [prefix]))) for prefix in prefixes]
-
-
-def _matching(daemon: Daemon, prefixes: Sequence[str]) -> dict[str, list[str]]:
-    """The stored keys that begin with each prefix, found in one pass over the entries; of one namespace, if all
-    prefixes contain the same tag."""
-    found: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
-    tags = {prefix[: 2 * TAG_BYTES] for prefix in prefixes}
+    found: dict[str, list[str]] = {prefix: [] for prefix in prefixes if len(prefix) < 2 * KEY_BYTES}
+    # One pass over the entries; over those of one namespace, if all prefixes contain the same tag.
+    tags = {prefix[: 2 * TAG_BYTES] for prefix in found}
     tag = tags.pop() if len(tags) == 1 else ""
-    for entry in daemon.entries(bytes.fromhex(tag) if len(tag) == 2 * TAG_BYTES else None):
+    namespace = bytes.fromhex(tag) if len(tag) == 2 * TAG_BYTES else None
+    for entry in daemon.entries(namespace) if found else ():
         for prefix, keys in found.items():
             if entry["key"].startswith(prefix):
                 keys.append(entry["key"])
-    return found
-
-
-def _only(prefix: str, keys: Sequence[str]) -> str:
-    if not keys:
-        raise BadKey(f"no stored key begins with {prefix}; `tensorctl ls` lists them")
-    if len(keys) > 1:
-        shown = ", ".join(keys[:_SHOWN_MAX]) + (", ..." if len(keys) > _SHOWN_MAX else "")
-        raise BadKey(f"{len(keys)} keys begin with {prefix}: {shown}; give more digits")
-    return keys[0]
+    for prefix, keys in found.items():
+        if not keys:
+            raise BadKey(f"no stored key begins with {prefix}; `tensorctl ls` lists them")
+        if len(keys) > 1:
+            shown = ", ".join(keys[:_SHOWN_MAX]) + (", ..." if len(keys) > _SHOWN_MAX else "")
+            raise BadKey(f"{len(keys)} keys begin with {prefix}: {shown}; give more digits")
+    return [bytes.fromhex(found.get(prefix, [prefix])[0]) for prefix in prefixes]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from copy import copy
 from pathlib import Path
 from typing import Final
 
@@ -163,10 +162,3 @@ def absence(error: TensordError | OSError, socket: Path, *, warn: bool) -> Tenso
     if warn and len(_warned) < SOCKETS_MAX and _warned.setdefault(socket, first) is first:
         _log.warning("tensord: %s. Until a daemon answers, every lookup is a miss and nothing is stored", why)
     return why
-
-
-def unavailable(error: TensordError | None, path: Path) -> TensordError:
-    """Why there is no daemon, as a new error for each caller. A shared error would keep the frames of all its callers,
-    with their payloads and views, until the daemon is back.
-    """
-    return copy(error) if error is not None else DaemonUnavailable(f"not attached to the daemon at {path}")

@@ -152,19 +152,13 @@ class Answers:
         elif isinstance(message, messages.Reserved):
             link.send(messages.ReleaseReservation(link.next_id(), message.reservation))
 
-    def fail_optional(self, error: TensordError) -> None:
-        """Fails the requests whose callers can do without an answer. A claim that is granted all the same is given
-        back."""
+    def fail_all(self, error: TensordError, *, optional_only: bool = False) -> None:
+        """Fails the pending requests; with `optional_only`, those whose callers can do without an answer. A claim that
+        is granted all the same is given back."""
         for number, answer in list(self.pending.items()):
-            if answer.optional and self.pending.pop(number, None) is not None:
-                settle(answer, error=copy(error))
-
-    def fail_all(self, error: TensordError) -> None:
-        """Fails all pending requests."""
-        while self.pending:
-            with suppress(KeyError):
+            if (answer.optional or not optional_only) and self.pending.pop(number, None) is not None:
                 # A copy for each caller, which raises it with a traceback of its own.
-                settle(self.pending.popitem()[1], error=copy(error))
+                settle(answer, error=copy(error))
 
 
 def settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> bool:

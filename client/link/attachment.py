@@ -29,7 +29,6 @@ class Attachment:
         """The channel, from its first attempt to send on it until `detach`."""
         self._is_silent = is_silent
         self._serving: BlockingChannel | None = None
-        self._ended: BlockingChannel | None = None
         self._renewing = False
         self._changed = LockEvent()
         self.settled = False
@@ -82,15 +81,14 @@ class Attachment:
     def end(self) -> None:
         """Ends the channel, so that the link's thread attaches anew. Waits for nothing."""
         if (channel := self.channel) is not None:
-            self._ended = channel
             channel.shut()
 
     def detach(self, channel: BlockingChannel) -> bool:
-        """Closes the channel, which has ended. Returns whether `end` has ended it: another attempt follows at once."""
-        ended_here = channel is self._ended
-        if ended_here or (channel is self._serving and channel.closed):
-            self._renewing = True
-        self._serving = self.channel = self._ended = None
+        """Closes the channel, which has ended. Returns whether this process has ended it: another attempt follows at
+        once."""
+        ended_here = channel.closed
+        self._renewing = self._renewing or ended_here
+        self._serving = self.channel = None
         self.tell()
         channel.close()
         return ended_here

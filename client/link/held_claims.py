@@ -12,14 +12,12 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from ...errors import CANNOT_BE_STORED, TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import TOKENS_MAX
 from ...ipc.wire.blocking import BlockingChannel
-from ..threads.aside import aside
 from .answers import PendingRequest
 
 # A claim is renewed three times within its lifetime.
@@ -52,14 +50,17 @@ class HeldClaims:
 
     def give_back(self, token: int, timeout_s: float, error: TensordError | None = None) -> None:
         """Abandons a claim without a payload. The daemon grants the key to the first waiting client, unless `error`
-        says that nobody can store the value."""
-        aside(partial(self._give_back, token, timeout_s, error))
+        says that nobody can store the value. Call it where no signal handler can interrupt it."""
+        if self.drop(token):
+            # An unsent Abandon does no harm: the claim ends with the connection, or expires.
+            with suppress(TensordError):
+                self._send(abandon(token, error), timeout_s=timeout_s)
 
     def give_back_forgotten(self, timeout_s: float) -> None:
         """Gives back each claim whose request was collected."""
         for token, (_, asked) in list(self.held.items()):
             if asked() is None:
-                self._give_back(token, timeout_s)
+                self.give_back(token, timeout_s)
 
     def renew(self, channel: BlockingChannel, timeout_s: float) -> None:
         """Renews all claims on the connection that they were granted on."""
@@ -69,12 +70,6 @@ class HeldClaims:
         # Another thread may have dropped the last claim; then `renew_at` has no meaning.
         shortest_s = min((lasts_s for lasts_s, _ in list(self.held.values())), default=1.0)
         self.renew_at = time.monotonic() + shortest_s / _RENEWALS
-
-    def _give_back(self, token: int, timeout_s: float, error: TensordError | None = None) -> None:
-        if self.drop(token):
-            # An unsent Abandon does no harm: the claim ends with the connection, or expires.
-            with suppress(TensordError):
-                self._send(abandon(token, error), timeout_s=timeout_s)
 
 
 def abandon(token: int, error: BaseException | None) -> messages.Abandon:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -36,7 +37,7 @@ from ..threads import forks
 from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent
 from ..writing.puts import Puts
-from .absence import PROMPT, Silence, absence, attach_limit_s, no_answer, unavailable
+from .absence import PROMPT, Silence, absence, attach_limit_s, no_answer
 from .answers import Answers, PendingRequest
 from .attachment import Attachment, EndedHere
 from .held_claims import HeldClaims
@@ -215,7 +216,10 @@ class Link:
 
     def unavailable(self) -> TensordError:
         """Why there is no daemon, as a new error for each caller."""
-        return self.silence.error() if self.silence.away else unavailable(self.error, self.path)
+        if self.silence.away:
+            return self.silence.error()
+        # A shared error would keep the frames of all its callers, with their payloads and views.
+        return copy(self.error) if self.error else DaemonUnavailable(f"not attached to the daemon at {self.path}")
 
     # ---- forks
 
@@ -383,7 +387,7 @@ class Link:
         """The daemon has ceased to answer: as without a daemon. Or it answers again."""
         self.error = self.silence.error() if self.silence.away else None
         if self.error is not None:
-            self.answers.fail_optional(self.error)
+            self.answers.fail_all(self.error, optional_only=True)
         self.puts.silent(self.error)
         self.attachment.tell()
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ...errors import TensordError
+from ...ipc.messages import control as messages
 from ...shm.index.keys import make_key
 from ...shm.payloads.prefix import LAYOUT_BYTES, Media, Tokens, fold, uncut
 from ..computing.remote_run import RemoteRuns
@@ -73,8 +74,11 @@ class OtherHosts:
             if found == layers.digest or (found and self._told == layers.digest):
                 return
             if self._told != layers.digest:
-                # Something else may be in its place, here or in the store. The daemon evicts it before the put.
-                self._client.link.puts.evict([self._key])
+                # Something else may be in its place, here or in the store. The daemon takes records sooner than
+                # messages, so the put waits for the answer.
+                link = self._client.link
+                evicted = link.ask(lambda number: messages.Evict(number, [self._key]))
+                link.answers.within(evicted, min(link.silence.patience_s, max(0.0, deadline - time.monotonic())))
                 self._told = layers.digest
             form, left_s = np.frombuffer(layers.digest, np.uint8), max(0.0, deadline - time.monotonic())
             self._client.put(self._key, form, cost_ms=cost_ms, timeout_s=left_s)

@@ -77,7 +77,7 @@ class Asker:
             link.start()
         if not link.connected:
             return None
-        link.puts.wait_for_all_own()
+        link.puts.wait_for_puts()
         record = PrefixRecord(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
         if record.record_bytes > QUERY_BYTES:
             return None

@@ -233,8 +233,7 @@ class Batch:
             return None
 
     def add_copy(self, position: int, copy: Lease | None) -> None:
-        """Adds a copied hit, for which the lane had no free word. None if the entry was evicted meanwhile. For the
-        library."""
+        """Adds a hit for which the lane had no free word. None if the entry was evicted meanwhile. For the library."""
         if copy is not None:
             self._copies[position] = copy
             self.found[position] = True
@@ -245,9 +244,10 @@ class Batch:
     def release(self) -> None:
         """Drops the batch's pins. Leases and views that were taken before stay valid."""
         self._root = None
+        self._copies.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._root = None
+        self.release()

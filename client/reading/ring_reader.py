@@ -24,6 +24,16 @@ Array = np.ndarray[Any, Any]
 _RECIPES_MAX: Final = 4096
 
 
+class Recipes(dict[bytes, Recipe]):
+    """Recipes by their tree headers, parsed at their first use. Looking up bytes that are no header raises BadTree."""
+
+    def __missing__(self, header: bytes) -> Recipe:
+        if len(self) >= _RECIPES_MAX:
+            self.clear()
+        known = self[header] = recipe(header)
+        return known
+
+
 class RingReader:
     """One ring's memory. Stays usable after its client is closed, attached to another ring, or without a daemon.
 
@@ -39,8 +49,8 @@ class RingReader:
 
     __slots__ = ("_map", "_recipes")
 
-    def __init__(self, mapped: RingMapping, recipes: dict[bytes, Recipe]) -> None:
-        """`recipes`: parsed tree headers, by their bytes. All readers of a ring share them."""
+    def __init__(self, mapped: RingMapping, recipes: Recipes) -> None:
+        """`recipes`: all readers of a ring share them."""
         self._map = mapped
         self._recipes = recipes
 
@@ -86,9 +96,8 @@ class RingReader:
         if named is None:
             return None
         start, span = named
-        header = self._map.copied(start, span.tree_bytes).tobytes()
         try:
-            known = self._recipes.get(header) or learned(self._recipes, header)
+            known = self._recipes[self._map.copied(start, span.tree_bytes).tobytes()]
         except BadTree:
             return None
         if known.end_bytes > span.payload_bytes:
@@ -119,7 +128,7 @@ def _bytes(handle: object) -> bytes:
     return bytes(handle)
 
 
-def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> Lease | None:
+def lease_of_copy(span: Array, handle: bytes, recipes: Recipes) -> Lease | None:
     """A lease on a copy of a span, its header first, as uint8 of shape (n,). Its leaves are read-only.
 
     Returns:
@@ -135,23 +144,10 @@ def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> L
             return None
         if found.checksum and checksum_of(payload) != found.checksum:
             return None
-        header = payload[: found.tree_bytes].tobytes()
-        known = recipes.get(header) or learned(recipes, header)
+        known = recipes[payload[: found.tree_bytes].tobytes()]
     except (BadTree, Corrupt):
         return None
     if known.end_bytes > len(payload):
         return None
     payload.flags.writeable = False
     return lease_over(payload, 0, len(payload), known)
-
-
-def learned(recipes: dict[bytes, Recipe], header: bytes) -> Recipe:
-    """The recipe of a tree header, which `recipes` keeps from now on.
-
-    Raises:
-        BadTree: the bytes are no tree header.
-    """
-    if len(recipes) >= _RECIPES_MAX:
-        recipes.clear()
-    known = recipes[header] = recipe(header)
-    return known

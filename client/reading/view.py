@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from mmap import MAP_SHARED, PROT_READ, mmap
 from struct import error as struct_error
 from typing import Any, Final, Self
@@ -21,13 +22,12 @@ from numpy import ndarray, uint8
 from ...errors import BadTree, Corrupt, LayoutMismatch
 from ...shm.index.index import KEY_HASHES, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SLOT, IndexReader, bad_key
 from ...shm.lanes.lane import HEAD_AT, LOG_AT, LOG_MASK, Lane
-from ...shm.payloads.recipe import Recipe
 from ...shm.ring.layout import BUCKET_BYTES, PAGE_BYTES, SLOT_BYTES, SLOT_WORDS, SPAN_HEADER_BYTES, Superblock
 from ..arguments.checks import check_key
 from .entry import Entry, read_entry
 from .lease import ArrayLease, Batch, Lease, lease_over
 from .ring_mapping import RingMapping, check_span
-from .ring_reader import RingReader, learned
+from .ring_reader import Recipes, RingReader
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS: Final = 4
@@ -58,7 +58,7 @@ class View:
         self._ring = ring
         self._index = index
         self._identity = identity
-        self._recipes: dict[bytes, Recipe] = {}
+        self._recipes = Recipes()
         self.lane = ring.lane
         self.ring = RingReader(ring, self._recipes)
         self.ring_bytes = superblock.limit_bytes
@@ -170,8 +170,7 @@ class View:
                 # View.
                 ring = self._ring
                 start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
-                header = ring[start : start + (place >> 48)]
-                known = self._recipes.get(header) or self._learned(header)
+                known = self._recipes[ring[start : start + (place >> 48)]]
                 if known.single is None:
                     root: Array = ndarray((payload_bytes,), uint8, ring, start)
                     lease = Lease(root, known, payload_bytes)
@@ -207,10 +206,7 @@ class View:
         Raises:
             BadKey: `key` is not 32 bytes.
         """
-        try:
-            return self._pinned(key, check=False, counted=False)
-        except Corrupt:
-            return None
+        return self._get_slowly(key, counted=False)
 
     def get_many(self, keys: Array) -> Batch:
         """Leases on the entries of (n, 32) uint8 keys, all pinned before the first is read."""
@@ -219,11 +215,8 @@ class View:
         self.lane.log_many(spans[found])
         self.lane.log_misses(len(keys) - len(rest) - int(np.count_nonzero(found)))
         for i in rest:
-            # A full lane copies the payload, as in get. A corrupt entry is a miss.
-            try:
-                batch.add_copy(int(i), self._copied_out(keys[i].tobytes()))
-            except Corrupt:
-                self.lane.log_miss()
+            # A full lane copies the payload, as in get.
+            batch.add_copy(int(i), self._get_slowly(keys[i].tobytes(), check=True))
         return batch
 
     def hold_many(self, keys: Array) -> Batch:
@@ -252,8 +245,7 @@ class View:
         entries.
         """
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
-        header = self._ring[start : start + (place >> 48)]
-        return lease_over(root, start, payload_bytes, self._recipes.get(header) or self._learned(header))
+        return lease_over(root, start, payload_bytes, self._recipes[self._ring[start : start + (place >> 48)]])
 
     def verified(self, key: bytes) -> Lease | None:
         """`get` that first checks the payload against its checksum.
@@ -263,12 +255,14 @@ class View:
         """
         return self._pinned(key, check=True)
 
-    def _get_slowly(self, key: bytes) -> Lease | None:
-        """The rare cases of `get`: a changed slot, a full lane, an entry that is not verified yet, an invalid key."""
+    def _get_slowly(self, key: bytes, *, check: bool = False, counted: bool = True) -> Lease | None:
+        """The rare cases of `get`: a changed slot, a full lane, an entry that is not verified yet, an invalid key. A
+        corrupt entry is a miss."""
         try:
-            return self._pinned(check_key(key), check=False)
+            return self._pinned(check_key(key), check=check, counted=counted)
         except Corrupt:
-            self.lane.log_miss()
+            if counted:
+                self.lane.log_miss()
             return None
 
     def _pinned_many(self, keys: Array) -> tuple[Batch, Array, Array]:
@@ -296,7 +290,13 @@ class View:
         return Batch(self, root, found, places, lengths), spans, rest
 
     def _pinned(self, key: bytes, *, check: bool, counted: bool = True) -> Lease | None:
-        lane = self.lane
+        """A lease on a pinned entry. If the lane has no free word: on a copy, of a slot that did not change meanwhile.
+
+        Raises:
+            Corrupt: the payload differs from the one that was stored. Checked with `check`, before the first use of an
+                entry that nobody has checked, and of a copy.
+        """
+        lane, ring = self.lane, self._ring
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
             if hit is None:
@@ -304,65 +304,41 @@ class View:
                     continue
                 break
             at, seq, span_id, place, payload_bytes = hit
-            try:
+            offset, span_size_bytes = place & PLACE_OFFSET_MASK, SPAN_HEADER_BYTES + payload_bytes
+            word: int | None = None
+            lease: Lease | None = None
+            with suppress(IndexError):
                 word = lane.pin(span_id)
-            except IndexError:
-                return self._copied_out(key, counted=counted)
-            offset = place & PLACE_OFFSET_MASK
             try:
+                # If it differs, the place and the length may belong to two different spans.
                 unchanged = self._index.words[at] == seq
+                if unchanged and word is None:
+                    span = ring.copied(offset, span_size_bytes)
+                    span.flags.writeable = False
+                    unchanged = self._index.words[at] == seq
+                elif unchanged:
+                    span = ndarray((span_size_bytes,), uint8, ring, offset)
                 if unchanged:
-                    payload: Array = ndarray((payload_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
-                    if check or place & PLACE_UNVERIFIED:
-                        check_span(self._ring[offset : offset + SPAN_HEADER_BYTES], payload)
-                    header = payload[: place >> 48].tobytes()
-                    lease = lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
+                    payload = span[SPAN_HEADER_BYTES:]
+                    if check or word is None or place & PLACE_UNVERIFIED:
+                        check_span(span[:SPAN_HEADER_BYTES].tobytes(), payload)
+                    lease = lease_over(payload, 0, payload_bytes, self._recipes[payload[: place >> 48].tobytes()])
             except TypeError:
                 # As in get: the span is beyond the mapped part of the ring.
-                lane.unpin(word)
                 break
-            except BaseException:
-                lane.unpin(word)
-                raise
-            if not unchanged:
-                lane.unpin(word)
+            finally:
+                if lease is None and word is not None:
+                    lane.unpin(word)
+            if lease is None:
                 continue
-            lane.tie(word, payload)
+            if word is not None:
+                lane.tie(word, span)
             if counted:
                 lane.log(span_id)
             return lease
         if counted:
             lane.log_miss()
         return None
-
-    def _copied_out(self, key: bytes, *, counted: bool = True) -> Lease | None:
-        """`verified` for a lane without a free word: copies the payload, and uses the copy if the slot did not change
-        meanwhile.
-        """
-        for _ in range(_ATTEMPTS):
-            hit = self._index.find(key)
-            if hit is None:
-                break
-            at, seq, span_id, place, payload_bytes = hit
-            if self._index.words[at] != seq:
-                # The place and the length may belong to two different spans.
-                continue
-            offset = place & PLACE_OFFSET_MASK
-            span = self._ring.copied(offset, SPAN_HEADER_BYTES + payload_bytes)
-            if self._index.words[at] == seq:
-                payload = span[SPAN_HEADER_BYTES:]
-                check_span(span[:SPAN_HEADER_BYTES].tobytes(), payload)
-                payload.flags.writeable = False
-                if counted:
-                    self.lane.log(span_id)
-                header = payload[: place >> 48].tobytes()
-                return lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
-        if counted:
-            self.lane.log_miss()
-        return None
-
-    def _learned(self, header: bytes) -> Recipe:
-        return learned(self._recipes, header)
 
 
 def _no_put(_: bytes) -> bool:

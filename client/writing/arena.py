@@ -73,7 +73,8 @@ class Arena:
         self._lock = RLock()
         self._grants: list[tuple[int, int, Grant]] = []
         """(bytes left, number, grant), in ascending order."""
-        self._left_bytes = 0
+        self.left_bytes = 0
+        """Bytes that are lent and not used yet."""
         self._low_bytes = 0
         """When less than this is left, more is asked for."""
         self._lately: deque[int] = deque(maxlen=SIZES_KEPT)
@@ -94,11 +95,6 @@ class Arena:
         self.away: TensordError | None = None
         """Why no put waits for a place, while the daemon does not answer."""
 
-    @property
-    def left_bytes(self) -> int:
-        """Bytes that are lent and not used yet."""
-        return self._left_bytes
-
     def take(self, size_bytes: int) -> tuple[Grant, int] | None:
         """Takes a place of `size_bytes`, a multiple of 64. Hold the grant until the record is written.
 
@@ -115,14 +111,14 @@ class Arena:
             offset = grant.offset
             grant.offset = end = offset + size_bytes
             left = grant.end - end
-            self._left_bytes -= size_bytes
+            self.left_bytes -= size_bytes
             if left >= LEAST_BYTES:
                 insort(grants, (left, grant.number, grant))
             else:
-                self._left_bytes -= left
+                self.left_bytes -= left
             self._lately.append(size_bytes)
             self._quiet = False
-        if self._left_bytes < self._low_bytes and not self._ahead_request:
+        if self.left_bytes < self._low_bytes and not self._ahead_request:
             self._ask_ahead()
         return grant, offset
 
@@ -151,7 +147,7 @@ class Arena:
                 if request not in self._asked:
                     # The first time, or another thread was faster, or the place was too small.
                     if is_own and (error := self._errors.get(request)) is not None:
-                        if not (has_all and self._left_bytes):
+                        if not (has_all and self.left_bytes):
                             raise error
                         # This client's unused places may be in the way.
                         has_all = False
@@ -180,7 +176,7 @@ class Arena:
         """Lets go of grants that are too small for a put that waits. The daemon lends no more to a client that has this
         much unused."""
         with self._lock:
-            while self._left_bytes > unused_bytes and self._grants:
+            while self.left_bytes > unused_bytes and self._grants:
                 self._drop(1)
 
     def _joined(self, size_bytes: int) -> int:
@@ -218,8 +214,8 @@ class Arena:
             self._grants += lent
             self._grants.sort()
             # Counted anew: an exception of a signal handler may have come between two steps of `take`.
-            self._left_bytes = sum(left_bytes for left_bytes, _, _ in self._grants)
-            self._low_bytes = self._left_bytes // 2
+            self.left_bytes = sum(left_bytes for left_bytes, _, _ in self._grants)
+            self._low_bytes = self.left_bytes // 2
         if error is not None:
             if len(self._errors) >= ERRORS_MAX:
                 self._errors.clear()
@@ -255,7 +251,7 @@ class Arena:
         self.ended = without_frames(error)
         # A put that takes a place of the former list has it for nothing.
         self._grants = []
-        self._left_bytes = 0
+        self.left_bytes = 0
 
     def _ask_ahead(self) -> None:
         try:
@@ -311,4 +307,4 @@ class Arena:
         # `end`, which takes no lock, may have taken the list away since it was counted.
         grants = self._grants
         for _ in range(min(count, len(grants))):
-            self._left_bytes -= grants.pop(0)[0]
+            self.left_bytes -= grants.pop(0)[0]

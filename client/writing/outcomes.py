@@ -243,16 +243,11 @@ class Outcomes:
                 self.unsettled.pop(key, None)
         return awaited
 
-    def wait_for_any_own(self, keys: Iterable[bytes]) -> None:
-        """`wait_for_own` for several keys, OWN_WAIT_S in all."""
+    def wait_for_puts(self, keys: Iterable[bytes] | None = None) -> None:
+        """Waits for all puts of this client, or for those of some keys, OWN_WAIT_S at most."""
         awaited = self.awaited()
-        if own := [awaited[key] for key in keys if key in awaited]:
+        if own := list(awaited.values()) if keys is None else [awaited[key] for key in keys if key in awaited]:
             self._has_settled(max(own, key=lambda outcome: outcome.number))
-
-    def wait_for_all_own(self) -> None:
-        """Waits for all puts of this client, OWN_WAIT_S at most."""
-        if awaited := self.awaited():
-            self._has_settled(max(awaited.values(), key=lambda outcome: outcome.number))
 
     def end(self, error: TensordError) -> None:
         """The connection is lost: what is settled is stored, everything else is lost. For the connection, which raises

@@ -15,8 +15,9 @@ from typing import Final, Protocol
 import xxhash
 
 from ...errors import ObjectTooLarge, TensordError, TimedOut, Unavailable
-from ...shm.lanes.records import NO_KEY, Submissions
+from ...shm.lanes.records import NO_KEY, Submissions, agent_number
 from ...shm.ring.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
+from ..arguments.put_options import PutOptions
 from .arena import Arena
 from .memory import WritableMemory
 from .outcomes import Outcomes, Put, PutState
@@ -59,32 +60,15 @@ class Writer:
         self._memory = memory
         self._bytes = memory.bytes
         self._submissions = submissions
-        self._wire = wire
+        self.wire = wire
         self._object_bytes_max = object_bytes_max
 
-    def put(
-        self,
-        put: Put,
-        payload: PutPayload,
-        deadline: float,
-        tokens: int = 0,
-        ttl_s: float = 0.0,
-        claim: int = 0,
-        cost_ms: float = 0.0,
-        agent: int = 0,
-        prefix_bytes: int = 0,
-        parent: bytes = NO_KEY,
-    ) -> None:
-        """Writes a payload and its record. Returns once both are written, or the put has ended.
-
-        Args:
-            deadline: in seconds of `time.monotonic()`, for a place and for room in the queue.
-            ttl_s: seconds until the entry expires; 0: the daemon's default.
-            claim: token of the claim under which the payload was computed; 0: none.
-            agent: the number of the agent that the entry belongs to; 0: none.
-            prefix_bytes: bytes of the record that is the payload's first leaf (shm/payloads/prefix.py); 0: none.
-            parent: key of the parent; NO_KEY: none.
-        """
+    def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
+        """Writes a payload and its record, with checked options. Returns once both are written, or the put has ended.
+        `deadline`: in seconds of `time.monotonic()`, for a place and for room in the queue."""
+        tokens, ttl_s, claim, cost_ms, agent, prefix_bytes, parent = options
+        if agent:
+            self.wire.name_agent(agent)
         payload_bytes = payload.payload_bytes
         try:
             if payload_bytes > self._object_bytes_max:
@@ -94,7 +78,7 @@ class Writer:
             memory, start = self._bytes, offset + SPAN_HEADER_BYTES
             if payload_bytes > CHECKED_BYTES_MAX:
                 # It takes as long to wake the daemon as to copy 1 MB.
-                self._wire.ring_to_wait()
+                self.wire.ring_to_wait()
             payload.write(memory, start)
         except TensordError as error:
             put.settle(state_for(error), error)
@@ -102,8 +86,8 @@ class Writer:
         checksum = _sum(memory[start : start + payload_bytes]) if payload_bytes <= CHECKED_BYTES_MAX else 0
         submissions = self._submissions
         fields = (
-            put.key, offset, payload_bytes, checksum, claim, parent, cost_ms, ttl_s, grant.number, len(payload.header),
-            tokens, prefix_bytes, agent, 0,
+            put.key, offset, payload_bytes, checksum, claim or 0, parent or NO_KEY, cost_ms, ttl_s or 0.0, grant.number,
+            len(payload.header), tokens, prefix_bytes, agent_number(agent) if agent else 0, 0,
         )  # fmt: skip
         number = submissions.add(*fields) or self._added(fields, deadline)
         if number:
@@ -111,7 +95,7 @@ class Writer:
         else:
             late = TimedOut(f"the daemon did not take the record of the put in time, after {QUEUE_RECORDS} others")
             put.settle("lost", self.outcomes.ended or late)
-        if submissions.rings and self._wire.ring_bell():
+        if submissions.rings and self.wire.ring_bell():
             submissions.rang()
 
     @property
@@ -134,7 +118,7 @@ class Writer:
         """The number of a record for which the queue had no room at first; 0 without room in time."""
         submissions = self._submissions
         while self.outcomes.ended is None:
-            if submissions.rings and self._wire.ring_bell():
+            if submissions.rings and self.wire.ring_bell():
                 submissions.rang()
             if not self.outcomes.wait_for(submissions.written - QUEUE_RECORDS + 1, deadline):
                 return 0

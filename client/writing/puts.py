@@ -19,8 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -29,7 +27,7 @@ from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, Tim
 from ...ipc.messages import control as messages
 from ...ipc.wire.blocking import BlockingChannel
 from ...ipc.wire.descriptors import no_descriptor
-from ...shm.lanes.records import NO_KEY, SUBMITTED_AT, Submissions, agent_number
+from ...shm.lanes.records import SUBMITTED_AT, Submissions
 from ...shm.ring.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
 from ...shm.ring.segments import ring_not_mapped
 from ..arguments.checks import check_key
@@ -74,7 +72,8 @@ class Puts:
         self.writer: Writer | None = None
         self.why_lost = WENT
         self._attached: PutAttachment | None = None
-        self._opened: tuple[PutAttachment, Writer, Wire] | None = None
+        self._opened: Writer | None = None
+        """As `writer`, also while the daemon does not answer."""
         self._beginning, self._making = threading.Lock(), threading.Lock()
         """Held in threads that no signal handler interrupts."""
         self._opening: tuple[PutAttachment, LockFuture] | None = None
@@ -84,49 +83,26 @@ class Puts:
         self.query_lock = threading.RLock()
         """Held from the writing of a query to the daemon's answer."""
         self._told: set[str] = set()
-        self._evicts: dict[bytes, Future[Any]] = {}
-        """Evictions whose answers nobody has waited for yet, by key."""
 
     # ---- threads that put
 
     def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
         """Puts a payload with checked options. Returns once it is written, or the put has ended. `deadline`: in seconds
         of `time.monotonic()`."""
-        writer, opened = self.writer, self._opened
+        writer = self.writer
         # A channel that an exception of a signal handler has ended is renewed at once.
-        if writer is None or opened is None or opened[0].channel.closed or sys.is_finalizing():
+        if writer is None or writer.wire.channel.closed or sys.is_finalizing():
             try:
                 writer = self._ready(deadline)
             except TensordError as error:
                 put.settle(state_for(error), error)
                 return
-        if self._evicts:
-            self._after_eviction(put.key, deadline)
-        tokens, ttl_s, claim, cost_ms, agent, prefix_bytes, parent = options
-        number = self._number(agent) if agent else 0
-        lasts_s, token, above = ttl_s or 0.0, claim or 0, parent or NO_KEY
-        writer.put(put, payload, deadline, tokens, lasts_s, token, cost_ms, number, prefix_bytes, above)
-
-    def evict(self, keys: list[bytes]) -> None:
-        """Asks the daemon to evict entries, and waits for no answer. Without a daemon nothing happens.
-
-        Puts of these keys that follow come after it. The daemon takes records sooner than messages, so a put waits for
-        the answer, for 0.25 s at most: beside a daemon that does not answer, what is put may be evicted, and is put
-        again."""
-        for some in self._link.batches(keys):
-            answer = self._link.ask(lambda number, some=some: messages.Evict(number, some))  # type: ignore[misc]
-            evicts = {key: before for key, before in list(self._evicts.items()) if not before.done()}
-            self._evicts = evicts | dict.fromkeys(some, answer)
+        writer.put(put, payload, options, deadline)
 
     def wait_for_own(self, key: bytes) -> bool:
         """Waits for this client's last put of a key (`Outcomes.wait_for_own`)."""
         writer = self.writer
         return writer is not None and writer.outcomes.wait_for_own(key if type(key) is bytes else check_key(key))
-
-    def wait_for_any_own(self, keys: Iterable[bytes]) -> None:
-        """Waits for this client's puts of any of these keys (`Outcomes.wait_for_any_own`)."""
-        if (writer := self.writer) is not None and writer.outcomes.unsettled:
-            writer.outcomes.wait_for_any_own(keys)
 
     @property
     def awaited(self) -> dict[bytes, Put]:
@@ -134,10 +110,10 @@ class Puts:
         writer = self.writer
         return writer.outcomes.awaited() if writer is not None and writer.outcomes.unsettled else {}
 
-    def wait_for_all_own(self) -> None:
-        """Waits for all puts of this client, so that what it asks the daemon next is about them, too."""
-        if (writer := self.writer) is not None:
-            writer.outcomes.wait_for_all_own()
+    def wait_for_puts(self, keys: Iterable[bytes] | None = None) -> None:
+        """Waits for this client's puts, of these keys or of all, so that what it asks next is about them, too."""
+        if (writer := self.writer) is not None and writer.outcomes.unsettled:
+            writer.outcomes.wait_for_puts(keys)
 
     def query_inbox(self, deadline: float) -> tuple[BlockingChannel, Inbox]:
         """The connection, and an inbox that the daemon knows on it. The caller has `query_lock`.
@@ -158,10 +134,9 @@ class Puts:
 
     def received(self, message: messages.GrantsLent | messages.PutRefused | messages.Settled) -> None:
         """Handles what the daemon says about puts."""
-        opened = self._opened
-        if opened is None:
+        writer = self._opened
+        if writer is None:
             return
-        _, writer, wire = opened
         match message:
             case messages.GrantsLent():
                 word = int.from_bytes
@@ -174,27 +149,25 @@ class Puts:
                 error = message.error.to_error() if message.error is not None else None
                 self._log(error)
                 writer.outcomes.refused(message.number, error)
-        wire.rang()
+        writer.wire.rang()
 
     def refused(self, request: int, error: TensordError) -> None:
         """An error that answers a request of no caller: it may be one for grants."""
-        if (opened := self._opened) is not None:
-            opened[1].arena.granted(request, (), error)
-            opened[2].rang()
+        if (writer := self._opened) is not None:
+            writer.arena.granted(request, (), error)
+            writer.wire.rang()
 
     def silent(self, error: TensordError | None) -> None:
         """The daemon has ceased to answer, for this reason; or, with None, it answers again."""
-        opened = self._opened
-        if opened is None:
-            return
-        opened[1].arena.away = error
-        self.writer = opened[1] if error is None else None
-        opened[2].rang()
+        if (writer := self._opened) is not None:
+            writer.arena.away = error
+            self.writer = writer if error is None else None
+            writer.wire.rang()
 
     @property
     def waiting(self) -> bool:
         """Whether the daemon owes an answer to a put."""
-        return (opened := self._opened) is not None and opened[1].is_waiting
+        return (writer := self._opened) is not None and writer.is_waiting
 
     def owed(self, put: Put, since_s: float) -> bool:
         """Whether the daemon has not answered a put that was begun then, by time.monotonic; or it had no place, and
@@ -204,8 +177,8 @@ class Puts:
 
     def rest(self) -> None:
         """Called about once a second: gives back what is not needed."""
-        if (opened := self._opened) is not None:
-            opened[1].arena.rest()
+        if (writer := self._opened) is not None:
+            writer.arena.rest()
 
     def ended(self, error: TensordError | None = None) -> None:
         """The connection has ended."""
@@ -214,22 +187,15 @@ class Puts:
         if self._link.closed:
             # The memory keeps its lane, and the daemon looks at that as long as it is held.
             self._ring = None
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened[1].end(error or DaemonUnavailable(self.why_lost))
-            opened[2].rang()
+        writer, self._opened = self._opened, None
+        if writer is not None:
+            writer.end(error or DaemonUnavailable(self.why_lost))
+            writer.wire.rang()
 
     def disown(self) -> None:
         """In the child of a fork: the puts belong to the parent, and its memory is not the child's."""
-        opened = self._opened
-        if opened is not None:
-            opened[1].disown()
-
-    def _after_eviction(self, key: bytes, deadline: float) -> None:
-        answer = self._evicts.pop(key, None)
-        if answer is not None:
-            with suppress(TensordError, TimeoutError):
-                answer.result(min(self._link.silence.patience_s, max(0.0, deadline - time.monotonic())))
+        if (writer := self._opened) is not None:
+            writer.disown()
 
     # ---- opening
 
@@ -277,10 +243,10 @@ class Puts:
             self._opening = None
 
     def _made(self, attached: PutAttachment) -> Writer:
-        if self._opened is not None and self._opened[0] is attached:
-            self.writer = writer = self._opened[1]
-            return writer
         channel, view, place = attached
+        if (writer := self._opened) is not None and writer.wire.channel is channel:
+            self.writer = writer
+            return writer
         words, geometry = view.index.words, view.geometry
         settled, refusals = (
             words[at >> 3 : (at >> 3) + LANE_PLACES] for at in (geometry.settled_at, geometry.refusals_at)
@@ -295,8 +261,7 @@ class Puts:
         outcomes = Outcomes(lane_words, settled, refusals, place, wire, words[EPOCH_AT >> 3 : (EPOCH_AT >> 3) + 1])
         arena = Arena(memory, wire, view.ring_bytes // SHARE)
         writer = Writer(memory, arena, submissions, outcomes, wire, self._link.limits.object_bytes_max)
-        self._opened = attached, writer, wire
-        self.writer = writer
+        self._opened = self.writer = writer
         # SYNC POINT: `ended` forgets the attachment first, and then ends the writer.
         if self._attached is not attached:
             self.ended(self._link.unavailable())
@@ -361,11 +326,6 @@ class Puts:
         if attached is None or self._link.connection is not attached.channel:
             raise self._link.unavailable()
         return attached
-
-    def _number(self, agent: str) -> int:
-        if (opened := self._opened) is not None:
-            opened[2].name_agent(agent)
-        return agent_number(agent)
 
     def _log(self, error: TensordError | None) -> None:
         """Once for each namespace and generation whose puts are refused."""

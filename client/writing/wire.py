@@ -51,7 +51,7 @@ class Wire:
     """
 
     def __init__(self, channel: BlockingChannel, asleep: memoryview, next_request: Callable[[], int]) -> None:
-        self._channel = channel
+        self.channel = channel
         self._asleep = asleep
         self.next_request = next_request
         self.bells = 0
@@ -115,7 +115,7 @@ class Wire:
 
     def _said(self, message: messages.Message, timeout_s: float = 0.0) -> bool:
         try:
-            self._channel.send(message, timeout_s=timeout_s)
+            self.channel.send(message, timeout_s=timeout_s)
         except TensordError:
             return False
         return True

@@ -62,7 +62,7 @@ class LaneJobs:
     report: Callable[[Fenced], object]
 
     def __post_init__(self) -> None:
-        self._held, _ = self._memory.index.held()
+        self._held = self._memory.index.held()
         self._drain_at = self._holders_at = 0.0
         self._drain_from = 0
         self._drain_asked = False

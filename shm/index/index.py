@@ -262,12 +262,11 @@ class IndexWriter:
         at = slot_at(self._buckets_at, slot) + PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
-    def held(self) -> tuple[Array, Array]:
-        """(span ids, holders) of all slots that a client holds, as the daemon last stored it; (n,) uint64 each."""
-        holders = self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT)
-        slots = np.flatnonzero(holders)
-        spans = self._slots[:, :, SPAN].reshape(-1)
-        return spans[slots], holders[slots]
+    def held(self) -> Array:
+        """The span ids of all slots that a client holds, as the daemon last stored it, (n,) uint64."""
+        slots = np.flatnonzero(self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT))
+        held: Array = self._slots[:, :, SPAN].reshape(-1)[slots]
+        return held
 
     def span_ids(self) -> Iterator[Array]:
         """The span ids of all allocated slots, published or not, in sorted arrays of up to SPAN_IDS_AT_ONCE, (n,)

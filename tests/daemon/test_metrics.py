@@ -9,7 +9,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tensord.daemon.web import metrics
-from tensord.ipc.messages.modes import Mode
 
 from ..client.ctl import documents
 from ..client.ctl.documents import CARD, OTHER
@@ -26,7 +25,7 @@ def told(status: dict[str, Any]) -> dict[Sample, float]:
 
 
 def at(samples: dict[Sample, float], name: str, **labels: str) -> float:
-    return samples[name, frozenset(labels.items())]
+    return samples[f"tensord_{name}", frozenset(labels.items())]
 
 
 SHOWN: dict[str, dict[str, float]] = {
@@ -34,10 +33,23 @@ SHOWN: dict[str, dict[str, float]] = {
     "uptime_seconds": {"": 5025.5},
     "evictions_total": {"reason=ttl": 60},
     "puts_total": {"outcome=existed": 20},
+    # The values of `hits` are all the queries.
+    "hits_total": {"tier=device": 500, "tier=host": 9000, "tier=miss": 1000},
+    "queries_total": {"": 10_500},
+    "mode": {
+        "gauge=host tier=host mode=relaxed": 1,
+        f"gauge={CARD} tier=device mode=pressure": 1,
+        f"gauge={CARD} tier=device mode=relaxed": 0,
+        f"gauge={OTHER} tier=device mode=emergency": 1,
+    },
     "gauge_source": {f"gauge={OTHER} tier=device source=file": 1},
+    "gauge_refuses": {f"gauge={OTHER} tier=device": 1},
     "gauge_used_bytes": {f"gauge={CARD} tier=device": 70 << 30},
+    "gauge_stale": {f"gauge={OTHER} tier=device": 1, f"gauge={CARD} tier=device": 0},
     "threshold_ratio": {"mode=critical": 0.92},
     "device_entries_bytes": {f"device={CARD}": 6 << 30},
+    "device_stuck": {f"device={CARD}": 1, f"device={OTHER}": 0},
+    "device_owners_unresponsive": {f"device={CARD}": 1, f"device={OTHER}": 0},
     "device_offloaded_total": {"": 120},
     "device_refused_total": {"code=UnderPressure": 6},
     "request_seconds_bucket": {"kind=Commit le=0.001": 5, "kind=Commit le=0.01": 7},
@@ -56,11 +68,18 @@ SHOWN: dict[str, dict[str, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_a_scraper_reads_what_the_status_says(name: str) -> None:
-    samples = told(documents.status())
-    for labels, value in SHOWN[name].items():
-        assert at(samples, f"tensord_{name}", **dict(label.split("=") for label in labels.split())) == value
+def test_a_scraper_reads_what_the_status_says() -> None:
+    status = documents.status()
+    governor = status["governor"]
+    governor["counters"]["used"] = 500
+    governor["gauges"][2]["stale"] = True
+    governor["devices"][0]["stuck"] = "it lowered nothing"
+    governor["owners"][0]["unresponsive"] = True
+    samples = told(status)
+    for name, values in SHOWN.items():
+        found = {each: at(samples, name, **dict(label.split("=") for label in each.split())) for each in values}
+        assert found == values, name
+    assert sum(value for (name, _), value in samples.items() if name == "tensord_mode") == 3, "a gauge is in one mode"
 
 
 def test_both_formats_say_the_same() -> None:
@@ -73,55 +92,31 @@ def test_both_formats_say_the_same() -> None:
     assert metrics.text(status, "text/plain")[1].startswith("text/plain; version=0.0.4")
 
 
-def test_hits_by_tier_and_misses_are_all_the_queries() -> None:
-    status = documents.status()
-    status["governor"]["counters"]["used"] = 500
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ('a"} 1\nb{x="\\', 'a"} 1\nb{x="\\'),
+        ("card\x1b[2J\x00\u202e\r", r"card\x1b[2J\x00\u202e\r"),
+    ],
+)
+def test_a_name_breaks_out_of_no_label_and_has_no_character_that_a_terminal_obeys(name: str, shown: str) -> None:
+    governor = documents.governor(gauges=[documents.gauge(name, 1, 2, "normal")])
+    status = documents.status(instance=name, governor=governor)
     samples = told(status)
-    by_tier = {tier: at(samples, "tensord_hits_total", tier=tier) for tier in ("device", "host", "miss")}
-    assert by_tier == {"device": 500, "host": 9000, "miss": 1000}
-    assert at(samples, "tensord_queries_total") == sum(by_tier.values())
+    assert at(samples, "gauge_used_bytes", gauge=shown, tier="device") == 1
+    assert at(samples, "info", version="0.1.0", instance=shown, protocol="1") == 1
+    assert metrics.text(status)[0].decode().replace("\n", "").isprintable()
 
 
-def test_a_gauge_is_in_one_mode_and_faults_of_a_tier_are_shown() -> None:
-    samples = told(documents.status())
-    for name, tier, mode in (("host", "host", "relaxed"), (CARD, "device", "pressure"), (OTHER, "device", "emergency")):
-        modes = {each: at(samples, "tensord_mode", gauge=name, tier=tier, mode=each.value) for each in Mode}
-        assert modes == {each: float(each == mode) for each in Mode}
-    assert at(samples, "tensord_gauge_refuses", gauge=OTHER, tier="device") == 1
-    governor = documents.governor(
-        gauges=[documents.gauge(CARD, 1, 2, "normal", stale=True)],
-        devices=[documents.device(CARD, stuck="it lowered nothing"), documents.device(OTHER)],
-        owners=[documents.owner(1, unresponsive=True), documents.owner(2)],
-    )
-    samples = told(documents.status(governor=governor))
-    assert at(samples, "tensord_gauge_stale", gauge=CARD, tier="device") == 1
-    for name in ("stuck", "owners_unresponsive"):
-        assert [at(samples, f"tensord_device_{name}", device=device) for device in (CARD, OTHER)] == [1, 0]
-
-
-def test_names_cannot_break_out_of_their_label_and_have_no_character_that_a_terminal_obeys() -> None:
-    names = {'a"} 1\nb{x="\\': 'a"} 1\nb{x="\\', "card\x1b[2J\x00\u202e\r": r"card\x1b[2J\x00\u202e\r"}
-    for name, shown in names.items():
-        status = documents.status(
-            instance=name, governor=documents.governor(gauges=[documents.gauge(name, 1, 2, "normal")])
-        )
-        assert metrics.text(status)[0].decode().replace("\n", "").isprintable()
-        assert at(told(status), "tensord_gauge_used_bytes", gauge=shown, tier="device") == 1
-        assert at(told(status), "tensord_info", version="0.1.0", instance=shown, protocol="1") == 1
-
-
-def test_names_follow_the_conventions() -> None:
-    for family in metrics.families(documents.status()):
+def test_names_follow_the_conventions_and_are_the_same_without_gauges_or_devices() -> None:
+    full = list(metrics.families(documents.status()))
+    for family in full:
         assert family.name.startswith("tensord")
         assert family.documentation.endswith(".")
         # A counter's samples end in _total, and nothing else does.
         assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
         assert not any(word in family.name for word in ("_ms", "_mib", "_kib", "_percent"))
-
-
-def test_a_daemon_without_gauges_or_devices_has_the_same_families() -> None:
     bare = documents.governor(gauges=[], devices=[], owners=[], workflows=[])
     names = [family.name for family in metrics.families(documents.status(governor=bare))]
-    full = [family.name for family in metrics.families(documents.status())]
-    assert names == full
-    assert len(set(full)) == len(full)
+    assert names == [family.name for family in full]
+    assert len(set(names)) == len(names)

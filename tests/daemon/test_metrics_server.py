@@ -108,18 +108,14 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-@pytest.mark.parametrize("path", ["/", "/metrics", "/metrics?name=x"])
-def test_a_scrape_gets_the_metrics(serving: Serving, path: str, tcp: bool) -> None:
-    for _ in range(2 * CONNECTIONS_MAX):
+def test_a_scrape_gets_the_metrics_in_the_format_that_it_asks_for(serving: Serving, tcp: bool) -> None:
+    for path in 2 * CONNECTIONS_MAX * ["/", "/metrics", "/metrics?name=x"]:
         response, text = serving.ask(path=path, tcp=tcp)
         assert response.status == 200
         assert (response.getheader("Content-Type") or "").startswith("text/plain; version=0.0.4")
         for figure in ("tensord_entries 640.0\n", "\nprocess_resident_memory_bytes ", "\nprocess_open_fds "):
             assert figure in text
-
-
-def test_a_scraper_that_asks_for_openmetrics_gets_it(serving: Serving) -> None:
-    response, text = serving.ask(Accept="application/openmetrics-text; version=1.0.0")
+    response, text = serving.ask(tcp=tcp, Accept="application/openmetrics-text; version=1.0.0")
     assert (response.getheader("Content-Type") or "").startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n")
 
@@ -173,30 +169,31 @@ def test_figures_that_cannot_be_had_are_an_error_of_the_server_s(serving: Servin
     assert serving.ask()[0].status == 200
 
 
-PROBLEMS = ["the card is gone", "the ring is small"]
-SILENT = f"the daemon did not answer within {ANSWER_S_MAX} s"
+SLOW = f"503 Service Unavailable: the daemon did not answer within {ANSWER_S_MAX} s\n"
 
 
 @pytest.mark.parametrize(
-    ("health", "method", "path", "status", "says"),
+    ("problems", "healthz", "readyz"),
     [
-        ([], "GET", "/healthz", 200, "ok\n"),
-        ([], "GET", "/healthz?verbose", 200, "ok\n"),
-        ([], "GET", "/readyz", 200, "ready\n"),
-        ([], "HEAD", "/healthz", 200, ""),
-        (PROBLEMS, "GET", "/healthz", 200, "ok\nthe card is gone\nthe ring is small\n"),
-        (PROBLEMS, "GET", "/readyz", 503, "the card is gone\nthe ring is small\n"),
-        (None, "GET", "/healthz", 503, SILENT),
-        (None, "GET", "/readyz", 503, SILENT),
+        ([], (200, "ok\n"), (200, "ready\n")),
+        (
+            ["a card is gone", "a small ring"],
+            (200, "ok\na card is gone\na small ring\n"),
+            (503, "a card is gone\na small ring\n"),
+        ),
+        (None, (503, SLOW), (503, SLOW)),
     ],
+    ids=["no problem", "problems", "no answer"],
 )
-def test_a_daemon_that_answers_is_alive_and_one_without_problems_is_ready(
-    serving: Serving, health: list[str] | None, method: str, path: str, status: int, says: str
+def test_a_daemon_that_answers_is_healthy_and_one_without_problems_is_ready(
+    serving: Serving, problems: list[str] | None, healthz: tuple[int, str], readyz: tuple[int, str]
 ) -> None:
-    serving.health = None if health is None else {"healthy": not health, "problems": health}
-    response, text = serving.ask(method, path)
-    assert response.status == status
-    assert says in text if health is None else text == says
+    serving.health = None if problems is None else {"healthy": not problems, "problems": problems}
+    for path, told in (("/healthz", healthz), ("/readyz", readyz), ("/healthz?verbose", healthz)):
+        response, text = serving.ask(path=path)
+        assert (response.status, text) == told
+    response, text = serving.ask("HEAD", "/healthz")
+    assert (response.status, text) == (healthz[0], "")
 
 
 def test_cancelling_the_metrics_server_ends_every_connection(tmp_path: Path) -> None:

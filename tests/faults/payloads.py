@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from contextlib import suppress
 from typing import Any, Final
@@ -47,6 +48,14 @@ def with_place(client: tensord.Client, number: int, size_bytes: int = 64 << 10) 
             return
         client.put(key(number), payload(number, size_bytes), wait=True, timeout_s=30.0)
     raise AssertionError(f"no place of {size_bytes} bytes ahead of need")
+
+
+def cut(client: tensord.Client) -> None:
+    """The connection ends, and the client knows it."""
+    channel = client.link.attachment.channel
+    assert channel is not None
+    channel._sock.shutdown(socket.SHUT_RDWR)
+    until(lambda: client.link.attachment.channel is not channel, "the client to notice")
 
 
 def lap(client: tensord.Client, ring_bytes: int, laps: int = 3, first: int = 1_000_000) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
@@ -13,30 +12,12 @@ from pathlib import Path
 import pytest
 
 import tensord
-from tensord.errors import (
-    BadKey,
-    DaemonUnavailable,
-    LimitReached,
-    TimedOut,
-    UnsupportedLeaf,
-)
+from tensord.errors import BadKey, DaemonUnavailable, LimitReached, TimedOut, UnsupportedLeaf
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from .payloads import is_payload, key, payload, with_place
+from .payloads import cut, is_payload, key, payload, with_place
 
 FOR_EVER_S = 10 * PATIENCE_S
-
-
-def told_by(script: str, socket: Path) -> str:
-    """The standard error of a program of its own."""
-    ended = subprocess.run(
-        [sys.executable, "-c", f"import sys, tensord\nsocket = sys.argv[1]\n{script}", str(socket)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    return ended.stderr
 
 
 CALLS: dict[str, Callable[[tensord.Client], str]] = {
@@ -65,9 +46,7 @@ def test_a_caller_that_waits_for_room_fails_at_once_when_the_daemon_ends(way: st
         elif goes == "given up":
             client.close()
         else:
-            channel = client._link.attachment.channel
-            assert channel is not None
-            channel._sock.shutdown(socket.SHUT_RDWR)
+            cut(client)
         assert outcome.result(PATIENCE_S) == "lost"
 
 
@@ -84,9 +63,6 @@ def test_the_callers_mistakes_are_named_with_and_without_a_daemon(daemon: Daemon
 def test_required_raises_and_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DaemonUnavailable, match=r"no daemon at .*nobody\.sock.*start it"):
         tensord.Client(tmp_path / "nobody.sock", required=True)
-
-
-# ---- a daemon that does not answer
 
 
 @pytest.mark.parametrize(
@@ -108,9 +84,6 @@ def test_puts_that_a_daemon_has_not_answered_in_time_are_stored_after_all(
     until(lambda: client.contains(key(2)), "what was put to be stored after all")
 
 
-# ---- a peer of another version
-
-
 def test_over_clients_max_a_client_gets_an_error_with_the_limit_and_the_others_are_not_disturbed() -> None:
     with Daemon(limits_clients_max=2) as daemon:
         first = daemon.start().client()
@@ -128,11 +101,12 @@ def test_over_clients_max_a_client_gets_an_error_with_the_limit_and_the_others_a
 
 
 def test_a_first_use_without_a_daemon_warns_once_with_the_command_that_starts_one(tmp_path: Path) -> None:
-    script = (
-        "for _ in range(3):\n with tensord.Client(socket) as client:\n  client.get(bytes(32)), client.put(bytes(32), 1)"
-    )
-    told = told_by(script, tmp_path / "control.sock")
+    socket = tmp_path / "control.sock"
+    client = f"tensord.Client({str(socket)!r})"
+    script = f"import tensord\nfor _ in range(3):\n with {client} as c:\n  c.get(bytes(32)), c.put(bytes(32), 1)"
+    command = [sys.executable, "-c", script]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stderr
     assert told.count("\n") == 1
-    assert f"no daemon at {tmp_path / 'control.sock'}" in told
+    assert f"no daemon at {socket}" in told
     assert "`systemctl start tensord`, or run `tensord`" in told
     assert "every lookup is a miss" in told

@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+import tensord
+
 from ..daemon_process import PATIENCE_S, Daemon
 from .test_what_raises import NEVER
 
@@ -44,34 +46,16 @@ client = tensord.Client(SOCKET, timeout_s=20)
 client.put(KEY, np.arange(10), wait=True) if client.connected else None
 """
 ACTS: Final = {
-    "close": "ended = AtExit(client.close)",
     "close with a lease": "lease = client.get(KEY)\nended = AtExit(client.close)",
     "close with a put under way": "put = client.put(bytes(32), np.zeros(1 << 24))\nended = AtExit(client.close)",
-    "get": "ended = AtExit(tolerant(lambda get=client.get: get(KEY)))",
-    "put": "ended = AtExit(tolerant(lambda put=client.put, zeros=np.zeros(9): put(bytes(32), zeros, wait=True)))",
-    "put_many": "ended = AtExit(tolerant(lambda put=client.put_many, zeros=np.zeros(9): put([(bytes(32), zeros)])))",
     "put without waiting": "ended = AtExit(tolerant(lambda put=client.put, it=np.ones(1 << 22): put(bytes(32), it)))",
-    "get_or_compute": """
-ended = AtExit(tolerant(lambda of=client.get_or_compute, make=np.zeros: of(bytes(32), lambda: make(9))))
-""",
-    "reserve": "ended = AtExit(tolerant(lambda of=client.reserve, spec=tensord.Spec((9,), 'uint8'): of(spec)))",
     "commit": """
 reservation = client.reserve(tensord.Spec((1 << 20,), 'uint8'))
 ended = AtExit(tolerant(lambda commit=reservation.commit: commit(bytes(32))))
 """,
-    "evict": "ended = AtExit(tolerant(lambda evict=client.evict, key=KEY: evict(key)))",
-    "status": "ended = AtExit(tolerant(client.status))",
     "claim": "claim = client.claim(bytes(32))",
     "reservation": "reservation = client.reserve(tensord.Spec((1 << 20,), 'uint8'))",
     "view": "view = client.get(KEY).tree\nclient.close()",
-    "close of a device cache": """
-import pathlib, tempfile
-from tensord.testing.fake_card import FakeCard
-from tensord.testing.fake_vram import FakeVram
-folder = tempfile.TemporaryDirectory()
-card = FakeCard(pathlib.Path(folder.name), "card", 1 << 20)
-ended = AtExit(tensord.DeviceCache(client, FakeVram(card)).close)
-""",
     "pending get_or_compute": """
 import asyncio
 loop = asyncio.new_event_loop()
@@ -87,6 +71,7 @@ task = loop.create_task(shared.get_or_compute(bytes(32), compute))
 loop.run_until_complete(asyncio.sleep(0.5))
 """,
 }
+"""What the calls one by one, below, do not have."""
 HOLDER: Final = """
 import atexit, gc, sys, threading, time
 
@@ -125,32 +110,25 @@ def daemon() -> Iterator[Daemon]:
         yield running.start()
 
 
-IN_EVERY_CALL: Final = {"close", "get", "put", "put_many", "get_or_compute", "reserve", "evict", "status", "claim"}
-"""Those that the last test here makes without a lock held."""
-
-
-@pytest.mark.parametrize(
-    ("act", "present", "before"),
-    [
-        *((act, True, "") for act in ACTS if act not in IN_EVERY_CALL),
-        *((act, True, HOLD_ALL_LOCKS) for act in ACTS),
-        *((act, False, HOLD_ALL_LOCKS) for act in ("get", "put", "claim")),
-    ],
-    ids=lambda each: "locks held" if each == HOLD_ALL_LOCKS else str(each),
-)
-def test_a_program_ends_whatever_its_objects_do_at_exit(
-    daemon: Daemon, act: str, before: str, *, present: bool
-) -> None:
-    socket = str(daemon.socket) if present else f"{daemon.socket}-nobody"
+def ends(program: str, *words: str) -> str:
+    """What a program says that ends as it should."""
     ended = subprocess.run(
-        [sys.executable, "-c", before + HEAD + ACTS[act], socket],
+        [sys.executable, "-c", program, *words],
         timeout=2 * PATIENCE_S,
         capture_output=True,
         text=True,
         check=False,
+        cwd=Path(__file__).parents[2],
     )
     assert ended.returncode == 0, ended.stderr
     assert "ignored" not in ended.stderr, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("before", ["", HOLD_ALL_LOCKS], ids=["locks free", "locks held"])
+@pytest.mark.parametrize("act", ACTS)
+def test_a_program_ends_whatever_its_objects_do_at_exit(daemon: Daemon, act: str, before: str) -> None:
+    ends(before + HEAD + ACTS[act], str(daemon.socket))
 
 
 EVERY_CALL: Final = """
@@ -163,6 +141,8 @@ it = table.instance(kind, client, pathlib.Path(folder.name))
 # What Python imports at its first use has to be used before.
 table.graph(), tensord.AsyncClient, tensord.Spec, tensord.Feature, table.payload(1)
 calls = {**table.NEVER[kind], **table.RAISES[kind]}
+calls["close"] = calls.pop("close", lambda it: None)
+calls = {name: calls[name] for name in sys.argv[3:] or calls}
 
 
 def every(it=it, calls=calls, typed=tensord.TensordError, every_error=BaseException, write=sys.__stderr__.write):
@@ -180,18 +160,25 @@ ended = AtExit(every)
 """
 
 
+WITH_LOCKS_HELD: Final[dict[type, list[str]]] = {
+    tensord.Client: ["get", "put", "put_many", "get_or_compute", "reserve", "evict", "status", "claim", "close"],
+    tensord.DeviceCache: ["close"],
+}
+"""Calls that wait for no lock."""
+
+
 @pytest.mark.parametrize("present", [True, False])
-@pytest.mark.parametrize("kind", list(NEVER), ids=lambda kind: kind.__name__)
-def test_no_call_raises_another_error_than_the_librarys_at_exit(daemon: Daemon, kind: type, *, present: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "before", "calls"),
+    [
+        *((kind, "", []) for kind in NEVER),
+        *((kind, HOLD_ALL_LOCKS, calls) for kind, calls in WITH_LOCKS_HELD.items()),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else "locks held" if each == HOLD_ALL_LOCKS else "",
+)
+def test_no_call_raises_another_error_than_the_librarys_at_exit(
+    daemon: Daemon, kind: type, before: str, calls: list[str], *, present: bool
+) -> None:
     socket = str(daemon.socket) if present else f"{daemon.socket}-nobody"
-    ended = subprocess.run(
-        [sys.executable, "-c", HEAD + EVERY_CALL, socket, kind.__name__],
-        timeout=2 * PATIENCE_S,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "all were called" in ended.stderr
-    assert "RAW" not in ended.stderr and "ignored" not in ended.stderr, ended.stderr
+    said = ends(before + HEAD + EVERY_CALL, socket, kind.__name__, *calls)
+    assert "all were called" in said and "RAW" not in said, said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +20,8 @@ from tensord.shm.payloads.packing import pack
 
 from ..daemon.core.blocks import block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from .payloads import cut, payload
 from .payloads import key as key_of
-from .payloads import payload
 from .raw import RawClient
 
 BLOCK = 16
@@ -50,14 +49,6 @@ def joined(cache: PrefixCache, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, 
     with cache.match(tokens, timeout_s=PATIENCE_S) or pytest.fail("nothing is cached") as match:
         found: np.ndarray[Any, Any] = match.joined(0)
     return found
-
-
-def cut(client: tensord.Client) -> None:
-    """The connection ends, and the client knows it."""
-    channel = client._link.attachment.channel
-    assert channel is not None
-    channel._sock.shutdown(socket.SHUT_RDWR)
-    until(lambda: client._link.attachment.channel is not channel, "the client to notice")
 
 
 def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_for_another(

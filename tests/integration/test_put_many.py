@@ -85,17 +85,6 @@ def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:
     assert states(stored) == ["stored"] * 2 and isinstance(refused.error, ParentGone)
 
 
-def test_a_put_comes_after_an_eviction_whose_answer_nobody_waits_for(daemon: Daemon) -> None:
-    client = daemon.client()
-    for number in range(50):
-        assert client.put(key(1), np.full(4, number), wait=True).state == "stored"
-        client.link.puts.evict([key(1)])
-        assert client.put(key(1), np.full(4, -number - 1), wait=True).state == "stored"
-        lease = client.get(key(1))
-        assert lease is not None and lease.tree[0] == -number - 1
-        assert client.evict(key(1)) == 1
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_large_put_is_there_after_the_next_one_though_sequences_of_many_blocks_fill_the_ring(policy: str) -> None:
     with Daemon(ring_bytes=64 * MIB, policy=policy) as daemon, daemon.start().client(timeout_s=PATIENCE_S) as client:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tensord.client.arguments.put_options import PutOptions
 from tensord.client.reading.lease import Lease
 from tensord.client.reading.ring_mapping import Handle, RingMapping, mapping_under
-from tensord.client.reading.ring_reader import RingReader
+from tensord.client.reading.ring_reader import Recipes, RingReader
 from tensord.client.reading.view import View
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
@@ -62,7 +62,7 @@ class Held:
         ring = RingMapping(mapping.fd, len(mapping), MAP_SHARED, PROT_READ)
         ring.begin(mapping.lane, mapping.fd, 0, mapping.index)
         ring.identity = mapping.identity
-        lease = RingReader(ring, {}).borrow(handle)
+        lease = RingReader(ring, Recipes()).borrow(handle)
         assert lease is not None, f"key {self.number}: a pinned span cannot be borrowed"
         return Held(self.number, self.version, lease.tree, self.span_id, handle)
 

@@ -25,12 +25,11 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from ....errors import ReferenceLost, UsageError, shown
-from ....shm.payloads.recipe import Recipe
 from ...arguments.checks import check_iterable, check_seconds
 from ...arguments.namespace import Namespace, check_namespace
 from ...core.client import Client, check_client
 from ...reading.lease import Lease
-from ...reading.ring_reader import lease_of_copy
+from ...reading.ring_reader import Recipes, lease_of_copy
 from .book import LeaseBook
 from .counts import ItemCounts, Stats
 from .loans import Lender, Reference, done, fetch
@@ -115,7 +114,7 @@ class ProcessorCache:
         self._book = LeaseBook(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
         self._lender = Lender(self._book)
         self._sender = Sender(cache, self._book, self._lender, put_wait_s, accepts)
-        self._recipes: dict[bytes, Recipe] = {}
+        self._recipes = Recipes()
         self._counts = ItemCounts()
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
 

@@ -31,12 +31,18 @@ def test_the_package_carries_what_the_checkout_has() -> None:
     assert install.SHIPPED.resolve() == CHECKOUT / "systemd"
 
 
-def test_everything_that_the_service_needs_is_laid_in_place(tmp_path: Path) -> None:
+def do(steps: list[PlannedStep]) -> list[str]:
+    for step in steps:
+        step.carry_out()
+    return [step.says for step in steps]
+
+
+def test_everything_that_the_service_needs_is_laid_in_place_and_taken_away(tmp_path: Path) -> None:
     root = tmp_path / "root"
     places = install.system_places(root)
     texts = install.texts(places, install.start_word(PROGRAM))
-    for step in install.written(texts, places.config):
-        step.carry_out()
+    assert do(install.written(texts, places.config)) == [f"write {path}" for path in texts]
+    assert do(install.written(texts, places.config)) == [], "a second installation does nothing"
     found = laid(root)
     expected = {
         "etc/tensord/tensord.toml": "tensord.toml",
@@ -49,11 +55,30 @@ def test_everything_that_the_service_needs_is_laid_in_place(tmp_path: Path) -> N
         text = (install.SHIPPED / name).read_text()
         text = text.replace("/opt/tensord/bin/tensord\n", f"{PROGRAM}\n")
         assert found[path] == text.replace("/opt/tensord/bin/tensorctl", str(PROGRAM.with_name("tensorctl"))), path
+        assert (root / path).stat().st_mode & 0o777 == 0o644
     assert f"ExecStart={PROGRAM}\n" in found["etc/systemd/system/tensord.service"]
     assert f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n" in found["etc/systemd/system/tensord.service"]
-    for step in install.removed(texts, places.config):
-        step.carry_out()
-    assert laid(root) == {}
+    beside = places.config.with_name("drop-in.toml")
+    beside.write_text("mine")
+    assert f"remove {places.config.parent}, if it is empty" in do(install.removed(texts, places.config))
+    assert laid(root) == {"etc/tensord/drop-in.toml": "mine"} and places.units.is_dir()
+    beside.unlink()
+    do(install.removed(texts, places.config))
+    assert not places.config.parent.exists(), "a folder of its own goes with the last file"
+
+
+def test_a_unit_is_brought_up_to_date_and_a_changed_configuration_is_neither_replaced_nor_removed(
+    tmp_path: Path,
+) -> None:
+    unit, config = tmp_path / "units/a.service", tmp_path / "etc/a.toml"
+    config.parent.mkdir()
+    config.write_text("mine")
+    do(install.written({unit: "one", config: "# all"}, config))
+    assert do(install.written({unit: "two", config: "# all"}, config)) == [f"write {unit}"]
+    assert (unit.read_text(), config.read_text()) == ("two", "mine")
+    steps = do(install.removed({unit: "two", config: "# all"}, config))
+    assert f"keep {config}: it was changed here; remove it by hand" in steps
+    assert config.read_text() == "mine" and not unit.exists()
 
 
 def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_environment(tmp_path: Path) -> None:
@@ -133,72 +158,12 @@ def test_a_program_that_the_service_could_not_read_is_refused(
 def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(tmp_path: Path) -> None:
     places = install.system_places(tmp_path)
     texts = install.texts(places, "/t")
-    for step in install.written(texts, places.config):
-        step.carry_out()
+    do(install.written(texts, places.config))
     first, *rest = install.removal(places, "/t")
     stopped = first.says.removeprefix("run systemctl disable --now ").split()
     assert stopped[-1] == "tensord.service"
     assert set(stopped) == {path.name for path in places.units.iterdir()}
     assert not any("disable" in step.says for step in rest)
-
-
-class Disk:
-    """A folder with a unit and a configuration, installed from a release whose texts a test chooses."""
-
-    def __init__(self, folder: Path) -> None:
-        self.unit = folder / "units" / "a.service"
-        self.config = folder / "etc" / "a.toml"
-
-    def install(self, unit: str) -> list[str]:
-        return self.do(install.written({self.unit: unit, self.config: "# all"}, self.config))
-
-    def remove(self) -> list[str]:
-        return self.do(install.removed({self.unit: "one", self.config: "# all"}, self.config))
-
-    def do(self, steps: list[PlannedStep]) -> list[str]:
-        for step in steps:
-            step.carry_out()
-        return [step.says for step in steps]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path)
-
-
-def test_a_second_installation_does_nothing(disk: Disk) -> None:
-    assert disk.install("one") == [f"write {disk.unit}", f"write {disk.config}"]
-    assert disk.unit.read_text() == "one"
-    assert disk.unit.stat().st_mode & 0o777 == 0o644
-    assert disk.install("one") == []
-
-
-def test_a_unit_is_brought_up_to_date_and_a_configuration_is_never_replaced(disk: Disk) -> None:
-    disk.config.parent.mkdir()
-    disk.config.write_text("mine")
-    disk.install("one")
-    assert disk.install("two") == [f"write {disk.unit}"]
-    assert (disk.unit.read_text(), disk.config.read_text()) == ("two", "mine")
-
-
-def test_removal_takes_what_was_installed_and_nothing_else(disk: Disk) -> None:
-    disk.install("one")
-    beside = disk.config.with_name("drop-in.toml")
-    beside.write_text("mine")
-    assert f"remove {disk.config.parent}, if it is empty" in disk.remove()
-    assert beside.exists() and not disk.config.exists()
-    assert not disk.unit.exists() and disk.unit.parent.is_dir()
-    beside.unlink()
-    disk.remove()
-    assert not disk.config.parent.exists(), "a folder of its own goes with the last file"
-
-
-def test_removal_keeps_a_changed_configuration_and_says_so(disk: Disk) -> None:
-    disk.install("one")
-    disk.config.write_text("ring_bytes = '1GiB'")
-    kept = [step for step in disk.remove() if step.startswith("keep ")]
-    assert kept == [f"keep {disk.config}: it was changed here; remove it by hand"]
-    assert disk.config.exists()
 
 
 def test_a_program_that_fails_ends_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:

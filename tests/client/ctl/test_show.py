@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -68,21 +67,12 @@ def test_clients_lists_who_is_attached_and_what_they_hold(daemon: Daemon, ctl: C
     assert ctl("clients").out.splitlines()[1].endswith("orphaned"), "its views live"
 
 
-_numbers = count(1)
-
-
-def put_one(client: tensord.Client, payload_bytes: int = 1) -> bool:
-    """Puts something new. A watcher is told only of events after it has begun, so that tests make them until it has."""
-    number = next(_numbers)
-    key = hashlib.sha256(number.to_bytes(8, "big")).digest()
-    return client.put(key, b"x" * payload_bytes, wait=True).state == "stored"
-
-
 def test_watch_prints_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
     began = time.time()
     with ctl.spawn("watch", "--count", "3") as watching:
 
         def come_and_go() -> bool:
+            """A watcher is told only of events after it has begun: they are made until it has heard enough."""
             daemon.client(name="comes and goes").close()
             return watching.poll() is not None
 
@@ -96,36 +86,31 @@ def test_watch_prints_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> 
     assert (watching.returncode, err) == (0, "")
 
 
-def test_watch_describes_each_removed_entry_and_ends_with_ctrl_c(daemon: Daemon, ctl: Ctl) -> None:
-    client = daemon.client()
+@pytest.mark.parametrize(("end", "code", "said"), [("ctrl-c", 0, ""), ("the daemon goes", 1, "is gone")])
+def test_watch_describes_each_removed_entry_until_ctrl_c_or_the_daemon_s_end(
+    daemon: Daemon, ctl: Ctl, end: str, code: int, said: str
+) -> None:
+    client, keys = daemon.client(), (os.urandom(32) for _ in count())
     with ctl.spawn("watch") as watching:
-        assert watching.stdout is not None
+        assert watching.stdout is not None and watching.stderr is not None
         os.set_blocking(watching.stdout.fileno(), False)
         stdout = watching.stdout
 
         def evicted() -> dict[str, Any]:
-            put_one(client, 1 << 20)
+            client.put(next(keys), np.zeros(MIB, np.uint8), wait=True)
             events = [json.loads(line) for line in stdout.readlines()]
             return next((event for event in events if event["event"] == "evict"), {})
 
         gone = until(evicted, "an eviction to be told")
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(PATIENCE_S) == 0
+        if end == "ctrl-c":
+            watching.send_signal(signal.SIGINT)
+        else:
+            daemon.terminate()
+        assert watching.wait(PATIENCE_S) == code
+        assert said in watching.stderr.read()
     assert (gone["reason"], gone["uses"]) == ("capacity", 0)
     assert gone["age_s"] >= gone["idle_s"] >= 0
     assert gone["worth"] >= 0
-
-
-def test_watch_says_when_the_daemon_goes(daemon: Daemon, ctl: Ctl) -> None:
-    client = daemon.client()
-    with ctl.spawn("watch") as watching:
-        assert watching.stdout is not None
-        os.set_blocking(watching.stdout.fileno(), False)
-        until(lambda: put_one(client) and watching.stdout and watching.stdout.readline(), "it to tell of a put")
-        daemon.terminate()
-        assert watching.wait(PATIENCE_S) == 1
-        assert watching.stderr is not None
-        assert "is gone" in watching.stderr.read()
 
 
 def test_dropped_events_are_counted(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +210,11 @@ def _put(client: tensord.Client, *numbers: int) -> None:
         client.put(_key(number), np.zeros(MIB - 4096, np.uint8), wait=True)
 
 
+def standing_of(ctl: Ctl, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ctl("why", "--json", _key(number).hex()).out)["standing"]
+    return found
+
+
 def shown(ctl: Ctl, key: str) -> str:
     """The answer as text, its lines joined."""
     return " ".join(ctl("why", key).out.split())
@@ -256,14 +246,14 @@ def test_a_lease_is_seen_at_once_and_so_is_its_end(daemon: Daemon, ctl: Ctl) -> 
     _put(client, 1, 2)
     for _ in range(3):
         leased = client.get(_key(1))
-        standing = json.loads(ctl("why", "--json", _key(1).hex()).out)["standing"]
+        standing = standing_of(ctl, 1)
         assert (standing["held"], standing["lanes"]) == ("lease", 1)
         (holder,) = standing["held_by"]
         assert (holder["name"], holder["pid"]) == ("engine", os.getpid())
         assert f"held_by client {holder['client']} standing held_by name engine" in shown(ctl, _key(1).hex())
-        assert json.loads(ctl("why", "--json", _key(2).hex()).out)["standing"]["held"] is None
+        assert standing_of(ctl, 2)["held"] is None
         del leased
-        standing = json.loads(ctl("why", "--json", _key(1).hex()).out)["standing"]
+        standing = standing_of(ctl, 1)
         assert (standing["held"], standing["lanes"], standing["held_by"]) == (None, 0, [])
 
 

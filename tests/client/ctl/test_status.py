@@ -130,7 +130,7 @@ def test_any_figures_and_names_fit_100_columns() -> None:
 
 def test_a_document_of_another_version_is_told_so(recorded: Callable[..., Ctl]) -> None:
     status = documents.status()
-    del status["store"]["holes"], status["store"]["entries"]
+    del status["store"]["entries"]
     ctl = recorded(StatusQuery=status, HealthQuery=HEALTHY)
     assert "has no 'entries': it has another version than tensorctl; --json" in ctl("status", code=1).err
     ctl("status", "--json")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tensord.client.reading.lease import Lease
 from tensord.client.reading.ring_mapping import Handle
 from tensord.client.reading.view import View
-from tensord.shm.lanes.lane import VIEW_WORDS
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 from tensord.shm.ring.segments import punch
 
@@ -87,18 +86,6 @@ def test_a_span_that_was_reused_is_refused_though_it_holds_the_same_key_and_size
     assert before is not None and now is not None
     assert (before.offset, before.payload_bytes, before.key) == (now.offset, now.payload_bytes, now.key)
     assert borrower.ring.borrow(handle) is None
-
-
-def test_a_copy_has_no_handle(bench: MemoryBench) -> None:
-    bench.put(key(1), np.arange(50))
-    bench.put(key(2), {"x": np.arange(50)})
-    view = bench.view()
-    words = view.lane.take_many(VIEW_WORDS)
-    assert len(words) == VIEW_WORDS
-    for number in (1, 2):
-        copy = view.get(key(number))
-        assert copy is not None
-        assert copy.handle() is None
 
 
 def test_an_invalid_handle_allocates_no_page_that_was_returned(bench: MemoryBench) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tensord.client.reading import sweep
+from tensord.client.reading.ring_reader import Recipes
 from tensord.client.reading.view import View
 from tensord.client.threads import forks
 from tensord.shm.lanes.lane import LOG_AT, SPARE_END, Lane
@@ -89,15 +90,15 @@ def test_a_sweep_takes_no_word_that_is_viewed_batched_or_in_a_threads_hands(
     batch = view.get_many(np.frombuffer(key(2) + key(3), np.uint8).reshape(2, 32))
     entered, go_on = threading.Event(), threading.Event()
     got: list[Any] = []
-    learned = View._learned
+    learned = Recipes.__missing__
 
-    def slowly(self: View, header: bytes) -> Any:
+    def slowly(self: Recipes, header: bytes) -> Any:
         if threading.current_thread() is not threading.main_thread():
             entered.set()
             go_on.wait()
         return learned(self, header)
 
-    monkeypatch.setattr(View, "_learned", slowly)
+    monkeypatch.setattr(Recipes, "__missing__", slowly)
     view._recipes.clear()
     thread = threading.Thread(target=lambda: got.append(view.get(key(4))))
     thread.start()

@@ -118,7 +118,7 @@ def test_a_full_lane_costs_a_copy_and_never_an_error(bench: MemoryBench, way: st
     assert len(words) == VIEW_WORDS
     lease = gets(view)[way](1)
     assert not bench.pins()
-    assert lease is not None
+    assert lease is not None and lease.handle() is None and lease.span() is None, "a copy is nobody else's"
     drained = bench.readers[0].drain()
     assert drained is not None
     assert drained.span_ids.tolist() == [slot.span_id]

@@ -153,37 +153,25 @@ def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
         places.wait_for(8192, soon())
 
 
-def test_a_place_that_was_taken_back_is_neither_used_nor_pinned() -> None:
-    with MemoryBench() as bench:
-        slot = bench.write(key(1), np.zeros(100))
-        assert slot is not None
-        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq)
-        index = IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
-        memory = RingMemory(bench.ring_fd, bench.lane(), index)
-        bench.slots.revoke(slot.number)
-        assert memory.hold(granted) is None
-        gc.collect()
-        assert not bench.pins()
-        bench.slots.release(slot.number)
-        bench.free(slot.offset)
-
-
-def test_a_lane_that_a_fork_has_frozen_is_not_taken_for_a_full_one() -> None:
+def test_a_place_of_the_ring_is_pinned_unless_it_was_taken_back_or_its_lane_is_full_or_frozen() -> None:
     with MemoryBench() as bench:
         slot = bench.write(key(1), np.zeros(100))
         assert slot is not None
         granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq)
         lane = bench.lane()
-        memory = RingMemory(
-            bench.ring_fd, lane, IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
-        )
+        index = IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
+        memory = RingMemory(bench.ring_fd, lane, index)
         pins = [memory.hold(granted) for _ in range(LANE_WORDS)]
         assert all(pin is not None for pin in pins)
         with pytest.raises(IndexError):
             memory.hold(granted)
-        del pins[0]
-        lane.freeze()
+        pins.clear()
+        bench.slots.revoke(slot.number)
         assert memory.hold(granted) is None
+        gc.collect()
+        assert not bench.pins()
+        lane.freeze()
+        assert memory.hold(granted) is None, "a frozen lane is not taken for a full one"
 
 
 def test_a_connection_may_end_while_a_put_asks_for_further_places(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +14,13 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord.client.arguments.put_options import PutOptions
 from tensord.client.writing import outcomes
 from tensord.errors import BadKey, UnsupportedLeaf, UsageError
 from tensord.shm.ring.layout import QUEUE_RECORDS
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
-from ...faults.payloads import with_place
+from ...faults.payloads import cut, with_place
 from ...memory_bench import key
 from ...processes import Child, Stage
 from ...shm.test_packing import calls
@@ -42,14 +42,6 @@ def cache(daemon: Daemon) -> Iterator[tensord.Client]:
         made.clear()
         with_place(made, 1_000_000, 512 * KB)
         yield made
-
-
-def cut(cache: tensord.Client) -> None:
-    """The connection ends, and the client knows it."""
-    channel = cache.link.attachment.channel
-    assert channel is not None
-    channel._sock.shutdown(socket.SHUT_RDWR)
-    until(lambda: cache.link.attachment.channel is not channel, "the client to notice")
 
 
 def test_what_was_put_in_any_way_is_read_as_it_was(daemon: Daemon, cache: tensord.Client) -> None:
@@ -172,7 +164,7 @@ def test_a_copy_that_outlives_its_connection_writes_nothing_into_the_next_ones_q
             assert cache.link.puts.writer is not writer
 
     late = tensord.Put(key(3))
-    writer.put(late, Slow(), time.monotonic() + PATIENCE_S)
+    writer.put(late, Slow(), PutOptions(), time.monotonic() + PATIENCE_S)
     assert late.state == "lost"
     states = [cache.put(key(number), number, wait=True).state for number in range(4, 30)]
     assert set(states) == {"stored"}
