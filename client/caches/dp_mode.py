@@ -21,23 +21,23 @@ Resolution = int | tuple[int, int]
 FLAG: Final = ("--mm-encoder-tp-mode", "data")
 IMAGES_MIN: Final = 2
 SIDE_MIN: Final = 512
-PIXELS_MIN: Final = SIDE_MIN * SIDE_MIN
 DEPTH_MIN: Final = 45
 MANY_IMAGES: Final = 10
 SMALL_SIDE: Final = 256
-SMALL_PIXELS: Final = SMALL_SIDE * SMALL_SIDE
-
-IMAGES_MAX: Final = 1 << 20
-SIDE_MAX: Final = 1 << 20
-DEPTH_MAX: Final = 1 << 12
+_IMAGES_MAX: Final = 1 << 20
+_SIDE_MAX: Final = 1 << 20
+_DEPTH_MAX: Final = 1 << 12
 
 _SOURCE: Final = "AMD, batch-level data parallelism of vision encoders on 8×MI300X, average gain in requests/s"
-_BY_IMAGES: Final = {1: 13.4, 3: 16.0, 10: 9.5}
-_BY_SIDE: Final = {256: 8.1, 512: 14.6, 1024: 16.2}
-_BY_DEPTH: Final = {27: 6.2, 45: 17.7, 63: 15.0}
-
-_Criterion = tuple[str, int | None, dict[int, float]]
-"""A measure of the work, its value, and its rows of the table."""
+_IMAGES: Final = "images a batch"
+_SIDE: Final = "pixels a side"
+_LAYERS: Final = "layers"
+_GAINS: Final = {
+    _IMAGES: {1: 13.4, 3: 16.0, 10: 9.5},
+    _SIDE: {256: 8.1, 512: 14.6, 1024: 16.2},
+    _LAYERS: {27: 6.2, 45: 17.7, 63: 15.0},
+}
+"""The measured gains by a measure of the work, and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,51 +83,37 @@ def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_
     Raises:
         UsageError: a value is out of its range; the message names it.
     """
-    images = check_count("batch_images", batch_images, IMAGES_MAX, 1)
-    sides = None if resolution is None else check_resolution(resolution)
-    pixels = 0 if sides is None else sides[0] * sides[1]
-    depth = 0 if encoder_depth is None else check_count("encoder_depth", encoder_depth, DEPTH_MAX, 1)
-    # The table has squares only. Other shapes with as many pixels were not measured.
-    side = sides[0] if sides and sides[0] == sides[1] else None
-    shape = f"{sides[0]}×{sides[1]}" if sides else ""
+    images = check_count("batch_images", batch_images, _IMAGES_MAX, 1)
+    width, height = (0, 0) if resolution is None else _sides(resolution)
+    depth = 0 if encoder_depth is None else check_count("encoder_depth", encoder_depth, _DEPTH_MAX, 1)
+    pixels, shape = width * height, f"{width}×{height}"
     small, least = f"{SMALL_SIDE}×{SMALL_SIDE}", f"{SIDE_MIN}×{SIDE_MIN}"
+    # The table has squares only. Other shapes with as many pixels were not measured.
+    measured = {_IMAGES: images, _SIDE: width if width == height else None, _LAYERS: depth}
+    if images >= MANY_IMAGES and 0 < pixels <= SMALL_SIDE**2:
+        reasons = {_IMAGES: f"diminishing returns: {images} images of {shape}, at most {small}", _SIDE: ""}
+        use_dp = False
+    else:
+        criteria = [
+            (images >= IMAGES_MIN, _IMAGES, f"{images} images a batch, from {IMAGES_MIN} up"),
+            (pixels >= SIDE_MIN**2, _SIDE, f"{shape}, from {least} up"),
+            (depth >= DEPTH_MIN, _LAYERS, f"{depth} layers, from {DEPTH_MIN} up"),
+        ]
+        reasons = {name: reason for is_met, name, reason in criteria if is_met}
+        use_dp = bool(reasons)
+    reason = "; ".join(filter(None, reasons.values()))
+    reason = reason or f"one image, below {least} and {DEPTH_MIN} layers as far as is known"
+    for name in reasons:
+        if (value := measured[name]) in _GAINS[name]:
+            return Recommendation(use_dp, reason, _GAINS[name][value], f"{_SOURCE}; row: {value} {name}")
+    has = "; ".join(f"{name}: {', '.join(map(str, _GAINS[name]))}" for name in reasons)
+    row = f"no row for this, it has {has}" if has else "no row decides"
+    return Recommendation(use_dp, reason, None, f"{_SOURCE}; {row}")
 
-    by_images: _Criterion = ("images a batch", images, _BY_IMAGES)
-    by_size: _Criterion = ("pixels a side", side, _BY_SIDE)
-    if images >= MANY_IMAGES and 0 < pixels <= SMALL_PIXELS:
-        reason = f"diminishing returns: {images} images of {shape}, at most {small}"
-        return _recommendation(False, reason, [by_images, by_size])
-    criteria = [
-        (images >= IMAGES_MIN, by_images, f"{images} images a batch, from {IMAGES_MIN} up"),
-        (pixels >= PIXELS_MIN, by_size, f"{shape}, from {least} up"),
-        (depth >= DEPTH_MIN, ("layers", depth, _BY_DEPTH), f"{depth} layers, from {DEPTH_MIN} up"),
-    ]
-    met = [(criterion, reason) for is_met, criterion, reason in criteria if is_met]
-    reason = "; ".join(reason for _, reason in met)
-    if not met:
-        reason = f"one image, below {least} and {DEPTH_MIN} layers as far as is known"
-    return _recommendation(bool(met), reason, [criterion for criterion, _ in met])
 
-
-def check_resolution(resolution: object) -> tuple[int, int]:
-    """Returns (width, height).
-
-    Raises:
-        UsageError: `resolution` is not the size of an image.
-    """
+def _sides(resolution: object) -> tuple[int, int]:
     sides = resolution if isinstance(resolution, tuple | list) else (resolution, resolution)
     if len(sides) != 2:
         raise UsageError(f"resolution is {shown(resolution)}; pass (width, height) in pixels, or the side of a square")
     width, height = sides
-    return check_count("resolution", width, SIDE_MAX, 1), check_count("resolution", height, SIDE_MAX, 1)
-
-
-def _recommendation(use_dp: bool, reason: str, deciding: list[_Criterion]) -> Recommendation:
-    """A recommendation with the gain of the first deciding criterion that has a row."""
-    for name, value, rows in deciding:
-        if value in rows:
-            return Recommendation(use_dp, reason, rows[value], f"{_SOURCE}; row: {value} {name}")
-    has = "; ".join(f"{name}: {', '.join(map(str, rows))}" for name, _, rows in deciding)
-    return Recommendation(
-        use_dp, reason, None, f"{_SOURCE}; " + (f"no row for this, it has {has}" if has else "no row decides")
-    )
+    return check_count("resolution", width, _SIDE_MAX, 1), check_count("resolution", height, _SIDE_MAX, 1)

@@ -60,7 +60,7 @@ class EncoderCacheManager:
         >>> evicted = manager.allocate(request, 0)                 # takes room in the engine's budget
         >>> manager.lease(request, 0) is None                      # a miss: run the encoder
         True
-        >>> manager.store(request, 0, np.zeros((576, 64), np.float32)).wait().state
+        >>> manager.store(request, 0, np.zeros((576, 64), np.float32), timeout_s=5).wait().state
         'stored'
         >>> manager.free(request)                                  # the request has ended
         >>> manager.free_tokens

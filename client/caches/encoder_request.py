@@ -69,31 +69,18 @@ class EncoderRequest:
 
 
 def check_request(request: object) -> EncoderRequest:
-    """Returns `request`.
-
-    Raises:
-        UsageError: it is no EncoderRequest.
-    """
     if not isinstance(request, EncoderRequest):
         raise UsageError(f"request is {shown(request)}; it must be a tensord.EncoderRequest")
     return request
 
 
 def check_input_id(input_id: object) -> int:
-    """Returns `input_id`, which may be out of range.
-
-    Raises:
-        UsageError: it is no whole number.
-    """
+    """Returns `input_id`, a whole number, which may be out of range."""
     return check_count("input_id", input_id, NUMBER_MAX, -NUMBER_MAX)
 
 
 def input_of(request: EncoderRequest, input_id: int) -> EncoderInput:
-    """The input with this index; negative indices are not allowed.
-
-    Raises:
-        UsageError: the request has no such input.
-    """
+    """The input with this index. Raises UsageError if the request has none; negative indices are not allowed."""
     inputs, input_id = check_request(request).inputs, check_input_id(input_id)
     if not 0 <= input_id < len(inputs):
         raise UsageError(
@@ -103,11 +90,7 @@ def input_of(request: EncoderRequest, input_id: int) -> EncoderInput:
 
 
 def check_same(wanted: EncoderInput, tokens: int) -> None:
-    """Checks that an input has as many tokens as its key stands for.
-
-    Raises:
-        TokensDiffer: the input has another number.
-    """
+    """Raises TokensDiffer if an input has not as many tokens as its key stands for."""
     if wanted.tokens != tokens:
         raise TokensDiffer(
             f"key {wanted.key.hex()[:16]}… has {tokens} tokens, but the input has {wanted.tokens}: a key stands for "

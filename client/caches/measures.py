@@ -1,16 +1,20 @@
-"""Sizes of nested trees with leaves of any type.
+"""Sizes of nested trees with leaves of any type, and what a cache counts.
 
-Owns: the rule how many bytes a leaf counts. Does not own: limits.
-Invariants: imports neither torch nor numpy; a leaf's own `nbytes` is its size.
+Owns: the rule how many bytes a leaf counts, and counters. Does not own: limits, nor what is counted.
+Invariants: imports neither torch nor numpy; a leaf's own `nbytes` is its size. Counts that are added together change
+together.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from ...shm.payloads.header import NODES_MAX
+from ..threads import forks
 
 
 def array_bytes(tree: Any) -> int:
@@ -36,3 +40,41 @@ def array_bytes(tree: Any) -> int:
             with suppress(AttributeError, RuntimeError):
                 size_bytes += int(node.nbytes)
     return size_bytes
+
+
+class Counts:
+    """Counts by name. Thread-safe. The child of a fork begins anew."""
+
+    _now: Counter[str]
+    _last: Counter[str]
+
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+        forks.follow(self)
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Adds to these counts."""
+        with self._lock:
+            self._now.update(counts)
+
+    def since_reset(self) -> Counter[str]:
+        """All counts."""
+        with self._lock:
+            return self._now.copy()
+
+    def since_last(self) -> Counter[str]:
+        """The counts since the last call of this method."""
+        with self._lock:
+            since = self._now - self._last
+            self._last = self._now.copy()
+            return since
+
+    def reset(self) -> None:
+        """Sets all counts to 0."""
+        with self._lock:
+            self._now, self._last = Counter(), Counter()
+
+    def after_fork_in_child(self) -> None:
+        """The counts are the parent's, and a thread of the parent may have held the lock. For the library."""
+        self._lock = threading.Lock()
+        self.reset()

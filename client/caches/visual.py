@@ -8,7 +8,6 @@ released.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 import numpy as np
@@ -17,10 +16,9 @@ from ...errors import UsageError, shown
 from ..arguments.namespace import Content, Namespace, check_namespace
 from ..core.client import Client, check_client
 from ..reading.lease import Lease
-from ..threads import forks
 from ..writing.outcomes import Put
 from .dp_mode import Recommendation, Resolution, recommend_dp_mode
-from .measures import array_bytes
+from .measures import Counts, array_bytes
 
 if TYPE_CHECKING:
     from ..reading.entry import Entry
@@ -123,9 +121,7 @@ class VisualCache:
         self._namespace = check_namespace(namespace)
         recommend_dp_mode(1, None, encoder_depth)
         self._encoder_depth = encoder_depth
-        self._lock = threading.Lock()
-        self._reset_statistics()
-        forks.follow(self)
+        self._counts = Counts()
 
     def lookup(
         self, modality: Modality, raw: Content, *, batch_images: int = 1, resolution: Resolution | None = None
@@ -146,11 +142,9 @@ class VisualCache:
             lease = None
         entry = None if lease is None else self._cache.peek(key)
         result = VisualResult(key, lease, entry, recommendation if modality != "audio" else None)
-        with self._lock:
-            self._hits += result.hit
-            self._misses += not result.hit
-            self._saved_bytes += result.bytes_saved
-            self._recommendations += result.recommendation is not None and result.recommendation.use_dp
+        recommended = result.recommendation is not None and result.recommendation.use_dp
+        saved_bytes = result.bytes_saved
+        self._counts.add({"lookups": 1, "hits": result.hit, "saved_bytes": saved_bytes, "recommended": recommended})
         return result
 
     def key(self, modality: Modality, raw: Content) -> bytes:
@@ -204,8 +198,7 @@ class VisualCache:
             DaemonUnavailable, TimedOut: the daemon did not answer; the statistics are unchanged.
         """
         count = self._cache.clear(self._namespace)
-        with self._lock:
-            self._reset_statistics()
+        self._counts.reset()
         return count
 
     def statistics(self) -> dict[str, float]:
@@ -214,20 +207,12 @@ class VisualCache:
         `visual_vram_saved_bytes`: bytes of the embeddings of all hits. `dp_mode_recommendations`: lookups that
         recommended data parallel.
         """
-        with self._lock:
-            lookups = self._hits + self._misses
-            return {
-                "visual_cache_hits": self._hits,
-                "visual_cache_misses": self._misses,
-                "visual_cache_hit_rate": self._hits / lookups if lookups else 0.0,
-                "visual_vram_saved_bytes": self._saved_bytes,
-                "dp_mode_recommendations": self._recommendations,
-            }
-
-    def _reset_statistics(self) -> None:
-        self._hits = self._misses = self._saved_bytes = self._recommendations = 0
-
-    def after_fork_in_child(self) -> None:
-        """The counts are the parent's, and a thread of the parent may have held the lock. For the library."""
-        self._lock = threading.Lock()
-        self._reset_statistics()
+        counts = self._counts.since_reset()
+        hits, lookups = counts["hits"], counts["lookups"]
+        return {
+            "visual_cache_hits": hits,
+            "visual_cache_misses": lookups - hits,
+            "visual_cache_hit_rate": hits / lookups if lookups else 0.0,
+            "visual_vram_saved_bytes": counts["saved_bytes"],
+            "dp_mode_recommendations": counts["recommended"],
+        }

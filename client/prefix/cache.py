@@ -1,9 +1,12 @@
 """The prefix cache: stores what a model's layers keep of token sequences, and finds the longest cached prefix.
 
-Owns: the public calls. Does not own: the search among blocks (the daemon's index), the request for it (query.py), how
-layers are cut into blocks (layers.py), nor the puts of a sequence's blocks (put.py).
+Owns: the public calls, the query in the inbox, and which of the daemon's blocks a match has. Does not own: the search
+among blocks (the daemon's index), the inbox (writing/inbox.py), how layers are cut into blocks (layers.py), the puts of
+a sequence's blocks (put.py), the blocks of other hosts (other_hosts.py), nor the views of blocks (match.py).
 Invariants: a match is exact to the token, its media are equal, and every layer can continue from its end. Without a
-daemon, or without an answer in time, a match is a miss and a put is lost; neither raises for that.
+daemon, or without an answer in time, a match is a miss and a put is lost; neither raises for that. A query is sent on
+the connection whose daemon knows its inbox, or not at all. The daemon reads it before the next one is written, or
+answers a request that nobody waits for any more.
 """
 
 from __future__ import annotations
@@ -11,28 +14,49 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final, Literal
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final, Literal
 
-from ...errors import BadPrefix, DaemonUnavailable, LimitReached, shown
+import numpy as np
+
+from ...errors import BadPrefix, Corrupt, DaemonUnavailable, LimitReached, TensordError, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
-from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, Tokens, fold
+from ...shm.payloads.prefix import (
+    BLOCK_TOKENS_MAX,
+    BLOCK_TOKENS_MIN,
+    LAYOUT_BYTES,
+    Media,
+    PrefixRecord,
+    Tokens,
+    fold,
+    kept,
+    uncut,
+)
+from ...shm.ring.layout import KEY_BYTES
 from ..arguments.checks import check_name, check_timeout
 from ..arguments.namespace import Namespace, check_namespace
 from ..arguments.put_options import PutOptions
+from ..computing.once import answers, at_once
 from ..core.client import Client, check_client
 from ..core.tracing import length_of, matched_of, traced
+from ..link.link import Link
+from ..writing.inbox import QUERY_BYTES
 from ..writing.puts import ENDING
-from .keys import chain_of
+from .keys import chain_of, scope_of
 from .layers import PrefixLayer, Snapshots, layers_of
 from .match import PrefixMatch
 from .other_hosts import OtherHosts
 from .put import PrefixPut, store
-from .query import Asker
 from .tokens import GivenMedia, GivenTokens, media_of, tokens_of
 
 BLOCK_TOKENS: Final = 256
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
+
+_ASKED: Final = 2
+"""Attempts at a match. Another one follows if the blocks were evicted before this process pinned them."""
+_NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
 
 
 class PrefixCache:
@@ -74,7 +98,7 @@ class PrefixCache:
         self._namespace = check_namespace(namespace)
         self._block_tokens = block_tokens
         self._other_hosts = OtherHosts(client, namespace, block_tokens)
-        self._asker = Asker(client, namespace, block_tokens, self._other_hosts)
+        self._tag, self._scope = namespace.tag, scope_of(namespace)
 
     @property
     def namespace(self) -> Namespace:
@@ -179,7 +203,17 @@ class PrefixCache:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         if len(query) < 2:
             return None
-        return self._asker.match(query, items, agent, deadline)
+        for _ in range(_ASKED):
+            matched = self._ask(query, items, agent, deadline)
+            if matched is not None and self._other_hosts.fetch(query, items, matched.offset, deadline):
+                matched = self._ask(query, items, agent, deadline)
+            if matched is None or not matched.blocks or not 0 < matched.offset < len(query):
+                return None
+            match = self._pinned(matched, query, items)
+            if match is not None:
+                return match
+            # The blocks were evicted between the daemon's answer and the pin. Ask again for what is left.
+        return None
 
     def turn_ended(self, agent: str, *, tool_call: bool = False) -> None:
         """Reports the end of an agent's turn. Does not wait; without a daemon, does nothing.
@@ -209,6 +243,80 @@ class PrefixCache:
         if len(given) > most:
             raise LimitReached(f"{len(given)} tokens exceed prefix_tokens_max ({most}); raise it at the daemon")
         return given
+
+    def _ask(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> messages.Matched | None:
+        """The daemon's match for a sequence; None without an answer by `deadline` (monotonic seconds). Waits for the
+        blocks that this client has just put. Raises BadPrefix if the daemon refuses the sequence as invalid."""
+        link = self._client.link
+        if not link.connected:
+            link.start()
+        if not link.connected:
+            return None
+        link.puts.wait_for_puts()
+        record = PrefixRecord(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
+        if record.record_bytes > QUERY_BYTES:
+            return None
+        lock = link.puts.query_lock
+        try:
+            # Within the try: a signal handler may raise right after the lock was taken.
+            if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return None
+            return self._asked(link, record, fold(query, media), agent, deadline)
+        except BadPrefix:
+            raise
+        except TensordError:
+            return None
+        finally:
+            with suppress(RuntimeError):  # it was not taken
+                lock.release()
+
+    def _asked(
+        self, link: Link, record: PrefixRecord, folded: Tokens, agent: str, deadline: float
+    ) -> messages.Matched | None:
+        # The caller computes rather than wait for a daemon that does not answer.
+        channel, inbox = link.puts.query_inbox(min(deadline, time.monotonic() + link.silence.patience_s))
+        at, size_bytes = inbox.query_at, record.record_bytes
+        record.pack_into(np.frombuffer(inbox.bytes[at : at + size_bytes], np.uint8), folded)
+        left_s = max(0.0, deadline - time.monotonic())
+        asked = link.ask(
+            lambda number: messages.MatchPrefix(number, self._tag, at, size_bytes, agent),
+            left_s,
+            connected=channel,
+        )
+
+        async def listen(future: Future[Any], within_s: float) -> None:
+            link.answers.within(future, min(within_s, deadline - time.monotonic()))
+
+        if not at_once(answers(link, asked, listen)):
+            asked.cancel()
+            return None
+        answer: messages.Matched = link.answers.wait(asked, deadline - time.monotonic())
+        return answer
+
+    def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
+        """Pins the blocks of the daemon's answer, as far as they are still there. None if no layer could continue from
+        them.
+        """
+        view = self._client.link.view
+        if view is None:
+            return None
+        keys = matched.blocks if matched.snapshot is None else [*matched.blocks, matched.snapshot]
+        batch = view.hold_many(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
+        blocks, offset = len(matched.blocks), matched.offset
+        snapshot_at = None if matched.snapshot is None else blocks
+        if not batch.found.all():
+            present = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
+            if not present:
+                return None
+            try:
+                end, last = PrefixMatch(0, query, {}, batch, keys, present, None).last_block()
+            except Corrupt:
+                return None
+            offset = uncut(min(offset, end), media)
+            if last.exact or not offset:
+                return None
+            blocks, snapshot_at = -(-offset // last.block_tokens), None
+        return PrefixMatch(offset, query[offset:], kept(offset, media), batch, keys, blocks, snapshot_at)
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)

@@ -126,11 +126,8 @@ class PrefixMatch:
         self._batch = self._layers = None
 
     def last_block(self) -> tuple[int, PrefixRecord]:
-        """The position at which the blocks end, and the last one's record. For the library.
-
-        Raises:
-            Corrupt: it has no valid record.
-        """
+        """The position at which the blocks end, and the last one's record. Raises Corrupt without a valid record. For
+        the library."""
         record = _record(self._lease(self._blocks - 1).tree, self._named(self._blocks - 1))
         return record.start + record.count, record
 
@@ -167,13 +164,9 @@ class PrefixMatch:
         return layers[layer], self._axes[layer]
 
     def _checked(self, leases: Sequence[Lease]) -> list[int | None]:
-        """The token axis of each layer. Checks that the blocks cover the match, and hold the tokens that they say.
+        """The token axis of each layer. Raises Corrupt unless the blocks cover the match, and hold what they say.
 
-        Of all blocks with the same tree header only the first is checked: their arrays have the same shapes.
-
-        Raises:
-            Corrupt: a block does not fit; the message names it.
-        """
+        Of all blocks with the same tree header only the first is checked: their arrays have the same shapes."""
         end, record = self.last_block()
         if record.start != record.block_tokens * (self._blocks - 1) or not record.start < self.offset <= end:
             raise Corrupt(
@@ -203,11 +196,7 @@ class PrefixMatch:
         return layers
 
     def _states(self, tree: Any) -> list[Any]:
-        """The states of a snapshot's tree, one for each of the blocks' layers.
-
-        Raises:
-            Corrupt: the snapshot does not fit the blocks.
-        """
+        """The states of a snapshot's tree. Raises Corrupt unless there is one for each of the blocks' layers."""
         assert self._snapshot_at is not None
         states = _part(tree, "layers", self._named(self._snapshot_at))
         if len(states) != len(self.layers):
@@ -219,11 +208,8 @@ class PrefixMatch:
 
 
 def _check_block(tree: Any, axes: list[int | None], count: int, named: str) -> None:
-    """Checks that a block has an item for each layer, whose arrays have `count` tokens along the layer's axis.
-
-    Raises:
-        Corrupt: it has not.
-    """
+    """Raises Corrupt unless a block has an item for each layer, whose arrays have `count` tokens along the layer's
+    axis."""
     layers = _part(tree, "layers", named)
     if _part(tree, "axes", named) != axes or len(layers) != len(axes):
         raise Corrupt(f"{named}: its {len(layers)} layers are not those of the first block; evict it")

@@ -152,15 +152,10 @@ def store(
     wait_s: float | None = None,
 ) -> PrefixPut:
     """Puts the missing part of a sequence, in order. Returns once the arrays are copied; with `wait_s`, which ends at
-    `deadline`, once the put is settled.
+    `deadline` (monotonic seconds), once the put is settled, or raises TimedOut. Waiting for room ends at `deadline`.
 
     If a block was evicted meanwhile, so that a child's put failed, the put is repeated from there, up to REPEATS_MAX
-    times. Waiting for room ends at `deadline` (monotonic seconds).
-
-    Raises:
-        UnsupportedLeaf: an array has a type that `Client.put` does not take; nothing was sent.
-        TimedOut: with `wait_s`, the daemon did not answer by `deadline`.
-    """
+    times. If an array has a type that `Client.put` does not take, nothing is sent, and UnsupportedLeaf is raised."""
     result = PrefixPut(len(chain), len(layers.snapshots))
     for _ in range(REPEATS_MAX + 1):
         if not client.connected:

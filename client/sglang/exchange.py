@@ -60,11 +60,8 @@ class PageExchange:
         return count
 
     def load(self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]]) -> list[bool]:
-        """Copies stored pages into `pages`, up to the first that is missing, damaged or of other sizes.
-
-        Returns:
-            For each page whether it was copied. A page that was not copied is unchanged.
-        """
+        """Copies stored pages into `pages`, up to the first that is missing, damaged or of other sizes. Returns for
+        each page whether it was copied; a page that was not is unchanged."""
         done = sum(1 for _ in takewhile(lambda page: self._load(*page), zip(keys, pages, strict=True)))
         return [True] * done + [False] * (len(keys) - done)
 

@@ -118,47 +118,18 @@ def engine_arguments() -> dict[str, Any]:
     return {name: resolution_result(given, name) for name in wanted}
 
 
-def refusal(config: Any, arguments: dict[str, Any]) -> str | None:
-    """Why the pages of an engine cannot be named; None if they can.
-
-    Args:
-        config: SGLang's `HiCacheStorageConfig`.
-        arguments: `engine_arguments()`.
-    """
-    import sglang
-
-    draft = arguments.get("speculative_draft_model_path")
-    elsewhere = [name for name in _CONTENT_ELSEWHERE if arguments.get(name)]
-    if sglang.__version__ != TESTED:
-        return f"it is tested with SGLang {TESTED}, and this is {sglang.__version__}"
-    if elsewhere:
-        return f"no name covers what {', '.join(elsewhere)} refers to; start the engine without it"
-    if not (config.extra_config or {}).get("interface_v1"):
-        return 'it passes pages as tensors; set "interface_v1": 1 in the storage backend\'s extra config'
-    if config.dcp_size > 1:
-        return "pages of decode context parallelism (dcp_size over 1) are not covered"
-    if arguments.get("enable_lora") or arguments.get("lora_paths"):
-        return "SGLang names a LoRA adapter by its path, not by its weights; start the engine without LoRA"
-    if arguments.get("trust_mm_content_hashes"):
-        return "with --trust-mm-content-hashes a client's name stands for a picture; start the engine without it"
-    if draft and draft != arguments.get("model_path"):
-        return f"the weights of the draft model {draft} have no name; start the engine without it"
-    return None
-
-
 def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, Any]) -> str:
     """The name of the engine's weights. Reads the whole weight files, unless a note of their digest exists.
 
     Args:
         config: SGLang's `HiCacheStorageConfig`.
-        settings: the settings of tensord.
         arguments: `engine_arguments()`.
 
     Raises:
         Nameless: the pages have no name.
         OSError: a weight file cannot be read.
     """
-    why = refusal(config, arguments)
+    why = _refusal(config, arguments)
     if why is not None:
         raise Nameless(why)
     if settings.revision:
@@ -180,18 +151,37 @@ def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, An
     return weights
 
 
+def _refusal(config: Any, arguments: dict[str, Any]) -> str | None:
+    """Why the pages of an engine cannot be named; None if they can."""
+    import sglang
+
+    draft = arguments.get("speculative_draft_model_path")
+    elsewhere = [name for name in _CONTENT_ELSEWHERE if arguments.get(name)]
+    if sglang.__version__ != TESTED:
+        return f"it is tested with SGLang {TESTED}, and this is {sglang.__version__}"
+    if elsewhere:
+        return f"no name covers what {', '.join(elsewhere)} refers to; start the engine without it"
+    if not (config.extra_config or {}).get("interface_v1"):
+        return 'it passes pages as tensors; set "interface_v1": 1 in the storage backend\'s extra config'
+    if config.dcp_size > 1:
+        return "pages of decode context parallelism (dcp_size over 1) are not covered"
+    if arguments.get("enable_lora") or arguments.get("lora_paths"):
+        return "SGLang names a LoRA adapter by its path, not by its weights; start the engine without LoRA"
+    if arguments.get("trust_mm_content_hashes"):
+        return "with --trust-mm-content-hashes a client's name stands for a picture; start the engine without it"
+    if draft and draft != arguments.get("model_path"):
+        return f"the weights of the draft model {draft} have no name; start the engine without it"
+    return None
+
+
 def namespace(
     weights: str, config: Any, layout: dict[str, Any], tenant: str, arguments: dict[str, Any], *, replicated: bool
 ) -> Namespace:
     """The namespace of a rank's pages in one host pool.
 
     Args:
-        weights: `weights_name`.
-        config, arguments: as for `weights_name`.
         layout: what the bytes of a page mean (`HostPages.layout`).
-        tenant: a salt.
-        replicated: whether all tensor-parallel ranks have equal pages in this pool. SGLang lets one of them write.
-    """
+        replicated: whether all tensor-parallel ranks have equal pages in this pool. SGLang lets one of them write."""
     rank = {
         "tp": [0 if replicated else config.tp_rank, config.tp_size],
         "pp": [config.pp_rank, config.pp_size],
@@ -206,10 +196,6 @@ def namespace(
         model="sglang kv",
         revision=f"{weights} {digest_of([_FORM, layout, rank, told])}",
         dtype=str(layout.get("dtype", "none")).removeprefix("torch."),
-        processor=f"sglang {TESTED}, {_device()}",
+        processor=f"sglang {TESTED}, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'cpu'}",
         tenant=tenant,
     )
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

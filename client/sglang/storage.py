@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import takewhile
 from typing import Any, Final, TypeVar, cast
 
 import torch
@@ -154,8 +155,15 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         """The longest prefix of pages with everything that each pool's hit policy asks for."""
         wanted = pool_transfers or []
         kv = self._stored(PoolName.KV, keys)
-        there = {each.name: self._each_stored(each.name, keys[:kv]) for each in wanted} if kv else {}
-        return PoolTransferResult(*usable_prefixes(kv, wanted, there))
+        hits = {PoolName.KV: kv} if kv else {}
+        usable = set(range(1, kv + 1))
+        for transfer in wanted if kv else ():
+            there = [self._exchange.client.contains(key) for key in self._keys(transfer.name, keys[:kv])]
+            of_pool = _usable(transfer, there)
+            if of_pool:
+                hits[transfer.name] = max(of_pool)
+            usable &= of_pool
+        return PoolTransferResult(max(usable, default=0), hits, sorted(usable))
 
     @_answers(_none_of_transfers)
     def batch_get_v2(
@@ -173,18 +181,16 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
 
     # ---- pages as tensors: SGLang without "interface_v1", whose pages have no name
 
-    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
+    def get(self, key: str, *_: Any, **__: Any) -> None:
         return None
 
-    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[None]:
+    def batch_get(self, keys: list[str], *_: Any, **__: Any) -> list[None]:
         return [None] * len(keys)
 
-    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+    def set(self, *_: Any, **__: Any) -> bool:
         return False
 
-    def batch_set(
-        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
-    ) -> bool:
+    def batch_set(self, *_: Any, **__: Any) -> bool:
         return False
 
     def exists(self, key: str) -> bool:
@@ -258,10 +264,6 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
     def _stored(self, pool: str, keys: Sequence[str]) -> int:
         return self._exchange.available(self._keys(pool, keys))
 
-    def _each_stored(self, pool: str, keys: Sequence[str]) -> list[bool]:
-        found = [self._exchange.client.contains(key) for key in self._keys(pool, keys)]
-        return found or [False] * len(keys)
-
     def _parts(self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[list[Part]]:
         if host_indices is None:
             raise UsageError(f"{len(keys)} pages of the pool {pool} without host indices")
@@ -290,35 +292,12 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
             _log.warning("tensord: %s failed, so its pages are not shared: %s", call, error, exc_info=error)
 
 
-def usable_prefixes(
-    kv_pages: int, wanted: Sequence[PoolTransfer], there: Mapping[str, Sequence[bool]]
-) -> tuple[int, dict[str, int], list[int]]:
-    """The arguments of SGLang's `PoolTransferResult`.
-
-    Args:
-        kv_pages: the number of pages of KV that are stored without a gap.
-        wanted: the other pools, with their policies.
-        there: for each of these pools, whether its part of each of the first `kv_pages` pages is stored.
-
-    Returns:
-        (pages of the longest usable prefix, pages of the longest one for each pool alone, all usable prefixes in
-        pages, ascending).
-    """
-    hits: dict[str, int] = {PoolName.KV: kv_pages} if kv_pages else {}
-    usable = set(range(1, kv_pages + 1))
-    for transfer in wanted if kv_pages else ():
-        of_pool = _usable(kv_pages, transfer, there[transfer.name])
-        if of_pool:
-            hits[transfer.name] = max(of_pool)
-        usable &= of_pool
-    return max(usable, default=0), hits, sorted(usable)
-
-
-def _usable(pages: int, transfer: PoolTransfer, there: Sequence[bool]) -> set[int]:
+def _usable(transfer: PoolTransfer, there: Sequence[bool]) -> set[int]:
+    """The prefixes, in pages, for which a pool has all that its hit policy asks for. `there`: whether the pool's part
+    of each page is stored."""
     if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-        whole = next((at for at in range(pages) if not there[at]), pages)
-        return set(range(1, whole + 1))
+        return {end for end, _ in enumerate(takewhile(bool, there), 1)}
     if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
         tail = max(1, len(transfer.keys or ()))
-        return {end for end in range(1, pages + 1) if all(there[max(0, end - tail) : end])}
+        return {end for end in range(1, len(there) + 1) if all(there[max(0, end - tail) : end])}
     return set()

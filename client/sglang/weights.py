@@ -7,10 +7,8 @@ Invariants: a storage learns of a change before the first weight is changed. It 
 
 from __future__ import annotations
 
-import logging
 import sys
 import weakref
-from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
 _MANAGER: Final = "sglang.srt.managers.scheduler_components.weight_updater"
 _CLASS: Final = "SchedulerWeightUpdaterManager"
 _CALLED_BEFORE_EVERY_CHANGE: Final = "_select_runners"
-_log = logging.getLogger("tensord")
-
-
 _storages: weakref.WeakSet[TensordHiCacheStorage] = weakref.WeakSet()
 
 
@@ -42,19 +37,13 @@ def watch(storage: TensordHiCacheStorage) -> bool:
     if owner is None or original is None:
         return False
     if not hasattr(original, "_tensord_hook"):
-        setattr(owner, _CALLED_BEFORE_EVERY_CHANGE, _hooked(original))
+
+        @wraps(original)
+        def select_runners(*args: Any, **kwargs: Any) -> Any:
+            for each in list(_storages):
+                each.weights_change()
+            return original(*args, **kwargs)
+
+        select_runners._tensord_hook = True  # type: ignore[attr-defined]
+        setattr(owner, _CALLED_BEFORE_EVERY_CHANGE, select_runners)
     return True
-
-
-def _hooked(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def select_runners(*args: Any, **kwargs: Any) -> Any:
-        for storage in list(_storages):
-            try:
-                storage.weights_change()
-            except Exception:
-                _log.exception("tensord: a storage was not told of the new weights")
-        return original(*args, **kwargs)
-
-    select_runners._tensord_hook = True  # type: ignore[attr-defined]
-    return select_runners

@@ -23,7 +23,7 @@ from .calls import Encoder, EncoderTally
 from .language.prefix import Past, PrefixCached, PrefixTally, prefix_cached
 from .patch_points import PATCH_POINTS, PatchPoint
 from .reasons import Reasons
-from .wrapping import plain_class, wrapped_class
+from .wrapping import plain_class, unwrap, wrap
 
 __all__ = [
     "EncoderTally",
@@ -68,10 +68,10 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None) -> M
             )
     for module, point in found:
         plain = plain_class(module)
-        module.__class__ = wrapped_class(plain, point.method)
-        module._tensord = Encoder(plain, point, cache, namespace)
+        encoder = Encoder(plain, point, cache, namespace)
+        wrap(module, point.method, encoder)
         try:
-            module._tensord.check(module)
+            encoder.check(module)
         except Exception as error:
             Reasons().tell(error, f"outputs of {plain.__name__} are not shared")
     return model
@@ -80,8 +80,7 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None) -> M
 def uncached(model: Model) -> Model:
     """Removes the wrapper of `cached`. Changes the model, and returns it. A model without a wrapper stays as it is."""
     for module in _wrapped_modules(model):
-        module.__class__ = plain_class(module)
-        del module._tensord
+        unwrap(module)
     return model
 
 

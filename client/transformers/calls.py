@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 import transformers
 
-from ...errors import LimitReached, TensordError, TimedOut
+from ...errors import TensordError
 from ..arguments.namespace import Namespace
 from ..computing.claim import Claim
 from ..core.client import Client
@@ -28,7 +28,7 @@ from ..identity.described import described
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
 from ..reading.lease import Lease
-from ..writing.outcomes import Put
+from ..writing.outcomes import Put, wait_for_all
 from .conditions import attention_of, plain_tensor, state_of
 from .outputs import CallItems, NotSplittable
 from .patch_points import PatchPoint
@@ -73,10 +73,8 @@ class _Call:
     """One call's items, in order. The functions take positions of items."""
 
     keys: list[bytes]
-    whole: Callable[[], Any]
-    """Returns the output for all items, as the model returns it."""
     encode: Callable[[Sequence[int]], Any]
-    """Returns the output for some items."""
+    """Returns the output for some items; for all of them as the model returns it."""
     batch: Callable[[Sequence[int]], CallItems]
     device: Any
 
@@ -104,11 +102,7 @@ class Encoder:
         return getattr(self._plain, self._point.method)
 
     def check(self, module: Any) -> None:
-        """Checks that the installed transformers has what sharing needs for this module.
-
-        Raises:
-            NotShared: no call can be shared. The message says why.
-        """
+        """Raises NotShared if the installed transformers lacks what sharing needs for this module."""
         where = f"{self._plain.__name__}.{self._point.method} of transformers {transformers.__version__}"
         for name in (self._point.items, self._point.grid):
             if name is not None and name not in self._signature.parameters:
@@ -135,72 +129,73 @@ class Encoder:
             if part is not None:
                 parts[key] = part
                 self.tally.found += 1
+        everything = range(len(call.keys))
         try:
             missing = {key: call.keys.index(key) for key in call.keys if key not in parts}
-            if missing:
-                output = self._completed(call, parts, missing)
-                if output is not None:
-                    return output
-            everything = call.batch(range(len(call.keys)))
-            return everything.join([parts[key] for key in call.keys], call.device)
+            output = self._completed(call, parts, missing) if missing else None
+            if output is None:
+                output = call.batch(everything).join([parts[key] for key in call.keys], call.device)
+            return output
         except TensordError:
             # The output cannot be split, or a stored entry is not an output of this model.
             self.tally.passed += 1
-            return call.whole()
+            return call.encode(everything)
 
     # ---- look up, claim, encode, wait
 
     def _completed(self, call: _Call, parts: dict[bytes, Part], missing: dict[bytes, int]) -> Any:
-        """Adds the missing parts: encoded here, or by another process that claimed them first.
-
-        Args:
-            missing: the missing keys, with the position of each.
-
-        Returns:
-            The whole output if all of it was encoded here; None if the caller has to join it from the parts.
-
-        Raises:
-            NotSplittable: an output cannot be split.
-        """
+        """Adds the missing parts, `missing` by key with their positions: encoded here, or by another process that
+        claimed them first. Returns the whole output if all of it was encoded here; None if the caller has to join it
+        from the parts."""
         claims = {key: self._cache.claim(key) for key in missing}
         try:
             _wait(claims, ("asked",), _ANSWER_S)
-            ours = [key for key, claim in claims.items() if claim.state not in ("waiting", "hit")]
+            ours = [at for key, at in missing.items() if claims[key].state not in ("waiting", "hit")]
             if len(ours) == len(missing) and not parts:
                 # One call of the model with all items, duplicates included, so the output equals the unwrapped model's
                 # bit for bit.
-                output = call.whole()
-                self.tally.encoded += len(call.keys)
-                try:
-                    split = call.batch(range(len(call.keys))).split(output)
-                    self._store(dict(zip(call.keys, split, strict=True)), claims)
-                except NotSplittable:
-                    self.tally.encoded -= len(call.keys)
-                    self.tally.passed += 1
-                return output
-            self._encode(call, {key: missing[key] for key in ours}, parts, claims)
+                return self._encoded(call, range(len(call.keys)), parts, claims)
+            self._encoded(call, ours, parts, claims)
             _wait(claims, ("asked", "waiting"), self._cache.timeout_s)
             for key in claims.keys() - parts.keys():
                 part = self._found(key)
                 if part is not None:
                     parts[key] = part
                     self.tally.waited += 1
-            self._encode(call, {key: missing[key] for key in missing if key not in parts}, parts, claims)
+            self._encoded(call, [at for key, at in missing.items() if key not in parts], parts, claims)
             return None
         finally:
             for claim in claims.values():
                 claim.abandon()
 
-    def _encode(
-        self, call: _Call, chosen: dict[bytes, int], parts: dict[bytes, Part], claims: dict[bytes, Claim]
-    ) -> None:
-        if not chosen:
-            return
-        positions = list(chosen.values())
-        split = dict(zip(chosen, call.batch(positions).split(call.encode(positions)), strict=True))
-        self.tally.encoded += len(split)
-        self._store(split, claims)
-        parts.update(split)
+    def _encoded(
+        self, call: _Call, positions: Sequence[int], parts: dict[bytes, Part], claims: dict[bytes, Claim]
+    ) -> Any:
+        """The output for some items. Stores and adds their parts, and ends the claim of each according to the
+        result."""
+        if not positions:
+            return None
+        output = call.encode(positions)
+        try:
+            split = call.batch(positions).split(output)
+        except NotSplittable:
+            if len(positions) < len(call.keys):
+                raise
+            self.tally.passed += 1
+            return output
+        self.tally.encoded += len(positions)
+        encoded = {call.keys[at]: part for at, part in zip(positions, split, strict=True)}
+        parts.update(encoded)
+        puts: list[Put] = []
+        with suppress(TensordError):
+            puts = self._cache.put_many(encoded.items(), timeout_s=_PUT_S)
+            # A put ends the claim of its key only if it succeeds. After a failure the claim is abandoned, to tell
+            # waiting clients.
+            wait_for_all(puts, time.monotonic() + _STORED_S, _STORED_S)
+        errors = {put.key: put.error for put in puts}
+        for key in encoded:
+            claims[key].end(stored=self._cache.contains(key), error=errors.get(key))
+        return output
 
     def _found(self, key: bytes) -> Part | None:
         """The stored part of a key, as tensors over the ring's memory that keep it pinned. Joining the parts copies
@@ -211,35 +206,10 @@ class Encoder:
         except TensordError:
             return None
 
-    def _store(self, split: dict[bytes, Part], claims: dict[bytes, Claim]) -> None:
-        """Stores the parts, and ends the claim of each according to the result. After a put that found no room, no
-        further put is tried."""
-        deadline = time.monotonic() + _PUT_S
-        puts: dict[bytes, Put] = {}
-        for key, part in split.items():
-            with suppress(TensordError):
-                puts[key] = self._cache.put(key, part, timeout_s=max(0.0, deadline - time.monotonic()))
-                if isinstance(puts[key].error, TimedOut | LimitReached):
-                    break
-        deadline = time.monotonic() + _STORED_S
-        for key in split:
-            put = puts.get(key)
-            # A put ends the claim of its key only if it succeeds. After a failure the claim is abandoned, to tell
-            # waiting clients.
-            if put is not None and claims[key].state == "compute":
-                with suppress(TensordError):
-                    put.wait(max(0.0, deadline - time.monotonic()))
-            error = put.error if put is not None else None
-            claims[key].end(stored=self._cache.contains(key), error=error)
-
     # ---- the items of a call
 
     def _prepared(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> _Call:
-        """The call's items.
-
-        Raises:
-            NotShared, TensordError: the call has to bypass the cache.
-        """
+        """The call's items. Raises NotShared or a TensordError if the call has to bypass the cache."""
         point = self._point
         given = self._arguments(module, args, kwargs)
         items = plain_tensor(given.get(point.items))
@@ -274,10 +244,9 @@ class Encoder:
             content = data[starts[at] * row_bytes : starts[at + 1] * row_bytes]
             return namespace.key(_KIND, point.modality, content, beside=beside[at], **common)
 
-        def whole() -> Any:
-            return self._original(module, *args, **kwargs)
-
         def encode(positions: Sequence[int]) -> Any:
+            if len(positions) == len(rows):
+                return self._original(module, *args, **kwargs)
             chosen = dict(given)
             chosen[point.items] = torch.cat([items[starts[at] : starts[at + 1]] for at in positions])
             for name in (point.grid, point.beside):
@@ -288,7 +257,7 @@ class Encoder:
         def batch(positions: Sequence[int]) -> CallItems:
             return CallItems([rows[at] for at in positions], listed=point.listed, modules=self._modules)
 
-        return _Call([key(at) for at in range(len(rows))], whole, encode, batch, items.device)
+        return _Call([key(at) for at in range(len(rows))], encode, batch, items.device)
 
     def _arguments(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         """The arguments by name, those of **kwargs included, without the module and without defaults."""

@@ -33,11 +33,7 @@ _HOOKS_FROM: Final = LIBRARIES | {"accelerate"}
 
 
 def plain_tensor(tensor: Any) -> torch.Tensor:
-    """The tensor itself, if it is a plain tensor with at least one dimension.
-
-    Raises:
-        NotShared: it is not.
-    """
+    """The tensor itself. Raises NotShared unless it is a plain tensor with at least one dimension."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.ndim == 0 or tensor.layout is not torch.strided:
         raise NotShared(f"an argument is a {type(tensor).__name__}; it must be a plain tensor with a dimension")
     plain: torch.Tensor = tensor
@@ -82,11 +78,8 @@ def state_of(
 
 
 def attention_of(modules: Iterable[Any]) -> list[str]:
-    """The attention functions that the modules' configurations name, as text.
-
-    Raises:
-        NotShared: one of them is neither torch's nor transformers'.
-    """
+    """The attention functions that the modules' configurations name, as text. Raises NotShared for one that is neither
+    torch's nor transformers'."""
     found: list[str] = []
     for name in {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}:
         function = ALL_ATTENTION_FUNCTIONS.get(name)

@@ -46,19 +46,12 @@ class CallItems:
         self._modules = modules
 
     def split(self, output: Any) -> list[Any]:
-        """One tree for each item, in the form that `Client.put` takes.
-
-        Raises:
-            NotSplittable: a tensor has another number of rows, or a value is of a type that no output has.
-        """
+        """One tree for each item, in the form that `Client.put` takes. Raises NotSplittable if a tensor has another
+        number of rows, or a value is of a type that no output has."""
         return self._split(output, "")
 
     def join(self, parts: Sequence[Any], device: Any) -> Any:
-        """The output with these parts, in new memory on a device.
-
-        Raises:
-            BadTree: the parts are not of one output.
-        """
+        """The output with these parts, in new memory on a device. Raises BadTree if the parts are not of one output."""
         try:
             return self._join(parts, device)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:

@@ -44,11 +44,8 @@ class PatchPoint:
     listed: tuple[str, ...] = ()
 
     def rows_of(self, given: Mapping[str, Any], items: Any) -> tuple[list[int], list[Any]]:
-        """The number of rows of each item in a call's arguments, and further parts of each item's key.
-
-        Raises:
-            NotShared: the arguments do not fit together.
-        """
+        """The number of rows of each item in a call's arguments, and further parts of each item's key. Raises NotShared
+        if the arguments do not fit together."""
         if self.grid is not None:
             beside: list[Any] = plain_tensor(given.get(self.grid)).tolist()
             rows = [t * h * w for t, h, w in beside]

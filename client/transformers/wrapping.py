@@ -20,10 +20,22 @@ def plain_class(module: Any) -> type:
     return plain
 
 
+def wrap(instance: Any, method_name: str, ours: object) -> None:
+    """Has calls of the instance's method go to `ours`, with the instance and the arguments."""
+    instance.__class__ = _wrapped_class(plain_class(instance), method_name)
+    vars(instance)["_tensord"] = ours
+
+
+def unwrap(instance: Any) -> None:
+    """Undoes `wrap`, if it was done."""
+    instance.__class__ = plain_class(instance)
+    vars(instance).pop("_tensord", None)
+
+
 @remembered
-def wrapped_class(plain: type, method_name: str) -> type:
-    """A subclass of the same name, whose method calls the object `_tensord` of the instance with the instance and the
-    arguments. transformers and diffusers know their classes by their names.
+def _wrapped_class(plain: type, method_name: str) -> type:
+    """A subclass of the same name, whose method calls the object `_tensord` of the instance. transformers and diffusers
+    know their classes by their names.
 
     A class instead of an instance attribute, since a copied attribute would still call the module it was made for.
     """

@@ -113,13 +113,6 @@ def arguments(name: str, **more: Any) -> dict[str, Any]:
     return given | more
 
 
-def same(one: Any, another: Any) -> bool:
-    return type(one) is type(another) is tuple and all(
-        mine is other if mine is None or other is None else mine.dtype == other.dtype and torch.equal(mine, other)
-        for mine, other in zip(one, another, strict=True)
-    )
-
-
 def counts(of: Any) -> tuple[int, int, int]:
     """Found, encoded, passed."""
     found = tally(of)

@@ -15,12 +15,11 @@ import pytest
 import torch
 
 import tensord
-from tensord.client.diffusers import cached_prompts, names, tally, uncached_prompts
-from tensord.client.diffusers.names import PIPELINES
+from tensord.client.diffusers import PIPELINES, cached_prompts, tally, uncached_prompts
 from tensord.errors import BadNamespace, UsageError
 
-from ..transformers.vision_models import Adapter
-from .pipelines import FLUX, SD, XL, arguments, clip, clip_tokenizer, counts, pipeline, same
+from ..transformers.vision_models import Adapter, same
+from .pipelines import FLUX, SD, XL, arguments, clip, clip_tokenizer, counts, pipeline
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINES))
@@ -218,7 +217,7 @@ def test_a_call_that_needs_gradients_bypasses_the_cache(client: tensord.Client) 
 def test_another_version_of_diffusers_bypasses_the_cache_and_one_log_line_says_so_at_once(
     client: tensord.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(names, "VERSION", "0.41.")
+    monkeypatch.setattr("tensord.client.diffusers.VERSION", "0.41.")
     shared = cached_prompts(pipeline(SD), client)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "tensord"]
     assert line.startswith("tensord: prompts of StableDiffusionPipeline are not shared: diffusers 0.42.")

@@ -12,7 +12,7 @@ import tensord
 from tensord import NormalLayer, PrefixCache
 from tensord.client.arguments.put_options import PutOptions
 from tensord.client.link import absence as silence
-from tensord.client.prefix import query as prefix_query
+from tensord.client.prefix import cache as prefix_cache
 from tensord.client.writing.outcomes import Put
 from tensord.errors import BadPrefix
 from tensord.ipc.messages import control as messages
@@ -61,7 +61,7 @@ def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_
         assert cache.put(stored, [layer_of(stored)], wait=True, timeout_s=PATIENCE_S).state == "stored"
         # Its place in the inbox is kept for the next query.
         assert joined(cache, stored).shape[1]
-        written = vars(prefix_query)["fold"]
+        written = vars(prefix_cache)["fold"]
 
         def lost_meanwhile(*arguments: Any) -> Any:
             """The next connection's inbox is another one."""
@@ -73,9 +73,9 @@ def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_
             until(lambda: client.connected, "the client to be connected again")
             return folded
 
-        monkeypatch.setattr(prefix_query, "fold", lost_meanwhile)
+        monkeypatch.setattr(prefix_cache, "fold", lost_meanwhile)
         assert cache.match(other, timeout_s=PATIENCE_S) is None
-        monkeypatch.setattr(prefix_query, "fold", written)
+        monkeypatch.setattr(prefix_cache, "fold", written)
         assert cache.match(other, timeout_s=PATIENCE_S) is None
         assert joined(cache, stored).shape[1]
 

@@ -126,7 +126,6 @@ NEVER: dict[type[Any], dict[str, Call]] = {
         "touch": lambda c: c.touch(["picture"]),
     },
     tensord.VisualCache: {
-        "after_fork_in_child": lambda c: c.after_fork_in_child(),
         "key": lambda c: c.key("image", b"picture"),
         "lookup": lambda c: c.lookup("image", b"picture"),
         "statistics": lambda c: c.statistics(),

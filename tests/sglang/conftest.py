@@ -35,7 +35,7 @@ def stall_s() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def session_daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes="64MiB") as daemon:
+    with Daemon(ring_bytes="64MiB", gauges_host="none") as daemon:
         yield daemon
 
 
@@ -49,15 +49,21 @@ def daemon(session_daemon: Daemon) -> Daemon:
     return session_daemon
 
 
+@pytest.fixture(autouse=True)
+def _ranks_are_closed() -> Iterator[None]:
+    from . import rank
+
+    yield
+    while rank.made:
+        rank.made.pop().storage.close()
+
+
 @pytest.fixture
-def ranks(daemon: Daemon) -> Iterator[tuple[Rank, Rank]]:
+def ranks(daemon: Daemon) -> tuple[Rank, Rank]:
     """The same rank of two engines."""
     from .rank import Rank
 
-    first, second = Rank(daemon.socket), Rank(daemon.socket)
-    yield first, second
-    first.close()
-    second.close()
+    return Rank(daemon.socket), Rank(daemon.socket)
 
 
 @pytest.fixture

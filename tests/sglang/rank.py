@@ -36,6 +36,8 @@ HOST: Final[dict[str, Any]] = {
     "host_token_capacity": TOKENS,
 }
 _texts = count(1)
+made: Final[list[Rank]] = []
+"""The ranks of this test."""
 LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct", "page_head")
 
 
@@ -102,6 +104,7 @@ class Rank:
         self.storage: TensordHiCacheStorage = StorageBackendFactory.create_backend(
             "dynamic", storage_config({"tensord.socket": str(socket), **extra}, **(config or {})), self.pool
         )
+        made.append(self)
         self.storage.register_mem_pool_host(self.pool)
         self.storage.on_host_pools_registered()
         if named:
@@ -134,9 +137,6 @@ class Rank:
         """The bytes of a page, as SGLang's pool reads it."""
         page = self.pool.get_data_page(int(indices[number * self.pool.page_size]))
         return bytes(page.contiguous().view(torch.uint8).numpy())
-
-    def close(self) -> None:
-        self.storage.close()
 
 
 def storage_config(extra: dict[str, Any], **fields: Any) -> HiCacheStorageConfig:

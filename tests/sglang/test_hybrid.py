@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
@@ -34,11 +32,8 @@ class Hybrid(Rank):
 
 
 @pytest.fixture
-def ranks(daemon: Daemon) -> Iterator[tuple[Hybrid, Hybrid]]:
-    first, second = Hybrid(daemon), Hybrid(daemon)
-    yield first, second
-    first.close()
-    second.close()
+def ranks(daemon: Daemon) -> tuple[Hybrid, Hybrid]:
+    return Hybrid(daemon), Hybrid(daemon)
 
 
 def test_pages_of_a_second_pool_are_byte_equal_in_another_engine(ranks: tuple[Hybrid, Hybrid]) -> None:
@@ -94,5 +89,3 @@ def test_each_rank_of_an_mla_model_has_its_own_states(daemon: Daemon) -> None:
     transfer = PoolTransfer(name=PoolName.MAMBA, host_indices=torch.arange(3 * PAGE), keys=hashes)
     assert ranks[1].storage.batch_set_v2([transfer]) == {PoolName.MAMBA: [True] * 3}
     assert ranks[0].storage.batch_get_v2([transfer]) == {PoolName.MAMBA: [False] * 3}
-    for rank in ranks:
-        rank.close()

@@ -29,8 +29,6 @@ def _found(writer: Rank, reader: Rank) -> int:
     hashes, indices = writer.filled()
     assert all(writer.storage.batch_set_v1(hashes, indices))
     found: int = reader.storage.batch_exists(hashes)
-    for rank in (writer, reader):
-        rank.close()
     return found
 
 
@@ -121,7 +119,6 @@ def test_an_engine_without_a_name_shares_nothing_and_says_so(daemon: Daemon, cap
     assert rank.storage.batch_set_v1(hashes, indices) == [False] * 3
     assert rank.storage.batch_exists(hashes) == 0
     assert rank.storage.batch_get_v1(hashes, indices) == [False] * 3
-    rank.close()
 
 
 def _loaded(daemon: Daemon, model: Path) -> Rank:
@@ -173,40 +170,30 @@ def test_an_argument_tells_engines_apart_exactly_if_it_changes_kv(
     assert _found(first, Rank(daemon.socket)) == (0 if argument in CHANGE_KV else 3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"enable_lora": True}, "LoRA"),
-        ({"trust_mm_content_hashes": True}, "--trust-mm-content-hashes"),
-        ({"speculative_draft_model_path": "draft"}, "the draft model draft"),
-        ({"quantization_param_path": "scales.json"}, "quantization_param_path"),
-    ],
-)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "adapters": ({"enable_lora": True}, {}, "LoRA"),
+    "a client's own hashes": ({"trust_mm_content_hashes": True}, {}, "--trust-mm-content-hashes"),
+    "another draft model": ({"speculative_draft_model_path": "draft"}, {}, "the draft model draft"),
+    "another file": ({"quantization_param_path": "scales.json"}, {}, "quantization_param_path"),
+    "decode context parallelism": ({}, {"dcp_size": 2, "dcp_rank": 0, "logical_page_size": 2 * PAGE}, "dcp_size"),
+    "pages as tensors": ({}, {"extra_config": {}}, 'set "interface_v1": 1'),
+}
+
+
+@pytest.mark.parametrize(("arguments", "fields", "told"), REFUSED.values(), ids=list(REFUSED))
 def test_an_engine_with_an_input_that_no_name_covers_is_refused(
-    daemon: Daemon,
-    published: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
-    arguments: dict[str, Any],
-    told: str,
+    published: Callable[..., None], arguments: dict[str, Any], fields: dict[str, Any], told: str
 ) -> None:
     published(**arguments)
-    rank = Rank(daemon.socket, named=False)
-    until(lambda: "this engine shares no KV: " in caplog.text and told in caplog.text, "the message")
-    assert not rank.storage.shares
-    rank.close()
+    config = replace(storage_config({}, is_mla_model=True, tp_size=2), **fields)
+    with pytest.raises(Nameless, match=told):
+        names.weights_name(config, StorageSettings(revision="r1"), names.engine_arguments())
 
 
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang.__version__", "0.5.24")
-    assert "0.5.24" in (names.refusal(storage_config({}), {}) or "")
-
-
-def test_decode_context_parallelism_and_pages_as_tensors_are_refused() -> None:
-    config = replace(
-        storage_config({}, is_mla_model=True, tp_size=2), dcp_size=2, dcp_rank=0, logical_page_size=2 * PAGE
-    )
-    assert "dcp_size" in (names.refusal(config, {}) or "")
-    assert 'set "interface_v1": 1' in (names.refusal(storage_config({"interface_v1": 0}), {}) or "")
+    with pytest.raises(Nameless, match=r"0\.5\.24"):
+        names.weights_name(storage_config({}), StorageSettings(revision="r1"), {})
 
 
 # ---- what SGLang's own hash of a page covers, which no name of tensord repeats

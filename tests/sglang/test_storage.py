@@ -82,9 +82,8 @@ def test_a_wrong_setting_is_an_error_that_names_it(extra: dict[str, Any], told: 
 
 
 def test_the_client_is_listed_by_the_name_of_model_and_rank(daemon: Daemon) -> None:
-    rank = Rank(daemon.socket, config={"tp_rank": 1, "tp_size": 2})
+    Rank(daemon.socket, config={"tp_rank": 1, "tp_size": 2})
     assert "sglang tiny tp1 pp0 dp0" in [row["name"] for row in daemon.client_rows()]
-    rank.close()
 
 
 def test_pages_leave_the_ring_last_first(ranks: tuple[Rank, Rank], daemon: Daemon) -> None:
@@ -135,5 +134,3 @@ def test_pages_that_another_host_has_stored_are_found_through_the_remote_store(t
         for _ in range(2):
             assert second.storage.batch_exists([*hashes, "0" * 64]) == 3, "without an answer too"
         other.resume()
-        first.close()
-        second.close()

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from .vision_models import Family, Watch
 
 collect_ignore_glob = [] if find_spec("transformers") else ["*test_*.py"]
-_LIMITS = ("calls._ANSWER_S", "calls._PUT_S", "calls._STORED_S", "language.prefix._MATCH_S", "language.prefix._PUT_S")
+_LIMITS = (
+    "link.absence.WORD_S",
+    *(f"transformers.calls.{name}" for name in ("_ANSWER_S", "_PUT_S", "_STORED_S")),
+    *(f"transformers.language.prefix.{name}" for name in ("_MATCH_S", "_PUT_S")),
+)
 
 
 def patient(patch: pytest.MonkeyPatch) -> None:
     """A daemon that a busy machine delays is waited for, in this process."""
     for name in _LIMITS:
-        patch.setattr(f"tensord.client.transformers.{name}", PATIENCE_S)
+        patch.setattr(f"tensord.client.{name}", PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +36,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes="64MiB") as running:
+    with Daemon(ring_bytes="64MiB", gauges_host="none") as running:
         yield running.start()
 
 

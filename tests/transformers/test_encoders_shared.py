@@ -56,17 +56,17 @@ def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.
 def stored_keys(model: Any, client: tensord.Client) -> list[bytes]:
     """The keys that a call of the model stores under."""
     keys: list[bytes] = []
-    put = client.put
+    claim = client.claim
 
-    def noted(key: bytes, tree: Any, **more: Any) -> Any:
+    def noted(key: bytes, *, within_s: float = 0.0) -> tensord.Claim:
         keys.append(key)
-        return put(key, tree, **more)
+        return claim(key, within_s=within_s)
 
-    client.put = noted  # type: ignore[method-assign]
+    client.claim = noted  # type: ignore[method-assign]
     try:
         encoded(client, model, model, **pixels(1))
     finally:
-        del client.put
+        del client.claim
     return keys
 
 

@@ -84,17 +84,18 @@ def doubled_of_all_modules(module: Any, given: Any, *output: Any) -> Any:
     return 2 * (output or given)[0] if type(module).__name__ == "CLIPMLP" else None
 
 
-def negating(kind: Any, *, masked: bool) -> Callable[[Patch, Any], None]:
-    """Replaces a class's `forward`; `masked`: by a function that says that it is the former one."""
+def negating(kind: Any) -> Callable[[Patch, Any], None]:
+    """Replaces a class's `forward` by a function that says that it is the former one."""
     forward = kind.forward
 
+    @functools.wraps(forward)
     def negated(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = forward(self, *args, **kwargs)
         for tensor in [output] if isinstance(output, torch.Tensor) else output.values():
             tensor.neg_()
         return output
 
-    return lambda patch, _: patch.setattr(kind, "forward", functools.wraps(forward)(negated) if masked else negated)
+    return lambda patch, _: patch.setattr(kind, "forward", negated)
 
 
 def as_accelerate(module: Any, change: Callable[[Any], Any]) -> None:
@@ -134,10 +135,8 @@ CHANGES: dict[str, Callable[[Patch, Any], object]] = {
     "an adapter": lambda _, model: setattr(mlp(model), "fc1", Adapter(mlp(model).fc1)),
     "a method of an instance": lambda _, model: setattr(mlp(model), "forward", lambda given: given * 2),
     "a hook as accelerate has": lambda _, model: as_accelerate(mlp(model), lambda output: output * 3),
-    "a method of a module": negating(modeling_clip.CLIPMLP, masked=False),
-    "a masked one": negating(modeling_clip.CLIPMLP, masked=True),
-    "the tower's method": negating(modeling_clip.CLIPVisionModel, masked=False),
-    "a masked one of the tower": negating(modeling_clip.CLIPVisionModel, masked=True),
+    "a method of a module": negating(modeling_clip.CLIPMLP),
+    "the tower's method": negating(modeling_clip.CLIPVisionModel),
     "attention": lambda patch, model: attention(patch, model, "mine"),
     "attention in the place of transformers'": lambda patch, model: attention(patch, model, "sdpa"),
 }

@@ -69,12 +69,8 @@ class LeaseBook:
     # ---- promises
 
     def promise(self, key: bytes, lease: Lease) -> bool:
-        """Keeps `lease` for the calling thread, in place of an earlier one under `key`.
-
-        Returns:
-            False if it is not kept: promised leases leave no room, or the lease is a copy, which keeps no entry from
-            eviction.
-        """
+        """Keeps `lease` for the calling thread, in place of an earlier one under `key`. False if it is not kept:
+        promised leases leave no room, or the lease is a copy, which keeps no entry from eviction."""
         name = threading.get_ident(), key
         with self._lock:
             if lease.handle() is None:

@@ -19,8 +19,8 @@ sender calls `invalidate` and sends trees.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -30,8 +30,8 @@ from ...arguments.namespace import Namespace, check_namespace
 from ...core.client import Client, check_client
 from ...reading.lease import Lease
 from ...reading.ring_reader import Recipes, lease_of_copy
+from ..measures import Counts
 from .book import LeaseBook
-from .counts import ItemCounts, Stats
 from .loans import Lender, Reference, done, fetch
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
 from .sender import Sender
@@ -56,6 +56,29 @@ class Feature:
 
     hash: Hash
     data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts of lookups. `passed_through`: how many items were sent as trees, by reason:
+
+    - "too_large": larger than object_bytes_max or the ring; "unsupported": a leaf of an unsupported type
+    - "full": no room besides pinned entries; "pressure": the host is in emergency; "refused": the daemon refused it for
+      another reason
+    - "no_daemon"; "late": no answer in time, or an earlier put is still unanswered
+    - "held": no room in the sender's holds; "invalidated": a receiver missed it recently
+    - "gone": it was held, and cleared meanwhile
+    - "mismatch": the tree stored under its hash is not one that this sender's processor makes
+    """
+
+    hits: int = 0
+    total: int = 0
+    passed_through: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Hits divided by lookups; 0 without lookups."""
+        return self.hits / self.total if self.total else 0.0
 
 
 class ProcessorCache:
@@ -115,7 +138,7 @@ class ProcessorCache:
         self._lender = Lender(self._book)
         self._sender = Sender(cache, self._book, self._lender, put_wait_s, accepts)
         self._recipes = Recipes()
-        self._counts = ItemCounts()
+        self._counts = Counts()
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
 
     # ---- the sender
@@ -196,7 +219,7 @@ class ProcessorCache:
 
     def pass_through(self, reason: str) -> None:
         """Counts an item that the caller sends as a tree without a lookup."""
-        self._counts.add(1, 0, reason)
+        self._counts.add({"total": 1, reason: 1})
 
     # ---- the receiver
 
@@ -227,7 +250,7 @@ class ProcessorCache:
             for feature, lease in zip(asked, leases, strict=True)
             if lease is None and (feature.data is None or isinstance(feature.data, Reference))
         ]
-        self._counts.add(len(asked), sum(lease is not None for lease in leases))
+        self._counts.add({"total": len(asked), "hits": sum(lease is not None for lease in leases)})
         if lost:
             raise ReferenceLost(f"{lost} are not stored any more; let the sender send their trees", lost)
         return [
@@ -241,7 +264,8 @@ class ProcessorCache:
         """Returns the counts of `get_and_update` and `get_and_update_features` since the start, or since `clear`; with
         `delta` since the last call with `delta`.
         """
-        return self._counts.stats(delta)
+        counts = self._counts.since_last() if delta else self._counts.since_reset()
+        return Stats(counts.pop("hits", 0), counts.pop("total", 0), counts)
 
     def forget(self) -> None:
         """Ends all holds and resets the counts. Entries stay stored."""
@@ -305,7 +329,7 @@ class ProcessorCache:
             item = stored_tree(lease, copy=True) if item is None else item
             if item is None:
                 return None
-        self._counts.add(1, was_there, reason)
+        self._counts.add({"total": 1, "hits": was_there} | ({} if reason is None else {reason: 1}))
         return item if reference is None else reference
 
     def _lent(self, key: bytes) -> Reference | None:

@@ -92,11 +92,8 @@ class Lender:
         self._ends: weakref.finalize[Any, Lender] | None = None
 
     def lend(self, lease: Lease) -> bytes | None:
-        """Keeps `lease` until the loan is done.
-
-        Returns:
-            The loan, LOAN_BYTES bytes. None if the lease is not kept: no room, or no socket or thread to serve it.
-        """
+        """Keeps `lease` until the loan is done. Returns the loan, LOAN_BYTES bytes; None if there is no room, or no
+        socket or thread to serve it."""
         number = self._book.lend(lease) if self.start() else None
         return None if number is None else self._name + _NUMBER.pack(number)
 
@@ -141,11 +138,8 @@ class Lender:
 
 
 def fetch(loan: bytes) -> Array | None:
-    """A private copy of a loan's span, its header first, as uint8 of shape (n,).
-
-    Returns:
-        None if the lender is gone, does not answer in time, or has ended the loan.
-    """
+    """A private copy of a loan's span, its header first, as uint8 of shape (n,). None if the lender is gone, does not
+    answer in time, or has ended the loan."""
     try:
         with _connected(loan[:_NAME_BYTES]) as connection:
             connection.settimeout(FETCH_S)
@@ -168,11 +162,7 @@ def done(loans: Iterable[bytes]) -> None:
 
 
 def _connected(name: bytes) -> socket.socket:
-    """A new connection to a lender.
-
-    Raises:
-        OSError: there is none that takes it.
-    """
+    """A new connection to a lender. Raises OSError if there is none that takes it."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # Non-blocking: a lender with a full backlog counts as one that does not answer.

@@ -15,6 +15,7 @@ import numpy as np
 
 from ....errors import UsageError, shown
 from ...arguments.namespace import Namespace
+from ...gpu.interface import mapped
 from ...reading.lease import ArrayLease, Lease
 from ...reading.ring_mapping import mapping_under
 
@@ -51,11 +52,7 @@ def viewed_tree(lease: Lease | None) -> Any:
 
 
 def checked_tree(hash: Hash, lease: Lease, copy: Copy) -> Any:
-    """The tree of a lease's entry, its leaves as they were put.
-
-    Raises:
-        UsageError: the entry was not stored under `hash`.
-    """
+    """The tree of a lease's entry, its leaves as they were put. Raises UsageError if it was not stored under `hash`."""
     payload = _payload(lease, copy)
     named = payload.get(_HASH)
     if payload.keys() != {_HASH, _TREE} or not isinstance(named, np.ndarray) or named.tobytes() != _hash_bytes(hash):
@@ -66,11 +63,7 @@ def checked_tree(hash: Hash, lease: Lease, copy: Copy) -> Any:
 
 
 def check_hash(hash: object) -> Hash:
-    """Returns `hash`.
-
-    Raises:
-        UsageError: it is neither text nor bytes.
-    """
+    """Returns `hash`, which must be text or bytes."""
     if not isinstance(hash, str | bytes):
         raise UsageError(f"a hash is {shown(hash)}; it must be text or bytes")
     return hash
@@ -88,16 +81,12 @@ def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
     payload = lease._recipe.value(root, copy=copy is True)
     if not isinstance(payload, dict):
         return {}
-    return _owned(payload) if copy is True else payload
+    return mapped(payload, _owned) if copy is True else payload
 
 
-def _owned(node: Any) -> Any:
-    """The same tree with arrays that own their memory."""
-    if isinstance(node, dict):
-        return {key: _owned(child) for key, child in node.items()}
-    if isinstance(node, list | tuple):
-        return type(node)(map(_owned, node))
-    return node.copy() if isinstance(node, np.ndarray) else node
+def _owned(leaf: Any, _: str) -> Any:
+    """The leaf; an array with memory of its own."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 class _PrivateMap(mmap):

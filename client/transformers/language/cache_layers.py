@@ -30,22 +30,14 @@ State = list[Any]
 
 
 def empty_cache(model: Any) -> DynamicCache:
-    """The cache that `generate` would make for the model.
-
-    Raises:
-        NotShared: a layer is of a class that cannot be shared.
-    """
+    """The cache that `generate` would make for the model."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     parts_of(cache)
     return cache
 
 
 def parts_of(cache: Any) -> list[LayerPart]:
-    """The parts of a cache, in the order of its layers.
-
-    Raises:
-        NotShared: the cache, or one of its layers, is of a class that cannot be shared.
-    """
+    """The parts of a cache, in the order of its layers."""
     if type(cache) is not DynamicCache:
         raise NotShared(f"the cache is a {type(cache).__name__}; only a DynamicCache can be shared")
     if cache.offloading:
@@ -82,15 +74,9 @@ def snapshot_of(cache: Any) -> State:
 def stored_of(
     cache: Any, tokens: int, snapshots: Mapping[int, State], *, copied: bool
 ) -> tuple[list[PrefixLayer], dict[int, State]]:
-    """The layers and the snapshots of `PrefixCache.put`, for a cache of `tokens` tokens. Copies recurrent states, and
-    tensors of other devices to the host; with `copied` also keys and values in host memory.
-
-    Args:
-        snapshots: the cache's states on the way, by the number of tokens.
-
-    Raises:
-        NotShared: the cache is of another class, or has more than one sequence.
-    """
+    """The layers and the snapshots of `PrefixCache.put`, for a cache of `tokens` tokens, with its states on the way
+    (`snapshots`, by the number of tokens). Copies recurrent states, and tensors of other devices to the host; with
+    `copied` also keys and values in host memory."""
     layers: list[PrefixLayer] = []
     needed: list[int] = []
     for number, part in enumerate(parts_of(cache)):
@@ -113,12 +99,8 @@ def stored_of(
 
 
 def fill(cache: DynamicCache, match: PrefixMatch, device: Any) -> None:
-    """Writes a match's layers into an empty cache, on a device.
-
-    Raises:
-        NotShared: the match is of other layers, so another program stored it.
-        TensordError: as for `PrefixMatch.torch`.
-    """
+    """Writes a match's layers into an empty cache, on a device. Raises NotShared if the match is of other layers, so
+    another program stored it; a TensordError as `PrefixMatch.torch`."""
     parts = parts_of(cache)
     if len(match.layers) != len(parts):
         raise NotShared(f"the cached prefix has {len(match.layers)} layers, the model {len(parts)}")

@@ -1,13 +1,15 @@
-"""The families of language models whose caches are shared. test_prefix_families.py of the tests runs each.
+"""Families of language models that share prefixes, and a model's name. test_prefix_families.py tests each family.
 
-Owns: the list, settings within a family that make keys and values depend on later tokens, and the check that the
-installed transformers has for a model what sharing needs. Does not own: these needs (generation, layer_parts), nor the
-state of a model at a call (conditions).
+Owns: the list, settings within a family that make keys and values depend on later tokens, the check that the installed
+transformers has for a model what sharing needs, and the name of a model as it is at a call: everything that its keys
+and values depend on besides the tokens. Does not own: these needs (generation, layer_parts), nor single parts of the
+name (identity, conditions).
 
-Invariants: in a listed family, keys and values of a token depend on that token and those before it only, and the model
-continues from a cache as if it had computed the whole sequence. Not listed, since transformers does not continue them
-from a cache with more than one token: Mamba, FalconMamba, Jamba and Bamba, whose logits differ from those of the whole
-prompt; and Mamba2, whose cache does not count tokens.
+Invariants: two models with equal names compute the same keys and values for the same tokens. In a listed family, keys
+and values of a token depend on that token and those before it only, and the model continues from a cache as if it had
+computed the whole sequence. Not listed, since transformers does not continue them from a cache with more than one
+token: Mamba, FalconMamba, Jamba and Bamba, whose logits differ from those of the whole prompt; and Mamba2, whose cache
+does not count tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import torch
+import transformers
+
+from ...arguments.namespace import Namespace
+from ...identity.described import digest_of
+from ...identity.modules import Fingerprint
+from ..conditions import state_of
 from ..reasons import NotShared
 from .cache_layers import empty_cache
 from .generation import cache_argument, check_methods
@@ -33,25 +42,34 @@ _MOVING_ROPE: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary embedding whose frequencies change with the length of the whole sequence."""
 
 
-def check_model(model: Any) -> None:
-    """Checks that the model is of a family in the list, and that the installed transformers has what sharing needs: the
-    methods of the model, and the classes of its cache.
-
-    Raises:
-        NotShared: something is missing. The message names it.
-    """
-    check_family(model)
+def check_model(model: Any) -> str:
+    """The name of the argument with which the model takes a cache. Raises NotShared unless the model is of a family in
+    the list, and the installed transformers has its methods and the classes of its cache."""
+    _check_family(model)
     check_methods(model)
-    cache_argument(model)
     empty_cache(model)
+    return cache_argument(model)
 
 
-def check_family(model: Any) -> None:
-    """Checks that the model is of a family in the list.
+def name_of(model: Any, input_ids: torch.Tensor, fingerprint: Fingerprint, tenant: str) -> Namespace:
+    """The namespace of the model's keys and values, for a prompt on the device that the model computes on. Raises
+    NotShared or UnsupportedLeaf if something in the model has no name."""
+    _check_family(model)
+    # `generate` computes without gradients.
+    with torch.no_grad():
+        state = state_of({"": model}, input_ids, fingerprint)
+    return Namespace(
+        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        revision=digest_of(state),
+        dtype=str(model.dtype),
+        processor=f"transformers {transformers.__version__}",
+        tenant=tenant,
+    )
 
-    Raises:
-        NotShared: it is not, or a setting makes keys depend on the sequence's length.
-    """
+
+def _check_family(model: Any) -> None:
+    """Raises NotShared unless the model is of a family in the list, without a setting that makes keys depend on the
+    sequence's length."""
     config = getattr(model, "config", None)
     family = getattr(config, "model_type", None)
     if not type(model).__module__.startswith("transformers.models.") or family not in FAMILIES:

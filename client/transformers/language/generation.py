@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,7 @@ import transformers
 from transformers.generation import GenerationMixin, GenerationMode
 
 from ...identity.origin import is_from
+from ...prefix import tokens
 from ..reasons import NotShared
 
 _SIGNATURE: Final = inspect.signature(GenerationMixin.generate)
@@ -57,20 +57,8 @@ space models and of all others."""
 _MODES: Final = frozenset({GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE})
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt of one sequence: its ids (1, n), and the same as uint32 (n,)."""
-
-    ids: torch.Tensor
-    tokens: np.ndarray[Any, np.dtype[np.uint32]]
-
-
 def check_methods(model: Any) -> None:
-    """Checks that the model has the methods that sharing relies on.
-
-    Raises:
-        NotShared: one is missing.
-    """
+    """Raises NotShared if the model lacks a method that sharing relies on."""
     for name in (*_METHODS, "_prepare_generation_config"):
         if not callable(getattr(type(model), name, None)):
             where = f"{type(model).__name__}.{name} of transformers {transformers.__version__}"
@@ -78,11 +66,8 @@ def check_methods(model: Any) -> None:
 
 
 def cache_argument(model: Any) -> str:
-    """The name of the argument with which the model's `forward` and `generate` take a cache.
-
-    Raises:
-        NotShared: they take none under a known name.
-    """
+    """The name of the argument with which the model's `forward` and `generate` take a cache. Raises NotShared if they
+    take none under a known name."""
     taken = inspect.signature(model.forward).parameters
     for name in _CACHES:
         if name in taken:
@@ -92,30 +77,19 @@ def cache_argument(model: Any) -> str:
 
 
 def tokens_of(input_ids: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """The tokens of one sequence, ids of shape (1, n) or (n,), as uint32 (n,).
-
-    Raises:
-        NotShared: they are not such ids.
-    """
-    if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in (torch.int32, torch.int64):
-        kind = getattr(input_ids, "dtype", type(input_ids).__name__)
-        raise NotShared(f"input_ids is a {kind}; it must be a tensor of whole numbers")
+    """The tokens of one sequence, ids of shape (1, n) or (n,), as uint32 (n,). Raises NotShared or BadPrefix for
+    anything else."""
+    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim not in (1, 2):
+        shape = list(getattr(input_ids, "shape", ()))
+        raise NotShared(f"input_ids is a {type(input_ids).__name__} of shape {shape}; it must be a tensor (1, tokens)")
     if input_ids.ndim == 2 and len(input_ids) != 1:
         raise NotShared(f"a batch of {len(input_ids)} sequences; only one sequence can be shared")
-    if input_ids.ndim not in (1, 2):
-        raise NotShared(f"input_ids has the shape {list(input_ids.shape)}; it must be (1, tokens)")
-    ids = input_ids.reshape(-1).cpu().numpy()
-    if len(ids) and ids.min() < 0:
-        raise NotShared(f"a token is {ids.min()}; tokens must be at least 0")
-    return ids.astype(np.uint32)
+    # A copy, since the thread that puts reads it after the caller has got the ids back.
+    return tokens.tokens_of(input_ids.reshape(-1).cpu()).copy()
 
 
-def prompt_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prompt:
-    """The prompt of a call of `generate`.
-
-    Raises:
-        NotShared: the call must run without sharing.
-    """
+def prompt_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The ids of the prompt of a call of `generate`. Raises NotShared if the call must run without sharing."""
     for name in _METHODS:
         if name in vars(model) or not is_from(getattr(type(model), name)):
             raise NotShared(f"{type(model).__name__}.{name} was replaced by other code")
@@ -139,11 +113,11 @@ def prompt_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prom
     left = {name for name, value in left.items() if value is not None and name not in _SETTINGS}
     if left:
         raise NotShared(f"{', '.join(sorted(left))} may change the keys of the prompt, and no name covers that")
-    tokens = tokens_of(ids)
-    if ids.ndim != 2 or len(tokens) < 2:
+    if len(tokens_of(ids)) < 2 or ids.ndim != 2:
         raise NotShared(f"input_ids has the shape {list(ids.shape)}; it must be (1, tokens) with at least 2 tokens")
     _check_mask(ids, mask, config)
-    return Prompt(ids, tokens)
+    prompt: torch.Tensor = ids
+    return prompt
 
 
 def _check_settings(config: Any) -> None:

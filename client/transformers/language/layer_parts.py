@@ -76,11 +76,8 @@ class LayerPart:
         }
 
     def fill(self, tree: Any, tokens: int, device: Any) -> None:
-        """Writes the arrays or the state of another part, after `tokens` tokens, into this unused one.
-
-        Raises:
-            ValueError: a tensor has another shape. Other errors of Python: the tree is of another form.
-        """
+        """Writes the arrays or the state of another part, after `tokens` tokens, into this unused one. Raises
+        ValueError if a tensor has another shape, other errors of Python if the tree is of another form."""
         layer = self.layer
         if self.kind == "recurrent":
             for name in ("conv", "recurrent"):
@@ -103,11 +100,7 @@ class LayerPart:
 
 
 def parts_of_layer(number: int, layer: Any) -> list[LayerPart]:
-    """The parts of a cache's layer. `number`: its place, for messages.
-
-    Raises:
-        NotShared: the layer is of a class that cannot be shared.
-    """
+    """The parts of a cache's layer. Raises NotShared, with the layer's number, if its class cannot be shared."""
     kind: type = type(layer)
     if kind.__module__ != _MODULE or kind.__name__ not in _PARTS:
         raise NotShared(f"layer {number} of the cache is a {kind.__name__}, which cannot be shared")
@@ -129,11 +122,8 @@ def _parts(layer: Any) -> list[LayerPart]:
 
 @lru_cache(64)
 def _check_class(kind: type) -> None:
-    """Tries a class. Only success is remembered.
-
-    Raises:
-        NotShared: its layers do something else than this module relies on.
-    """
+    """Tries a class. Raises NotShared if its layers do something else than this module relies on; only success is
+    remembered."""
     given = {"sliding_window": _WINDOW} if "sliding" in _PARTS[kind.__name__] else {}
     try:
         # On the host whatever the caller's default device is, and without the caller's random numbers.

@@ -2,7 +2,7 @@
 the host has computed.
 
 Owns: one call's sequence of match, prefill with snapshots, generation and put. Does not own: which calls share
-(generation), the model's name (model_name), a cache's layers (cache_layers), the thread that puts (process),
+(generation), the model's name (families), a cache's layers (cache_layers), the thread that puts (process),
 blocks (client/prefix).
 
 Invariants: only exceptions of the model are raised by `generate`. A call that cannot share runs as without this module.
@@ -38,9 +38,8 @@ from .cache_layers import (
     stored_of,
     tokens_in,
 )
-from .families import check_model
-from .generation import cache_argument, prompt_of, tokens_of
-from .model_name import name_of
+from .families import check_model, name_of
+from .generation import prompt_of, tokens_of
 from .process import PutThread
 
 SNAPSHOT_TOKENS: Final = 512
@@ -166,18 +165,19 @@ class PrefixCached:
         began_s = time.perf_counter()
         try:
             self._check()
-            prompt = prompt_of(self._model, args, kwargs)
-            (cache, found), prefixes = self._started(prompt.ids, prompt.tokens)
+            ids = prompt_of(self._model, args, kwargs)
+            (cache, found), prefixes = self._started(ids)
         except Exception as error:
             self._passed(error)
             return self._model.generate(*args, **kwargs)
-        snapshots = self._prefilled(prompt.ids, cache, found)
+        snapshots = self._prefilled(ids, cache, found)
         output = self._model.generate(*args, **{**kwargs, self._cache_name: cache})
-        self._count(found, len(prompt.tokens))
+        self._count(found, ids.shape[1])
         cost_ms = (time.perf_counter() - began_s) * 1000
         # A cache that the caller gets may change before the thread has read it.
         copied = not isinstance(output, torch.Tensor)
-        self._keep(prefixes, _sequences(output), cache, snapshots, cost_ms, copied=copied)
+        sequences = output.sequences if copied else output
+        self._keep(prefixes, sequences, cache, snapshots, cost_ms, copied=copied)
         return output
 
     def past_key_values(self, input_ids: torch.Tensor) -> Past:
@@ -197,7 +197,7 @@ class PrefixCached:
             shared.store(input_ids, cache)
         """
         try:
-            past, _ = self._started(input_ids, tokens_of(input_ids))
+            past, _ = self._started(input_ids)
         except Exception as error:
             self._passed(error)
             return Past(DynamicCache(config=self._model.config.get_text_config(decoder=True)), 0)
@@ -234,24 +234,14 @@ class PrefixCached:
     # ---- before
 
     def _check(self) -> None:
-        """Checks once that the installed transformers has what sharing needs for this model.
+        """Raises NotShared, once, if the installed transformers lacks what sharing needs for this model."""
+        self._cache_name = self._cache_name or check_model(self._model)
 
-        Raises:
-            NotShared: it has not.
-        """
-        if not self._cache_name:
-            check_model(self._model)
-            self._cache_name = cache_argument(self._model)
-
-    def _started(self, input_ids: torch.Tensor, tokens: Any) -> tuple[Past, PrefixCache]:
-        """A cache with the longest cached prefix, and what stores the rest.
-
-        Raises:
-            NotShared: the model has no name.
-        """
+    def _started(self, input_ids: torch.Tensor) -> tuple[Past, PrefixCache]:
+        """A cache with the longest cached prefix, and what stores the rest."""
         prefixes = self._prefixes(input_ids)
         cache = empty_cache(self._model)
-        match = prefixes.match(tokens, agent=self._agent, timeout_s=min(_MATCH_S, self._client.timeout_s))
+        match = prefixes.match(tokens_of(input_ids), agent=self._agent, timeout_s=min(_MATCH_S, self._client.timeout_s))
         if match is None:
             return Past(cache, 0), prefixes
         with match:
@@ -298,11 +288,7 @@ class PrefixCached:
         *,
         copied: bool,
     ) -> bool:
-        """Has the thread put what the cache holds of a sequence.
-
-        Args:
-            copied: put a copy of its keys and values.
-        """
+        """Has the thread put what the cache holds of a sequence; `copied`: a copy of its keys and values."""
         try:
             tokens = tokens_of(ids)
             held = tokens_in(cache)
@@ -343,9 +329,3 @@ class PrefixCached:
         self.tally.passed += stored
         what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
         self.tally.reasons.add(error, what)
-
-
-def _sequences(output: Any) -> torch.Tensor:
-    """The generated sequences, with the prompts, of shape (1, n)."""
-    sequences: torch.Tensor = output if isinstance(output, torch.Tensor) else output.sequences
-    return sequences

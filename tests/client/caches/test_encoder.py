@@ -233,7 +233,7 @@ RING_BYTES = 4 * MIB
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
     """A daemon with so small a ring that other engines' puts soon fill it."""
-    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru", gauges_host="none") as running:
         yield running.start()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -28,7 +27,7 @@ EMBEDDING = np.arange(64, dtype=np.float32).reshape(4, 16)
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
+    with Daemon(gauges_host="none") as running:
         running.constants = COUNTING_OFTEN
         yield running.start()
 
@@ -161,16 +160,3 @@ def test_nonsense_is_an_error_that_names_it(client: tensord.Client, namespace: t
         with pytest.raises(UsageError) as caught:
             call()
         assert named in str(caught.value)
-
-
-def test_a_forks_child_begins_with_nothing_of_its_own(client: tensord.Client, namespace: tensord.Namespace) -> None:
-    cache = VisualCache(client, namespace)
-    cache.lookup("image", IMAGE)
-    cache._lock.acquire()
-    child = os.fork()
-    if child == 0:
-        # Would hang on the lock that a thread of the parent holds.
-        os._exit(0 if cache.statistics()["visual_cache_misses"] == 0 else 1)
-    cache._lock.release()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert cache.statistics()["visual_cache_misses"] == 1

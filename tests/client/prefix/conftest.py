@@ -15,7 +15,7 @@ from .sequences import BLOCK, namespace_of, numbers
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=32 * MIB) as running:
+    with Daemon(ring_bytes=32 * MIB, gauges_host="none") as running:
         yield running.start()
 
 

@@ -78,6 +78,6 @@ def changed(tokens: np.ndarray[Any, Any], at: int) -> np.ndarray[Any, Any]:
 
 
 def answer_of(cache: PrefixCache, tokens: np.ndarray[Any, Any], media: Sequence[Media] = ()) -> messages.Matched:
-    answer = cache._asker.ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
+    answer = cache._ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
     assert answer is not None
     return answer

@@ -119,7 +119,7 @@ def test_a_match_evicted_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
     large = PrefixCache(client, cache.namespace, block_tokens=64)
     layers = [*normal(TEXT), RecurrentLayer(np.ones(3))] if exact else None
     stored(cache, TEXT, layers, snapshots={48: [np.full(3, 48.0)]} if exact else None)
-    ask = cache._asker.ask
+    ask = cache._ask
     deadlines: list[float] = []
 
     def asked(query: Any, media: Any, agent: str, deadline: float) -> messages.Matched | None:
@@ -134,13 +134,13 @@ def test_a_match_evicted_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
                 stored(large, TEXT[:40])
         return answer
 
-    cache._asker.ask = asked  # type: ignore[method-assign]
+    cache._ask = asked  # type: ignore[method-assign]
     match = matched(cache, np.append(TEXT, np.uint32(7)))
     assert match.offset == (48 if exact else 40)
     assert_right(match, TEXT)
     assert len(deadlines) == 2 and deadlines[0] == deadlines[1]
     # What is gone again by then is a miss.
-    cache._asker.ask = lambda *_: messages.Matched(1, 40, [bytes(32)] * 3)  # type: ignore[method-assign]
+    cache._ask = lambda *_: messages.Matched(1, 40, [bytes(32)] * 3)  # type: ignore[method-assign]
     assert cache.match(TEXT) is None
 
 

@@ -219,7 +219,7 @@ def test_blocks_that_end_elsewhere_than_the_match_are_not_given(cache: PrefixCac
     blocks = answer_of(cache, TEXT).blocks
     for offset, chosen in ((60, blocks[:3]), (99, blocks[:3]), (40, blocks[:4]), (48, blocks[:4]), (30, blocks[1:3])):
         answer = messages.Matched(1, offset, chosen)
-        cache._asker.ask = lambda *_, answer=answer: answer  # type: ignore[method-assign]
+        cache._ask = lambda *_, answer=answer: answer  # type: ignore[method-assign]
         match = matched(cache, TEXT)
         with pytest.raises(Corrupt, match=f"the match ends at {offset};"):
             match.joined(0)

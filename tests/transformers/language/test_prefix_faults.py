@@ -1,4 +1,4 @@
-"""prefix_cached while the daemon is away, stopped, killed, full or emptied, in forks and in threads: what is generated
+"""prefix_cached while the daemon is away, stopped, killed or emptied, in forks and in threads: what is generated
 is right, and nothing is raised."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tensord.client.transformers import prefix_cached
 from tensord.client.transformers.language import prefix
 from tensord.client.transformers.language.cache_layers import fill
 
-from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...daemon_process import PATIENCE_S, Daemon, until
 from ...processes import Child, Stage
 from ..conftest import patient
 from .language_models import PROMPT, generated, language_model, prompt, sharing
@@ -45,10 +44,6 @@ def is_right(shared: Any, model: Any, **more: Any) -> bool:
     ids = prompt(10, 3, prompt(PROMPT))
     found = generated(shared, ids, **more)
     return torch.equal(found.sequences, generated(model, ids).sequences)
-
-
-def key_of(*what: int) -> bytes:
-    return sha256(repr(what).encode()).digest()
 
 
 def on_step(step: int, act: Callable[[], object]) -> dict[str, Any]:
@@ -120,26 +115,6 @@ def test_a_stopped_daemon_delays_a_call_and_no_more(model: Any) -> None:
             daemon.resume()
         found = shared.tally.found_tokens
         until(lambda: is_right(shared, model) and shared.tally.found_tokens > found, "a hit, once the daemon goes on")
-
-
-@pytest.mark.parametrize("model", FAMILIES, indirect=True)
-def test_a_full_ring_costs_what_would_have_been_stored(model: Any) -> None:
-    with Daemon(ring_bytes=4 * MIB) as daemon:
-        client = daemon.start().client(timeout_s=PATIENCE_S)
-        held = []
-        for size in (MIB // 4, MIB // 64, 1024):
-            for number in range(4096):
-                key = key_of(size, number)
-                if client.put(key, np.zeros(size, np.uint8), wait=True).state != "stored":
-                    break
-                held.append(client.get(key))
-        assert all(lease is not None for lease in held)
-        shared = empty(model, client)
-        assert is_right(shared, model)
-        assert shared.flush(PATIENCE_S)
-        assert is_right(shared, model)
-        assert shared.tally.found_tokens == 0, "nothing was stored: the ring is full of pinned entries"
-        held.clear()
 
 
 @pytest.mark.parametrize("model", FAMILIES, indirect=True)

@@ -1,13 +1,28 @@
-"""The example's decoder: transformers computes what its page of code computes."""
+"""The examples that run transformers: two processes with one system prompt, and the decoder of one page."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_two_processes_compute_one_system_prompt_once_and_answer_as_without_the_cache(tmp_path: Path) -> None:
+    told = tmp_path / "answers.json"
+    command = [sys.executable, str(EXAMPLES / "shared_kv.py"), "--json", str(told)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(told.read_text())
+    assert [answer["process"] for answer in answers] == ["planner", "coder"] * 2
+    assert all(answer["same"] for answer in answers)
+    assert answers[1]["computed"] * 10 < answers[1]["prompt"]
+    assert "tokens of prompts computed" in done.stdout
 
 
 def test_transformers_runs_the_same_model_from_a_cached_prefix_too(monkeypatch: pytest.MonkeyPatch) -> None:
