@@ -11,7 +11,8 @@ of sequences finds their records by the offset.
 
 Owns: the choice and its prices. Does not own: which entries the policy prefers, nor what becomes of the chosen ones.
 
-Invariant: every byte of a chosen run is free once its victims are gone and its other entries have moved.
+Invariants: every byte of a chosen run is free once its victims are gone and its other entries have moved. A run's
+moves copy at most COPIED_SHARE times the bytes that are needed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ HOLES_MAX: Final = 16
 """Holes around which entries to move are looked for, in one round."""
 LOOKS_MAX: Final = 2048
 """Rows looked at in one round: about 2 ms."""
+COPIED_SHARE: Final = 4
 FIRST: Final = 4
 """Stretches around the coldest entries that are looked at before others."""
 RUNS_MAX: Final = 8
@@ -52,9 +54,10 @@ class Way:
     victims out."""
 
     price: Price
+    gone_bytes: int
+    copied_bytes: int
     victims: list[int]
     moves: list[int] = field(default_factory=list)
-    copied_bytes: int = 0
     inside: frozenset[int] = frozenset()
     handed: bool = False
     reason: str = "capacity"
@@ -69,6 +72,13 @@ class Stretches(OverEntries):
         """The row behind the last run that was cleared: its neighbours were often put one after the other, and are as
         cold."""
 
+    def price(self, rows: Sequence[int], floor: float) -> Price:
+        """The price of entries. `floor`: the worth of the coldest entry; 0: the price is what is lost in all."""
+        if not rows:
+            return NOTHING
+        fresh, values, worths = self._values(rows, floor)
+        return float(fresh.sum()), float(values.sum()), float(worths.max())
+
     def to_evict(self, size: int, anchors: Sequence[int], may_go: Test) -> Way | None:
         """The cheapest run of entries to evict, in the stretches around `anchors`, which come coldest first."""
         table, found = self._table, []
@@ -81,7 +91,7 @@ class Stretches(OverEntries):
                 if len(seen) >= LOOKS_MAX:
                     break
         every = [row for rows in found for row in rows]
-        firsts, lasts = self._runs(found, every, size)
+        firsts, lasts, _ = self._runs(found, every, size)
         if not len(firsts):
             return None
         fresh, values, worths = self._values(every, float(self._policy.worth(anchors[:1])[0]))
@@ -96,7 +106,7 @@ class Stretches(OverEntries):
         chosen = int(np.argmin(warmest))
         run = slice(int(firsts[chosen]), int(lasts[chosen]) + 1)
         price = float(fresh[run].sum()), float(values[run].sum()), float(warmest[chosen])
-        return Way(price, every[run])
+        return Way(price, self._sum(every[run]), 0, every[run])
 
     def beside(
         self, size: int, cold: float, most_bytes: int, may_go: Test, owners: Collection[int] | None
@@ -147,7 +157,7 @@ class Stretches(OverEntries):
         """`to_clear`, of these stretches."""
         table, policy = self._table, self._policy
         every = [row for rows in found for row in rows]
-        firsts, lasts = self._runs(found, every, size)
+        firsts, lasts, _ = self._runs(found, every, size)
         if not len(firsts):
             return None
         at = np.array(every, np.int64)
@@ -168,8 +178,49 @@ class Stretches(OverEntries):
             if all(self._holes.fits([table.sizes[row] for row in moves], inside)):
                 victims = [row for row, does in zip(rows, gone, strict=True) if does]
                 self._beside = table.nexts[rows[-1]]
-                return Way(NOTHING, victims, moves, int(copied[best]), inside)
+                return Way(NOTHING, int(evicted[best]), int(copied[best]), victims, moves, inside)
         return None
+
+    def to_move(self, size: int, floor: float, may_move: Test, may_go: Test) -> Way | None:
+        """The cheapest run of entries to move: of each stretch around one of the largest holes, the run with the fewest
+        bytes to copy. Those that fit into no hole elsewhere are evicted with it."""
+        found, looks = [], 0
+        for hole in self._holes.largest(HOLES_MAX):
+            found.append(self._around(hole, self._table.nexts[hole], size, may_move, RUN_ROWS_MAX // 2))
+            looks += len(found[-1])
+            if looks >= LOOKS_MAX // 4:
+                break
+        every = [row for rows in found for row in rows]
+        firsts, lasts, stretch = self._runs(found, every, size)
+        if not len(firsts):
+            return None
+        sums = np.concatenate([[0], np.cumsum(self._table.column("sizes")[every].astype(np.int64))])
+        copied = sums[lasts + 1] - sums[firsts]
+        best: Way | None = None
+        seen: set[int] = set()
+        for at in np.argsort(copied, kind="stable").tolist():
+            if stretch[at] in seen:
+                continue
+            seen.add(int(stretch[at]))
+            way = self._moved(every[firsts[at] : lasts[at] + 1], size, floor, may_go)
+            if way is not None and (best is None or _cost(way) < _cost(best)):
+                best = way
+            if best is not None and not best.victims:
+                break
+        return best
+
+    def _moved(self, rows: list[int], size: int, floor: float, may_go: Test) -> Way | None:
+        table = self._table
+        run = sorted(rows, key=lambda row: (-table.sizes[row], table.offsets[row]))
+        inside = frozenset((table.prevs[rows[0]], *run))
+        movable = [row for row in run if not table.records[row]]
+        fits = self._holes.fits([table.sizes[row] for row in movable], inside)
+        moves = [row for row, does in zip(movable, fits, strict=True) if does]
+        victims = [row for row in run if row not in set(moves)]
+        copied = self._sum(moves)
+        if copied > COPIED_SHARE * size or not may_go(np.array(victims, np.int64)).all():
+            return None
+        return Way(self.price(victims, floor), self._sum(victims), copied, victims, moves, inside)
 
     def _around(self, left: int, right: int, size: int, may: Test, most: int) -> list[int]:
         """The neighbours on both sides of the gap between two rows, in order: on each side up to one that may not, or
@@ -194,9 +245,9 @@ class Stretches(OverEntries):
         found: list[int] = rows[first:last].tolist()
         return found
 
-    def _runs(self, stretches: list[list[int]], every: list[int], size: int) -> tuple[Array, Array]:
+    def _runs(self, stretches: list[list[int]], every: list[int], size: int) -> tuple[Array, Array, Array]:
         """The shortest runs of neighbours that have `size` bytes, holes included: for each row that one begins with,
-        its place in `every`, which has the rows of all stretches; and the place of the last row."""
+        its place in `every`, which has the rows of all stretches; the place of the last row; the stretch."""
         table, places = self._table, np.arange(len(every))
         offsets, sizes, at = table.column("offsets"), table.column("sizes"), np.array(every, np.int64)
         befores, behinds = table.column("prevs")[at], table.column("nexts")[at]
@@ -209,7 +260,7 @@ class Stretches(OverEntries):
         inside = lasts < len(every)
         inside[inside] = number[lasts[inside]] == number[inside]
         firsts = np.flatnonzero(inside & (lasts - places < RUN_ROWS_MAX))
-        return firsts, lasts[firsts]
+        return firsts, lasts[firsts], number[firsts]
 
     def _values(self, rows: Sequence[int], floor: float) -> tuple[Array, Array, Array]:
         """By row: the bytes if it is in the window; the worth that is lost if it is not; the worth."""
@@ -219,8 +270,16 @@ class Stretches(OverEntries):
         above = np.where(fresh, 0.0, np.maximum(worths - floor, 0.0)) if self._policy.weighs else 0.0
         return fresh * sizes, above * sizes, worths
 
+    def _sum(self, rows: Sequence[int]) -> int:
+        sizes = self._table.sizes
+        return sum([sizes[row] for row in rows])
+
 
 def _sums(amounts: Array, firsts: Array, lasts: Array) -> Array:
     sums: Array = np.concatenate([[0], np.cumsum(amounts)])
     differences: Array = sums[lasts + 1] - sums[firsts]
     return differences
+
+
+def _cost(way: Way) -> tuple[Price, int, int]:
+    return way.price, way.gone_bytes, way.copied_bytes

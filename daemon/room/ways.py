@@ -3,7 +3,8 @@
     bytes, entries or slots of the table are lacking → the coldest entries go, with some more for later requests
     no hole is large enough → beside the stretch before, those that are worth as little as its entries go; else
                               of a stretch, those that are worth as little as the coldest entry go, and the others move;
-                              without such a stretch, the cheapest stretch is evicted
+                              without such a stretch, the cheapest of: entries move into holes elsewhere; a stretch is
+                              evicted; some of the coldest entries go, so that more can move
     only a stretch with new entries, or none → a stretch around old entries that are no blocks
     nothing around the coldest entries is free of pins → a stretch between the pins
 
@@ -31,7 +32,7 @@ from ..store.table import LIVE, Array
 from .moves import MovingTime
 from .places import FreePlaces
 from .shares import OwnerShares
-from .stretches import NOTHING, Stretches, Test, Way
+from .stretches import NOTHING, Price, Stretches, Test, Way
 from .survey import Survey
 
 ROUND_ROWS_MAX: Final = 256
@@ -41,13 +42,23 @@ BATCH_SHARE: Final = 64
 BATCH_BYTES_MAX: Final = 64 << 20
 """A round for a request frees up to 1/BATCH_SHARE of the ring for later ones too."""
 PLANS_MAX: Final = 32
-"""Rounds of one attempt in which entries are moved."""
+"""Rounds of one attempt in which entries are moved, or evicted so that others can be moved."""
 ANCHORS_MAX: Final = 32
 """The coldest entries, around which stretches to evict are looked for."""
 BESIDES_MAX: Final = 4
 """Runs beside the one before that are looked for until the coldest entries are looked for again."""
+SPARE_SHARE: Final = 50
+"""Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
+while fewer bytes are free than 1.5 times the request's bytes plus 1/SPARE_SHARE of the ring."""
 NEAR: Final = 0.1
 """The entries of a stretch that are worth at most this share more than the coldest one go, and the others move."""
+FAR: Final = 1000.0
+"""With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
+worth of the coldest ones. While no time is left for moves, a stretch of at most FAR times that worth is evicted."""
+SPARE_STEPS: Final = 4
+SPARE_MIN: Final = 32
+"""One round makes spare room of 1/SPARE_STEPS of the bytes that the cheapest way would evict, at least of 1/SPARE_MIN
+of the request's."""
 OLD_MAX: Final = 4096
 """Entries among which the coldest are looked for that are no blocks."""
 GAPS_MAX: Final = 4
@@ -57,7 +68,8 @@ GAPS_MAX: Final = 4
 @dataclass(slots=True)
 class Attempt:
     """The attempt to make room for a request of `size` bytes. `stretch_bytes`: of a stretch for it and for later ones.
-    `ahead`: no put waits for it. `exchanges`: of pages, for the request."""
+    `ahead`: no put waits for it. `spare_bytes`: evicted so that entries can move. `exchanges`: of pages, for the
+    request."""
 
     size: int
     owner: int
@@ -66,6 +78,7 @@ class Attempt:
     scans: int = 0
     fruitless: int = 0
     plans: int = 0
+    spare_bytes: int = 0
     exchanges: int = 0
 
 
@@ -163,7 +176,7 @@ class Ways(OverEntries):
                 lacking_bytes = over_bytes - sum(map(self._table.sizes.__getitem__, rows))
                 if lacking_bytes > 0 or over > len(rows):
                     rows += self.coldest(lacking_bytes, over - len(rows), 0, owners, ahead=False)
-            return Way(NOTHING, rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
+            return Way(NOTHING, 0, 0, rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
         way = self._cheapest_way(attempt, owners, now)
         if way is None or way.price[0]:
             old = self._way_of_old(size, owners)
@@ -178,8 +191,9 @@ class Ways(OverEntries):
         return min(self._places.ahead_bytes, self._holes.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
 
     def _cheapest_way(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
-        """The cheapest way to get the bytes in one piece (module docstring)."""
-        size, stretches, policy = attempt.stretch_bytes, self._stretches, self._policy
+        """The cheapest way to get the bytes in one piece (module docstring). While no time is left for moves, a stretch
+        is evicted, unless new entries go with it."""
+        size, stretches, holes, policy = attempt.stretch_bytes, self._stretches, self._holes, self._policy
         may_go, may_move = self._evictable(owners), self._evictable(None, leaves=False)
         if self._besides:
             # A run beside the one that was cleared last, of entries that are as cold: without a look for the coldest.
@@ -189,20 +203,50 @@ class Ways(OverEntries):
         anchors = policy.coldest(ANCHORS_MAX, owners)
         if not anchors or (attempt.ahead and policy.in_window(anchors[0])):
             return None
-        if not self._table.records[anchors[0]] and attempt.plans < PLANS_MAX:
-            worths = policy.worth(anchors)
-            # Where worths only order entries, the coldest ones go.
-            near = (NEAR, NEAR / 4) if policy.weighs else (0.0, 0.0)
-            floor = float(worths[0] if policy.weighs else worths[-1])
-            most_bytes = self._more_bytes, size if self._time.is_left(now) else 0
-            cleared = stretches.to_clear(size, anchors, (1 + near[0]) * floor, most_bytes, may_move, owners)
+        floor = float(policy.worth(anchors[:1])[0])
+        moves = not self._table.records[anchors[0]] and attempt.plans < PLANS_MAX
+        is_time_left = self._time.is_left(now)
+        if moves and policy.weighs:
+            most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
+            cleared = stretches.to_clear(size, anchors, cold, most_bytes, may_move, owners)
             if cleared is not None:
-                self._cold, self._besides = (1 + near[1]) * floor, BESIDES_MAX
+                self._cold, self._besides = (1 + NEAR / 4) * floor, BESIDES_MAX
                 if cleared.moves:
                     attempt.plans += 1
                     self._time.spent(len(cleared.moves), cleared.copied_bytes)
                 return cleared
-        return stretches.to_evict(size, anchors, may_go)
+        window = stretches.to_evict(size, anchors, may_go)
+        if not moves:
+            return window
+        if not is_time_left and window is not None and _is_near(window.price, FAR * floor * size):
+            return window
+        if not attempt.scans:
+            # An entry in use does not move. A scan shows which entries are in use.
+            return Way(NOTHING, 0, 0, [])
+        attempt.plans += 1
+        plan = stretches.to_move(size, floor, may_move, may_go)
+        if plan is not None:
+            self._time.spent(len(plan.moves), plan.copied_bytes)
+            if not plan.victims:
+                return plan
+        ways = [way for way in (plan, window) if way is not None]
+        if not ways:
+            return None
+        best = min(ways, key=lambda way: (way.price, way.gone_bytes))
+        if attempt.spare_bytes < size:
+            spare, gone_bytes = [], max(best.gone_bytes // SPARE_STEPS, size // SPARE_MIN)
+            for row in np.array(anchors)[may_go(np.array(anchors))].tolist():
+                spare.append(row)
+                gone_bytes -= self._table.sizes[row]
+                if gone_bytes <= 0:
+                    break
+            little_free = holes.total_bytes < size * 3 // 2 + holes.capacity_bytes // SPARE_SHARE
+            if spare and stretches.price(spare, floor) < best.price:
+                worth = stretches.price(spare, 0.0)
+                if little_free or best.price[0] > worth[0] or FAR * worth[1] < best.price[1]:
+                    attempt.spare_bytes += sum([self._table.sizes[row] for row in spare])
+                    return Way(NOTHING, 0, 0, spare)
+        return best
 
     def _way_of_old(self, size: int, owners: Collection[int] | None) -> Way | None:
         """A stretch to evict around entries that are no blocks: for a place that costs new entries around the coldest
@@ -229,7 +273,7 @@ class Ways(OverEntries):
                 whole: dict[int, None] = {}
                 for row in found.victims:
                     whole.update(dict.fromkeys(self._families.leaves_first(row, whole)))
-                return Way(found.price, [*whole])
+                return Way(found.price, found.gone_bytes, 0, [*whole])
         return None
 
     def _way_around(self, size: int, rows: Array, may_go: Test) -> Way | None:
@@ -273,3 +317,8 @@ class Ways(OverEntries):
         known; and the bytes that cannot go."""
         survey = Survey(self._entries)
         return survey.obstacle(size, self._grants.lent, self._budget), survey.kept_bytes
+
+
+def _is_near(price: Price, most: float) -> bool:
+    """Whether nothing goes that was just put, and of the others no more worth than this."""
+    return price[0] == 0 and price[1] <= most
