@@ -42,3 +42,12 @@ def test_without_reads_rows_go_in_the_order_of_their_puts(name: str) -> None:
         rows.put(key, key / 100)
     gone = [key for _ in range(20) for key in rows.evict(64)]
     assert gone == list(range(1280))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_row_that_was_just_read_is_not_the_next_to_go(name: str) -> None:
+    rows = Rows(name, 2048)
+    at = [rows.put(key, key / 100) for key in range(2000)]
+    for oldest in range(0, 200, 2):
+        rows.policy.used([at[oldest]], 20 + oldest / 100, 0)
+        assert rows.evict(1) == [oldest + 1]
