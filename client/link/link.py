@@ -94,8 +94,7 @@ class Link:
         """Starts the thread if it does not run, and waits until it has attached or failed to: for `wait_s` seconds, or
         for the time limit of an attempt, but not for long beside a daemon that is known not to answer. After a timeout,
         later calls do not wait for the same attempt again. Nothing is waited for after `close`, nor while the
-        interpreter ends: no thread runs then.
-        """
+        interpreter ends."""
         if sys.is_finalizing() or self._stopping.is_set():
             return
         if self._thread is None:
@@ -202,8 +201,7 @@ class Link:
 
         The future fails with the daemon's error, or with DaemonUnavailable. `then` is called with the settled future:
         by the link's thread in the order of the answers, or at once if the request was not sent. `fds`: the descriptors
-        that the request brings.
-        """
+        that the request brings."""
         answer = PendingRequest()
         aside(partial(self.answers.ask, answer, make, timeout_s, connected, then, fds))
         return answer

@@ -247,9 +247,12 @@ class Hazard(Pooled, name="hazard"):
     def explain(self, row: int) -> Explained:
         self.take_in()
         self._begin_round()
-        worth, age = float(self._ranks(np.array([row]))[0][0]), self._as_of - float(self._used_at[row])
+        inside = self.in_window(row)
         of, agent = int(self._traits[row]), int(self._agents[row])
-        return self._explained(int(self._uses[row]), of, agent, age, worth, self.in_window(row))
+        found, at = self._classes.one(of, agent), bucket(self._as_of - float(self._used_at[row]))
+        worth = float(self._ranks(np.array([row]))[0][0])
+        like = words(of, int(self._states.states[agent]))
+        return Explained(worth, int(self._uses[row]), like, self._hazards.comes_back(found, at), inside)
 
     def recall(self, digest: int) -> Explained | None:
         self.take_in()
@@ -258,15 +261,11 @@ class Hazard(Pooled, name="hazard"):
         if not ghost.there[0]:
             return None
         of = int(traits(often(ghost.uses), np.array([0]), ghost.gaps)[0])
-        return self._explained(int(ghost.uses[0]), of, int(ghost.agents[0]), float(ghost.unused[0]))
-
-    def _explained(
-        self, uses: int, of: int, agent: int, age: float, worth: float | None = None, inside: bool = False
-    ) -> Explained:
-        found, at = self._classes.one(of, agent), bucket(age)
-        worth = float(self._hazards.index[found, at]) if worth is None else worth
-        like = words(of, int(self._states.states[agent]))
-        return Explained(worth, uses, like, self._hazards.comes_back(found, at), inside)
+        found, at = self._classes.one(of, int(ghost.agents[0])), bucket(float(ghost.unused[0]))
+        like = words(of, int(self._states.states[ghost.agents[0]]))
+        return Explained(
+            float(self._hazards.index[found, at]), int(ghost.uses[0]), like, self._hazards.comes_back(found, at)
+        )
 
     # ---- rounds and ranks
 
