@@ -26,7 +26,6 @@ TOTAL_BYTES: Final = 100 << 20
 SERVER_BYTES: Final = 60 << 20
 SLEEP_MODE: Final = ("--enable-sleep-mode", "--worker-extension-cls", "engine_worker.Worker")
 RUNNING: Final = "vllm:num_requests_running"
-CLIENTS: Final = 3
 
 
 @dataclass
@@ -75,19 +74,20 @@ def test_an_idle_server_sleeps_to_make_room_and_answers_as_before_once_it_is_wok
 
 
 def test_a_server_that_answers_its_clients_is_left_alone(stand: Stand) -> None:
-    right = stand.server.ask(2, tokens=200)
-    told: list[Reply] = []
+    # Of different lengths: equal ones would end together, and leave the server idle in between.
+    right = {tokens: stand.server.ask(2, tokens=tokens) for tokens in (140, 170, 200)}
+    told: list[tuple[int, Reply]] = []
     over = threading.Event()
 
-    def ask() -> None:
+    def ask(tokens: int) -> None:
         while not over.is_set():
-            told.append(stand.server.ask(2, tokens=200))
+            told.append((tokens, stand.server.ask(2, tokens=tokens)))
 
-    clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    clients = [threading.Thread(target=ask, args=(tokens,)) for tokens in right]
     try:
         for client in clients:
             client.start()
-        until(lambda: stand.server.metric(RUNNING) >= CLIENTS - 1, "the server is busy", PATIENCE_S)
+        until(lambda: stand.server.metric(RUNNING) >= len(clients) - 1, "the server is busy", PATIENCE_S)
         made = stand.room("80MiB", wait="2s")
     finally:
         over.set()
@@ -97,4 +97,4 @@ def test_a_server_that_answers_its_clients_is_left_alone(stand: Stand) -> None:
             client.join()
     assert made.returncode == 1 and "left alone" in made.stdout, made
     assert not slept and stand.used() == SERVER_BYTES
-    assert told == [right] * len(told)
+    assert all(reply == right[tokens] for tokens, reply in told)
