@@ -183,7 +183,13 @@ class FormerSlots(OverEntries):
         size = min((words[at + LENGTH] + 63 & -64) + (SPAN_HEADER_BYTES if place >> 48 else 0), len(self._ring))
         offset = place & PLACE_OFFSET_MASK
         if words[at + LENGTH] and offset + size <= len(self._ring):
-            (self.waiting if place >> 48 else self.grants).append((slot, offset, size))
+            if place >> 48:
+                self.waiting.append((slot, offset, size))
+            else:
+                # SYNC POINT: before the first scan. A client may read of its grant only now, in what the daemon before
+                # has sent: it pins the span, and finds another seq.
+                self._slots.revoke(slot)
+                self.grants.append((slot, offset, size))
         else:
             self._slots.release(slot)
 
