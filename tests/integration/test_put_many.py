@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 import tensord
+from tensord.client.reading.ring_mapping import Handle
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import ObjectTooLarge, ParentGone
-from tensord.shm.ring.layout import QUEUE_RECORDS
+from tensord.shm.ring.layout import QUEUE_RECORDS, SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import is_payload, key, payload
@@ -38,6 +42,23 @@ def test_payloads_of_all_sizes_are_stored_in_one_call(write_in_place: str) -> No
             for number in range(len(batch)):
                 lease = other.get(key(number), verify=True)
                 assert lease is not None and is_payload(lease.tree, number)
+
+
+def test_a_checksum_that_is_left_to_the_daemon_is_made_while_it_is_idle() -> None:
+    with Daemon(ring_bytes=64 * MIB) as daemon, daemon.start().client() as client:
+        assert client.put(key(0), payload(0, 4 * MIB), wait=True).state == "stored"
+        lease = client.get(key(0))
+        assert lease is not None
+        found = Handle.unpack(lease.handle() or b"")
+        assert found is not None
+        with Path(f"/dev/shm/tensord.{daemon.instance}.ring").open("rb", buffering=0) as ring:
+
+            def checksum() -> int:
+                return int.from_bytes(os.pread(ring.fileno(), 8, found.offset + SPAN_CHECKSUM_AT), "little")
+
+            made = until(checksum, "the daemon to be idle")
+            stored = os.pread(ring.fileno(), found.payload_bytes, found.offset + SPAN_HEADER_BYTES)
+        assert made == xxhash.xxh3_64_intdigest(stored)
 
 
 def test_each_put_has_its_own_outcome_in_the_order_of_the_items() -> None:

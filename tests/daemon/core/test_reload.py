@@ -20,6 +20,20 @@ def test_lowered_budgets_are_reached_without_another_put(make: Make) -> None:
     assert stand.put(9, tokens=9) == "LimitReached"
 
 
+def test_a_lowered_budget_of_entries_is_reached_once_their_pins_have_ended(make: Make) -> None:
+    stand = make()
+    for number in range(8):
+        stand.put(number)
+    views = [stand.pin(number) for number in range(8)]
+    stand.do(LimitsChanged(replace(stand.limits, max_entries=6)))
+    stand.pass_time(1)
+    assert stand.stored() == set(range(8))
+    for view in views:
+        stand.release(view)
+    stand.pass_time(10)
+    assert len(stand.stored()) == 6
+
+
 def test_a_budget_set_by_message_outlives_a_reload_that_does_not_name_another(make: Make) -> None:
     stand = make()
     stand.send(1, messages.Limit(1, 4 * SPAN))

@@ -12,7 +12,7 @@ import pytest
 
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.grants import LentGrant
-from tensord.daemon.store.table import LIVE, REVOKED, WITHDRAWN
+from tensord.daemon.store.table import LIVE, WITHDRAWN
 from tensord.shm.index.index import PLACE, PLACE_UNVERIFIED
 from tensord.shm.lanes.records import NO_KEY, RECORD
 from tensord.shm.ring import segments
