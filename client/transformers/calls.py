@@ -162,8 +162,9 @@ class Encoder:
                 if part is not None:
                     parts[key] = part
                     self.tally.waited += 1
-            self._encoded(call, [at for key, at in missing.items() if key not in parts], parts, claims)
-            return None
+            left = [at for key, at in missing.items() if key not in parts]
+            output = self._encoded(call, left, parts, claims)
+            return output if len(left) == len(call.keys) else None
         finally:
             for claim in claims.values():
                 claim.abandon()

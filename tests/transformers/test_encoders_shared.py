@@ -16,6 +16,7 @@ import transformers
 
 import tensord
 from tensord.client.transformers import EncoderTally, cached, tally, uncached
+from tensord.client.transformers.outputs import CallItems, NotSplittable
 from tensord.errors import UsageError
 
 from ..daemon_process import PATIENCE_S, Daemon
@@ -138,6 +139,18 @@ def test_a_waiting_caller_encodes_when_the_other_one_fails(
     models, outputs = meeting(1, (1,), (1,), error=error)
     assert outputs[0] is error
     assert tally(models[1]) == EncoderTally(encoded=1)
+
+
+def test_a_waiting_caller_whose_output_cannot_be_split_returns_it(
+    meeting: Callable[..., tuple[list[Any], list[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise NotSplittable("rows of nobody")
+
+    monkeypatch.setattr(CallItems, "split", refused)
+    models, outputs = meeting(1, (1,), (1,), error=KeyError("the encoder"))
+    assert len(outputs[1].last_hidden_state) == 1
+    assert tally(models[1]) == EncoderTally(passed=1)
 
 
 def encoding(stage: Stage, socket: Path) -> None:
