@@ -28,6 +28,7 @@ ENGINE_BYTES: Final = 60 << 20
 # With the engine's bytes, a card in mode pressure; without, a relaxed one.
 OTHERS_BYTES: Final = 30 << 20
 SLEPT: Final = "it sleeps; freed"
+WOKE: Final = "this engine woke up"
 WAITS: Final = "waits for memory to wake up"
 SLEEPS: Final[dict[str, Any]] = {"tensord.sleep_at": "pressure", "tensord.sleep_idle_s": 0.2}
 
@@ -75,10 +76,12 @@ class CardStand:
 
     def asleep(self) -> None:
         """Fills the card, and returns when the engine has given its bytes back."""
-        slept = self.engine.log.count(SLEPT)
         self.card.occupy(OTHERS_BYTES)
-        until(lambda: self.engine.log.count(SLEPT) > slept, "the engine sleeps", PATIENCE_S)
-        assert self.used() == OTHERS_BYTES
+        until(lambda: self.used() == OTHERS_BYTES, "the engine sleeps", PATIENCE_S)
+
+    def woken(self) -> int:
+        """How often the engine woke up by itself. On a full card it falls asleep again soon after its answer."""
+        return self.engine.log.count(WOKE)
 
     def mode(self, status: dict[str, Any]) -> str:
         """The card's mode as the daemon's status has it."""
@@ -99,6 +102,8 @@ class CardStand:
         else:
             self.daemon.start()
         self.card.occupy(0)
+        # A process that was killed a moment ago may still have its bytes.
+        until(lambda: self.card.refresh()[0] in (0, ENGINE_BYTES), "only the engine is on the card")
         # Otherwise the engine wakes up, and falls asleep again by the last test's reading.
         self.daemon.until(lambda status: self.mode(status) in ("relaxed", "normal"), "a free card")
         self.engine.generate()
@@ -122,9 +127,9 @@ def test_an_idle_engine_sleeps_while_its_card_is_full_and_answers_its_next_reque
     picture = fresh()
     before = stand.engine.generate(picture)
     stand.asleep()
-    encoded = stand.engine.encoded()
+    encoded, woken = stand.engine.encoded(), stand.woken()
     assert stand.engine.generate(picture) == before
-    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES, "it answered without its memory"
+    assert stand.woken() > woken, "it answered without its memory"
     assert stand.engine.encoded() == encoded, "the picture was encoded again"
 
 
@@ -150,12 +155,12 @@ def test_a_sleeping_engine_without_a_daemon_wakes_up_for_its_next_request(stand:
     picture = fresh()
     before = stand.engine.generate(picture)
     stand.asleep()
+    woken = stand.woken()
     stand.daemon.kill() if how == "killed" else stand.daemon.pause()
     assert stand.engine.generate(picture) == before
-    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES
-    slept = stand.engine.log.count(SLEPT)
+    assert stand.woken() > woken
     stand.daemon.start() if how == "killed" else stand.daemon.resume()
-    until(lambda: stand.engine.log.count(SLEPT) > slept, "the engine sleeps again", PATIENCE_S)
+    stand.asleep()
 
 
 def test_a_call_that_needs_the_model_is_carried_out_by_a_woken_engine_and_the_question_whether_it_sleeps_is_none(
@@ -164,8 +169,9 @@ def test_a_call_that_needs_the_model_is_carried_out_by_a_woken_engine_and_the_qu
     stand.asleep()
     assert stand.engine.ask("engine", method="is_sleeping")
     assert stand.used() == OTHERS_BYTES
+    woken = stand.woken()
     stand.engine.ask("engine", method="reset_encoder_cache")
-    assert stand.used() == OTHERS_BYTES + ENGINE_BYTES, "the call reached a sleeping engine"
+    assert stand.woken() > woken, "the call reached a sleeping engine"
 
 
 def test_somebody_elses_sleep_is_ended_by_nobody_else(stand: CardStand) -> None:
@@ -188,15 +194,13 @@ def test_somebody_elses_sleep_is_ended_by_nobody_else(stand: CardStand) -> None:
 def test_two_engines_that_do_not_fit_on_a_card_take_turns(stand: CardStand) -> None:
     picture = fresh()
     before = stand.engine.generate(picture)
-    slept = stand.engine.log.count(SLEPT)
+    both = OTHERS_BYTES + ENGINE_BYTES  # under pressure
     with stand.start(OTHERS_BYTES, **SLEEPS) as other:
-        other.wait_up()  # the card is under pressure with both
-        until(lambda: stand.engine.log.count(SLEPT) > slept, "the first engine sleeps", PATIENCE_S)
-        assert other.generate(picture) == before
-        assert stand.engine.generate(picture) == before
-        until(lambda: SLEPT in other.log or stand.engine.log.count(SLEPT) > slept + 1, "one sleeps again", PATIENCE_S)
-        assert other.generate(picture) == before
-        assert stand.engine.generate(picture) == before
+        other.wait_up()
+        for _ in range(2):
+            until(lambda: stand.used() < both, "one engine sleeps", PATIENCE_S)
+            assert other.generate(picture) == before
+            assert stand.engine.generate(picture) == before
 
 
 def test_an_engine_sleeps_where_only_its_kv_connector_asks_for_it(stand: CardStand) -> None:
