@@ -123,23 +123,21 @@ class Withdrawn:
         parts = [(max(table.offsets[row], page_at(low)), min(table.end(row), paged(high))) for row in self.rows]
         return sorted((first, last - first) for first, last in parts if first < last)
 
-    def widest(self, size_bytes: int) -> tuple[int, int] | None:
-        """The range around the largest withdrawn row, with the holes beside it, and with the withdrawn rows beside
-        these while it has fewer than `size_bytes`. None if that is not enough."""
-        table = self._table
-        first = last = max(self.rows, key=table.sizes.__getitem__, default=EDGE)
-        while first != EDGE:
-            before, after = table.prevs[first], table.nexts[last]
-            low, high = table.end(before), table.offsets[after] if after else self._holes.capacity_bytes
-            if high - low >= size_bytes:
-                return low, high
-            if before in self.rows:
-                first = before
-            elif after in self.rows:
-                last = after
-            else:
-                break
-        return None
+    def window(self, size_bytes: int) -> tuple[int, int] | None:
+        """The narrowest range of at least `size_bytes` that has only withdrawn rows and holes; None if there is
+        none."""
+        table, found = self._table, None
+        for first in self.rows:
+            if table.prevs[first] in self.rows:
+                continue
+            last = first
+            while table.nexts[last] in self.rows:
+                last = table.nexts[last]
+            after = table.nexts[last]
+            low, high = table.end(table.prevs[first]), table.offsets[after] if after else self._holes.capacity_bytes
+            if high - low >= size_bytes and (found is None or high - low < found[1] - found[0]):
+                found = low, high
+        return found
 
     def narrowed(self, low: int, high: int, size_bytes: int) -> tuple[int, int]:
         """The part of [low, high) that has `size_bytes`, and the fewest withdrawn pages."""

@@ -163,7 +163,7 @@ class Runway(OverEntries):
             residency.drop_exchange()
         if (residency.excess_bytes and not pages.stuck) or (residency.regrowing and fits):
             return True
-        if attempt.exchanges or not fits or (window := pages.withdrawn.widest(attempt.size)) is None:
+        if attempt.exchanges or not fits or (window := pages.withdrawn.window(attempt.size)) is None:
             return False
         residency.exchange(*window, attempt.size)
         return True
@@ -181,10 +181,6 @@ class Runway(OverEntries):
         given_back = self.pages.withdrawn.size_bytes
         if given_back and (error := self.pages.residency.error):
             obstacle = f"{given_back} bytes of the ring could not be allocated again: {error}"
-        elif given_back and obstacle in (None, "ring"):
-            obstacle = (
-                f"{given_back} bytes of the ring, between the entries, are the system's until its limit is raised"
-            )
         return obstacle, kept_bytes
 
     def drained(self) -> None:

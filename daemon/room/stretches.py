@@ -80,7 +80,8 @@ class Stretches(OverEntries):
         return float(fresh.sum()), float(values.sum()), float(worths.max())
 
     def to_evict(self, size: int, anchors: Sequence[int], may_go: Test) -> Way | None:
-        """The cheapest run of entries to evict, in the stretches around `anchors`, which come coldest first."""
+        """The cheapest run of entries to evict, in the stretches around `anchors`, which come coldest first. Withdrawn
+        pages in it, if `may_go` lets them be, are taken back afterwards."""
         table, found = self._table, []
         seen: set[int] = set()
         may = may_go(np.array(anchors, np.int64)).tolist()
@@ -106,7 +107,8 @@ class Stretches(OverEntries):
         chosen = int(np.argmin(warmest))
         run = slice(int(firsts[chosen]), int(lasts[chosen]) + 1)
         price = float(fresh[run].sum()), float(values[run].sum()), float(warmest[chosen])
-        return Way(price, self._sum(every[run]), 0, every[run])
+        victims = [row for row in every[run] if table.states[row] == LIVE]
+        return Way(price, self._sum(victims), 0, victims)
 
     def beside(
         self, size: int, cold: float, most_bytes: int, may_go: Test, owners: Collection[int] | None
@@ -265,8 +267,12 @@ class Stretches(OverEntries):
     def _values(self, rows: Sequence[int], floor: float) -> tuple[Array, Array, Array]:
         """By row: the bytes if it is in the window; the worth that is lost if it is not; the worth."""
         at = np.array(rows, np.int64)
-        sizes, worths = self._table.column("sizes")[at].astype(np.float64), self._policy.worth(at)
-        fresh = self._policy.are_in_window(at)
+        stored = np.frombuffer(self._table.states, np.uint8)[at] == LIVE
+        sizes, worths = (
+            self._table.column("sizes")[at].astype(np.float64),
+            np.where(stored, self._policy.worth(at), 0.0),
+        )
+        fresh = stored & self._policy.are_in_window(at)
         above = np.where(fresh, 0.0, np.maximum(worths - floor, 0.0)) if self._policy.weighs else 0.0
         return fresh * sizes, above * sizes, worths
 

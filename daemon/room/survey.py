@@ -1,6 +1,6 @@
 """A survey of the rows that no eviction frees, as far as is known: which limit they leave no room under.
 
-Unevictable are grants, spans that wait for a scan and are pinned, withdrawn pages, held entries and their ancestors.
+Unevictable are grants, spans that wait for a scan and are pinned, held entries and their ancestors.
 
 Owns: the sums and gaps, found anew each time in one pass over the columns (about 1 ms for a million rows). Does not
 own: pins, states, limits. The pins of the last scan are a hint only: a scan decides about each victim.
@@ -22,12 +22,13 @@ class Survey:
         table, spans = store.table, store.spans
         held = [*spans.held, *(table.row_of(number) for number in spans.last_pinned)]
         states = np.frombuffer(table.states, np.uint8)
-        others = np.flatnonzero((states != LIVE) & (states != FREE))
+        # Withdrawn pages are taken back for a request (daemon/host_memory).
+        others = np.flatnonzero((states != LIVE) & (states != FREE) & (states != WITHDRAWN))
         entries = {row for row in held if states[row] == LIVE}
         self.kept = {*entries, *store.families.ancestors(entries)}
         rows = np.concatenate([others, np.array([*self.kept], np.int64)])
         sizes = table.column("sizes")[rows].astype(np.int64)
-        self.kept_bytes = int(sizes[states[rows] != WITHDRAWN].sum())
+        self.kept_bytes = int(sizes.sum())
         self._tokens = int(table.column("tokens")[[*self.kept]].sum()) if self.kept else 0
         offsets = table.column("offsets")[rows].astype(np.int64)
         order = np.argsort(offsets)

@@ -28,7 +28,7 @@ import numpy as np
 
 from ..forms.limits import RingBudget
 from ..store.entries import Entries, OverEntries
-from ..store.table import LIVE, Array
+from ..store.table import LIVE, WITHDRAWN, Array
 from .moves import MovingTime
 from .places import FreePlaces
 from .shares import OwnerShares
@@ -264,7 +264,7 @@ class Ways(OverEntries):
         place that is wider than what is free of pins and parents around the coldest entries."""
         table, survey = self._table, Survey(self._entries)
         states, offsets = np.frombuffer(table.states, np.uint8), table.column("offsets")
-        may_go = self._evictable(owners, leaves=False, kept=survey.kept)
+        may_go = self._evictable(owners, leaves=False, kept=survey.kept, withdrawn=True)
         for low, high in sorted(survey.gaps(size), key=lambda gap: gap[0] - gap[1])[:GAPS_MAX]:
             found = self._way_around(
                 size, np.flatnonzero((states == LIVE) & (offsets >= low) & (offsets < high)), may_go
@@ -287,10 +287,16 @@ class Ways(OverEntries):
         return {self._table.row_of(span_id) for span_id in latest if span_id}
 
     def _evictable(
-        self, owners: Collection[int] | None, *, leaves: bool = True, kept: Collection[int] | None = None
+        self,
+        owners: Collection[int] | None,
+        *,
+        leaves: bool = True,
+        kept: Collection[int] | None = None,
+        withdrawn: bool = False,
     ) -> Test:
         """The test which entries are evictable now, as far as is known; if not `leaves`, with their descendants.
-        `kept`: those that are not, blocks that were just stored by default."""
+        `kept`: those that are not, blocks that were just stored by default. `withdrawn`: pages that the system has are
+        in nobody's way."""
         table, spans = self._table, self._spans
         states, children, owner_of = (
             np.frombuffer(table.states, np.uint8),
@@ -308,7 +314,7 @@ class Ways(OverEntries):
                 may &= np.isin(owner_of[rows], [*owners])
             if kept:
                 may &= np.fromiter((row not in kept for row in rows.tolist()), np.bool_, len(rows))
-            return may
+            return may | (states[rows] == WITHDRAWN) if withdrawn else may
 
         return test
 

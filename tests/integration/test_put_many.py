@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,31 @@ def test_a_large_put_is_there_after_the_next_one_though_sequences_of_many_blocks
                 prefixes.put(np.arange(1000, dtype=np.uint32) + 5000 * sequence, layers, wait=True)
             assert client.put(key(number), np.full(MIB, number, np.uint8), wait=True).state == "stored"
             assert not number or client.contains(key(number - 1)), number
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_large_put_finds_room_though_a_limit_has_left_pages_of_the_system_between_the_entries(policy: str) -> None:
+    chance = random.Random(1)
+    numbers = itertools.count()
+    with (
+        Daemon(ring_bytes=24 * MIB, max_bytes=16 * MIB, policy=policy) as daemon,
+        daemon.start().client(timeout_s=PATIENCE_S) as client,
+    ):
+
+        def fill(total_bytes: int) -> None:
+            while total_bytes > 0:
+                number, size_bytes = next(numbers), chance.randrange(25_000, 500_000)
+                client.put(key(number), payload(number, size_bytes), wait=True)
+                total_bytes -= size_bytes
+
+        fill(32 * MIB)
+        for size_bytes in (4 * MIB, 10 * MIB):
+            for _ in range(3):
+                number = next(numbers)
+                put = client.put(key(number), payload(number, size_bytes), wait=True)
+                assert put.state == "stored", put.error
+                lease = client.get(key(number))
+                assert lease is not None and is_payload(lease.tree, number)
+                del lease
+                fill(8 * MIB)
+        assert daemon.store("withdrawn_extents") > 1
