@@ -21,7 +21,7 @@ of confirmed ones, the first by offset stays. No byte that an allocated slot nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
@@ -33,10 +33,10 @@ from ..store.entries import Entries, OverEntries
 from ..store.grants import LentGrant
 from ..store.table import EDGE, FREE, LIVE, REVOKED, WITHDRAWN
 from .former_slots import FormerSlots
+from .ordering import by_time, sort
 from .relations import tie
 
 ROWS_AT_ONCE: Final = 1 << 15
-SORTED_AT_ONCE: Final = 1 << 17
 Array = np.ndarray[Any, Any]
 
 
@@ -94,7 +94,7 @@ class Recovery(OverEntries):
         # Numbers are sorted several times as fast as they are ranked.
         packed = table.column("offsets")[rows] >> np.uint64(6) << np.uint64(bits) | rows.astype(np.uint64)
         yield
-        yield from _sort(packed)
+        yield from sort(packed)
         rows = (packed & np.uint64(table.row_mask)).astype(np.int64)
         starts = (packed >> np.uint64(bits) << np.uint64(6)).astype(np.int64)
         ends = starts + table.column("sizes")[rows].astype(np.int64)
@@ -238,35 +238,8 @@ class Recovery(OverEntries):
 
     def _tell_policy(self) -> Iterator[None]:
         depths = self._table.column("depths")
-        by_put = yield from _by_time(self._former.created, depths, self.rows, self._table.row_bits)
+        by_put = yield from by_time(self._former.created, depths, self.rows, self._table.row_bits)
         yield
-        self.rows = yield from _by_time(self._former.used, depths, self.rows, self._table.row_bits)
+        self.rows = yield from by_time(self._former.used, depths, self.rows, self._table.row_bits)
         yield
         yield from self._policy.recovering(self.rows, by_put, self._former.uses, self._now)
-
-
-def _sort(numbers: Array) -> Iterator[None]:
-    if len(numbers) <= SORTED_AT_ONCE:
-        numbers.sort()
-    else:
-        half = len(numbers) // 2
-        numbers.partition(half)
-        yield
-        yield from _sort(numbers[:half])
-        yield from _sort(numbers[half:])
-    yield
-
-
-def _by_time(times: Array, depths: Array, rows: Array, row_bits: int) -> Generator[None, None, Array]:
-    """Rows in the order of their times, to a millionth of a second or of 2 ** 20 seconds; of equal ones, parents before
-    their children."""
-    if not len(rows):
-        return rows
-    of = times[rows]
-    of -= of.min()
-    scale = min(1e6, (1 << 62 - row_bits) / max(float(of.max()), 1.0))
-    packed = ((of * scale).astype(np.uint64) + depths[rows]) << np.uint64(row_bits) | rows.astype(np.uint64)
-    yield
-    yield from _sort(packed)
-    found: Array = (packed & np.uint64((1 << row_bits) - 1)).astype(np.int64)
-    return found

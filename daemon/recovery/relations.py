@@ -14,6 +14,7 @@ import numpy as np
 
 from ..store.families import DEPTH_MAX, Families
 from ..store.table import EDGE, RowTable
+from .ordering import sort
 
 STEP_ROWS: Final = 1 << 14
 STEP_LEVELS: Final = 128
@@ -33,8 +34,7 @@ def tie(table: RowTable, families: Families, children: Array, parents: Array) ->
     # Sorted by parents, so that the children of one are neighbours; among them the order is that of rows.
     packed = parents.astype(np.uint64) << np.uint64(bits) | children.astype(np.uint64)
     yield
-    packed.sort()
-    yield
+    yield from sort(packed)
     children = (packed & np.uint64(table.row_mask)).astype(np.int64)
     parents = (packed >> np.uint64(bits)).astype(np.int64)
     begins = np.flatnonzero(np.concatenate([[True], parents[1:] != parents[:-1]]))
