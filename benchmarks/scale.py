@@ -1,6 +1,7 @@
 """The figures with many entries and clients: hits, status meanwhile, the event loop, and the start.
 
-Owns: these figures, each with its bar. Measures only tensord; a ratio is to tensord's own figure.
+Owns: these figures, each with its bar. Measures only tensord; a ratio is to tensord's own figure. Under load the daemon
+has the priority of the installed service.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def _crowded(quick: bool, told: Callable[[str], None]) -> list[Figure]:
     status_s: list[float] = []
     few_us, many_us = [], []
     with serving(RING_BYTES) as quiet, serving(RING_BYTES, "--max-entries", str(2 * MANY)) as busy:
+        busy.as_service()
         told(f"filling {many} entries")
         _fill(quiet.socket, FEW)
         _fill(busy.socket, many)
@@ -122,6 +124,7 @@ def _event_loop(quick: bool, told: Callable[[str], None]) -> Figure:
     value = np.ones(2 * MIB, np.uint64)
     puts = 20 if quick else 100
     with serving(RING_BYTES) as daemon, tensord.Client(daemon.socket, timeout_s=WAIT_S) as pinger:
+        daemon.as_service()
         nobody = bytes(32)
 
         def ping_s() -> float:

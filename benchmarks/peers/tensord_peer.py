@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consum
 RING_BYTES = 3 << 30
 """The values that are read, 256 MiB, are less than an eighth of the ring, so that the puts in between evict none."""
 START_S = 60.0
+UNIT = Path(__file__).parents[2] / "systemd" / "tensord.service"
 WAIT_S = 30.0
 
 
@@ -52,6 +53,13 @@ class Daemon:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"tensord did not serve; exit code {self._process.returncode}")
                 time.sleep(0.02)
+
+    def as_service(self) -> None:
+        """Gives the daemon the priority that the service's unit gives it, if this user may."""
+        nice = int(UNIT.read_text().partition("\nNice=")[2].partition("\n")[0])
+        with suppress(PermissionError):
+            for thread in os.listdir(f"/proc/{self._process.pid}/task"):
+                os.setpriority(os.PRIO_PROCESS, int(thread), nice)
 
     def stop(self) -> None:
         """Stops the daemon, which removes its memory."""

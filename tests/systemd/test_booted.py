@@ -131,7 +131,9 @@ else:
 
 
 def test_the_sandbox_is_in_force(machine: Machine) -> None:
-    machine.run("/usr/bin/python3", "-c", _SANDBOX, machine.property("MainPID"))
+    pid = machine.property("MainPID")
+    machine.run("/usr/bin/python3", "-c", _SANDBOX, pid)
+    assert machine.run("ps", "-o", "ni=", "-p", pid).strip() == "-10"
     # What the daemon may do is tried by a program that runs in its place, with the same unit.
     drop_in = "/etc/systemd/system/tensord.service.d/inside.conf"
     settings = ["Type=oneshot", "Restart=no", "WatchdogSec=0", "ExecReload=", "ExecStart="]
