@@ -45,7 +45,7 @@ PLANS_MAX: Final = 32
 """Rounds of one attempt in which entries are moved, or evicted so that others can be moved."""
 ANCHORS_MAX: Final = 32
 """The coldest entries, around which stretches to evict are looked for."""
-BESIDES_MAX: Final = 4
+BESIDES_MAX: Final = 16
 """Runs beside the one before that are looked for until the coldest entries are looked for again."""
 SPARE_SHARE: Final = 50
 """Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
