@@ -210,7 +210,7 @@ class Ways(OverEntries):
             most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
             cleared = stretches.to_clear(size, anchors, cold, most_bytes, may_move, owners)
             if cleared is not None:
-                self._cold, self._besides = (1 + NEAR / 4) * floor, BESIDES_MAX
+                self._cold, self._besides = (1 + NEAR) * floor, BESIDES_MAX
                 if cleared.moves:
                     attempt.plans += 1
                     self._time.spent(len(cleared.moves), cleared.copied_bytes)
