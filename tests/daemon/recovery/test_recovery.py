@@ -207,6 +207,20 @@ def test_damage_that_only_the_scrub_finds_does_no_harm_until_then(at: int, value
     finish(after)
 
 
+def test_a_slot_whose_seq_cannot_be_counted_up_any_further_is_taken_over() -> None:
+    store = RowStore(40 * SPAN)
+    for number in range(8):
+        store.put(key_of(number))
+    set_word(0, (1 << 64) - 2)(store, store.table.by_key[key_of(1)])
+    after, found = taken_over(store)
+    assert stored(after) == set(range(8)) and not found.corrupt
+    assert after.evict(8) == 8 and not after.table.by_key
+    for number in range(8):
+        after.put(key_of(number))
+    assert stored(after) == set(range(8))
+    finish(after)
+
+
 def test_entries_of_past_generations_are_not_published_again() -> None:
     store = RowStore()
     for number in range(4):
