@@ -195,9 +195,9 @@ class PutCalls(ClientBase):
         stops while `compute` runs, for a second or two, for a place for the value.
         An exception of `compute` is raised in this caller only; the daemon then grants the claim to one of the waiting
         clients, and if that one fails too, all others compute at once. A value that cannot be stored (a tree with too
-        many nodes, larger than the ring) is returned all the same: all waiting clients compute at once, and for a minute
-        nobody waits for that key. `tally.not_stored` counts such values, and the log has a warning for each namespace
-        and reason.
+        many nodes, larger than the ring) is returned all the same: all waiting clients compute at once, and for a
+        minute nobody waits for that key. `tally.not_stored` counts such values, and the log has a warning for each
+        namespace and reason.
 
         Args:
             compute: called without arguments, at most once; returns a tree as `put` takes it.

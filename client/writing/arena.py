@@ -90,7 +90,8 @@ class Arena:
         """Why requests were refused lately."""
         self._waiting: dict[object, int] = {}
         """The bytes that each put waits for."""
-        self._quiet = False
+        self._taken = 0
+        """Places taken since the last `rest`."""
         self.ended: TensordError | None = None
         self.away: TensordError | None = None
         """Why no put waits for a place, while the daemon does not answer."""
@@ -117,7 +118,7 @@ class Arena:
             else:
                 self.left_bytes -= left
             self._lately.append(size_bytes)
-            self._quiet = False
+            self._taken += 1
         if self.left_bytes < self._low_bytes and not self._ahead_request:
             self._ask_ahead()
         return grant, offset
@@ -226,14 +227,15 @@ class Arena:
             self._ahead_request = 0
 
     def rest(self) -> None:
-        """Gives back what is not needed, if nothing was put since the last call. For the connection, once a second."""
+        """Gives back what is more than twice the places taken since the last call: unused places are in the way of
+        large ones. For the connection, once a second."""
         with self._lock:
-            if self._quiet:
-                self._drop(len(self._grants) - self._ahead // 2)
-                self._ahead = max(1, self._ahead // 2)
+            needed, self._taken = 2 * self._taken, 0
+            self._drop(len(self._grants) - needed)
+            self._ahead = max(1, min(self._ahead, needed))
+            self._low_bytes = min(self._low_bytes, self.left_bytes // 2)
+            if not needed:
                 self._lately.clear()
-                self._low_bytes = 0
-            self._quiet = True
         while self._over and self._say(0, ()):
             pass
         self._memory.tidy()

@@ -8,9 +8,9 @@ Invariants: no array over the mapping is kept, or returned to callers. A forked 
 seen unchanged; the pin ends with its last reference.
 
 The pages of a place are mapped by one call of the kernel when the place is lent, each page once. One by one, at their
-first access, they take longer than the copy: 16 MiB 6 to 7 ms. As for a reader the kernel maps 16 at a time, writable as
-the mapping is: 0.9 to 1.3 ms; as for a writer, each by itself: 2.6 to 3.8. The mapping stays writable: making
-only one place writable for each copy makes a put of 16 MB 1.7 times as slow.
+first access, they take longer than the copy: 16 MiB 6 to 7 ms. As for a reader the kernel maps 16 at a time, writable
+as the mapping is: 0.9 to 1.3 ms; as for a writer, each by itself: 2.6 to 3.8. The mapping stays writable: making only
+one place writable for each copy makes a put of 16 MB 1.7 times as slow.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ found_corrupt store.found_corrupt Must stay 0: entries that differ from what was
 remote_corrupt remote.corrupt Objects of the remote store that are not what was stored.
 puts{outcome} store.puts Puts that have ended.
 evictions{reason} store.evictions Removed entries, by reason.
-refusals{code} store.refusals Requests that the store refused, by the error's name.
+refusals{code} store.refusals Requests for a place that the store refused, by the error's name. A put may ask again.
 claims{answer} store.claims Requests for a claim, by the daemon's answer.
 remote{outcome} store.remote Fetches from the remote store and writes to it, by outcome.
 requests_delayed quotas.requests_delayed Requests that waited for the rate of their uid.

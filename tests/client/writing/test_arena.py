@@ -153,6 +153,16 @@ def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
         places.wait_for(8192, soon())
 
 
+def test_twice_the_places_taken_in_the_last_second_are_kept_and_the_others_go_back() -> None:
+    places, wire = arena()
+    places.granted(1, [Granted(number, 4096 * number, 4096) for number in range(1, 9)])
+    taken = [places.take(4096) for _ in range(2)]
+    for given_back in (2, 6):
+        places.rest()
+        assert len([number for *_, numbers in wire.asked for number in numbers]) == given_back
+    assert all(taken) and places.left_bytes == 0
+
+
 def test_a_place_of_the_ring_is_pinned_unless_it_was_taken_back_or_its_lane_is_full_or_frozen() -> None:
     with MemoryBench() as bench:
         slot = bench.write(key(1), np.zeros(100))
