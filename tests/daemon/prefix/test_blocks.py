@@ -13,7 +13,7 @@ from tensord.daemon.prefix.snapshots import LOOKS_MAX
 from tensord.daemon.prefix.trees import LAYOUTS_MAX
 from tensord.daemon.store.commit import BAD_BLOCK, NO_PARENT
 from tensord.ipc.messages.schema import BLOCKS_MAX
-from tensord.shm.payloads.prefix import RECORD_BYTES_MAX, PrefixRecord, block_key
+from tensord.shm.payloads.prefix import RECORD_BYTES_MAX, PrefixRecord, block_key, fold
 
 from ..store.rows import TAG, key_of
 from .oracle import Layer
@@ -46,6 +46,14 @@ def test_many_siblings_stay_in_their_order_whatever_comes_and_goes() -> None:
     stand.check()
     for last in (0, 9):  # which stand right before and right behind
         assert all(stand.offset([head, 1, last]) == (2 if head in keys else 0) for head in heads)
+
+
+def test_tokens_that_look_like_folded_ones_are_not_taken_for_a_picture() -> None:
+    stand, picture = SequenceStore(), item("image", 20, 4)
+    tokens = np.arange(1, 65, dtype=np.uint32)
+    stand.put(tokens.tolist(), media=[picture])
+    assert stand.offset([*tokens.tolist(), 1], [picture]) == 64
+    assert stand.offset(fold(tokens, [picture]).tolist()) == 20
 
 
 def test_a_block_whose_text_in_the_ring_was_overwritten_can_still_be_removed() -> None:
