@@ -200,9 +200,9 @@ FAULTS = [
         ),
         ("a block's text is compared", "return int(differs.argmax())", "return int(differs.argmin())"),
         (
-            "a sliding window lacks tokens",
-            "if part.window and tokens > part.window:",
-            "if part.window and tokens < part.window:",
+            "a window that has rolled over is not rewound",
+            'is_whole = kind == "normal" or (kind == "rotating" and tokens <= window)',
+            'is_whole = kind in ("normal", "rotating")',
         ),
         "tests/daemon/governor tests/daemon/gauges tests/daemon/config",
         (
