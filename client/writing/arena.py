@@ -232,7 +232,8 @@ class Arena:
         with self._lock:
             needed, self._taken = 2 * self._taken, 0
             self._drop(len(self._grants) - needed)
-            self._ahead = max(1, min(self._ahead, needed))
+            # The next burst waits once for all its places.
+            self._ahead = min(self._ahead, max(1, needed, self._ahead // 2))
             self._low_bytes = min(self._low_bytes, self.left_bytes // 2)
             if not needed:
                 self._lately.clear()
