@@ -119,7 +119,7 @@ class Answers:
         match message:
             case messages.ModeChanged() | messages.Order():
                 pass
-            case messages.GrantsLent() | messages.PutRefused() | messages.Settled():
+            case messages.GrantsLent() | messages.PutRefused() | messages.Settled() | messages.PlacesWanted():
                 link.puts.received(message)
             case messages.Error(id=None):
                 raise message.to_error()

@@ -131,7 +131,7 @@ class Arena:
             TimedOut: there was none at `deadline`, in seconds of `time.monotonic()`.
             TensordError: as `ended`.
         """
-        request, is_own, has_all, here = 0, False, True, object()
+        request, is_own, here = 0, False, object()
         with self._lock:
             self._ahead = min(4 * self._ahead, AHEAD_MAX)
             self._lately.append(size_bytes)
@@ -144,15 +144,11 @@ class Arena:
                     raise error
                 if (taken := self.take(size_bytes)) is not None:
                     return taken
-                self._give_back_above(max(self._share_bytes, size_bytes))
+                self._let_go_above(max(self._share_bytes, size_bytes))
                 if request not in self._asked:
                     # The first time, or another thread was faster, or the place was too small.
                     if is_own and (error := self._errors.get(request)) is not None:
-                        if not (has_all and self.left_bytes):
-                            raise error
-                        # This client's unused places may be in the way.
-                        has_all = False
-                        self._give_back_above(0)
+                        raise error
                     request, is_own = self._joined(size_bytes), False
                     if not request:
                         request, is_own = self._ask(size_bytes, deadline), True
@@ -173,9 +169,9 @@ class Arena:
         """Whether a put that needs more than `size_bytes` waits for a place of at most `left_bytes`."""
         return any(size_bytes < wanted <= left_bytes for wanted in [*self._waiting.values()])
 
-    def _give_back_above(self, unused_bytes: int) -> None:
-        """Lets go of grants that are too small for a put that waits. The daemon lends no more to a client that has this
-        much unused."""
+    def _let_go_above(self, unused_bytes: int) -> None:
+        """Lets go of the smallest grants until no more than this is unused. The daemon lends no more to a client whose
+        put waits than that."""
         with self._lock:
             while self.left_bytes > unused_bytes and self._grants:
                 self._drop(1)
@@ -226,6 +222,11 @@ class Arena:
         if request == self._ahead_request:
             self._ahead_request = 0
 
+    def give_back(self) -> None:
+        """Gives back all unused places: a large one has no room beside them. For the connection."""
+        self._let_go_above(0)
+        self._return()
+
     def rest(self) -> None:
         """Gives back what is more than twice the places taken since the last call: unused places are in the way of
         large ones. For the connection, once a second."""
@@ -237,6 +238,9 @@ class Arena:
             self._low_bytes = min(self._low_bytes, self.left_bytes // 2)
             if not needed:
                 self._lately.clear()
+        self._return()
+
+    def _return(self) -> None:
         while self._over and self._say(0, ()):
             pass
         self._memory.tidy()

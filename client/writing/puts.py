@@ -132,7 +132,9 @@ class Puts:
         if self._ring is not None and self._ring[1] is not view.lane:
             self._ring = None
 
-    def received(self, message: messages.GrantsLent | messages.PutRefused | messages.Settled) -> None:
+    def received(
+        self, message: messages.GrantsLent | messages.PutRefused | messages.Settled | messages.PlacesWanted
+    ) -> None:
         """Handles what the daemon says about puts."""
         writer = self._opened
         if writer is None:
@@ -149,6 +151,8 @@ class Puts:
                 error = message.error.to_error() if message.error is not None else None
                 self._log(error)
                 writer.outcomes.refused(message.number, error)
+            case messages.PlacesWanted():
+                writer.arena.give_back()
         writer.wire.rang()
 
     def refused(self, request: int, error: TensordError) -> None:

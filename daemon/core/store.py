@@ -233,6 +233,7 @@ class Store:
             parts.claims.next_timer(),
             parts.lifetimes.next_timer(),
             parts.runway.next_timer(),
+            parts.lending.next_timer(),
             parts.host_memory.next_timer(),
             parts.matching.next_timer(),
             parts.remote.next_timer(),

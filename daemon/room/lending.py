@@ -11,6 +11,8 @@ it asks for; if not, the request waits for its own client and for nobody else.
 Owns: which client has which grants (`Submitter`), and the requests that wait. Does not own: the room (`runway`), nor
 what is written into places (`Commits`).
 
+A request that has no room beside unused places waits for them: their clients are asked to give them back, once.
+
 Invariants: a request has one answer. At most WAITING_MAX requests of one client wait. A grant is not taken back while
 its client is connected. What is lent counts against the ring, `max_bytes`, and the share of the client's uid.
 """
@@ -42,16 +44,18 @@ ALL_SHARE: Final = 32
 LEAST_BYTES: Final = span_bytes(1)
 WAITING_MAX: Final = 64
 """Requests of one client that wait at once."""
+UNUSED_S: Final = 0.05
+"""How long a request that has no room waits for the unused places of clients."""
 KEYS_MAX: Final = 16
 """Random keys that are tried for one grant."""
 
 Then = Callable[[int | TensordError], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PlaceRequest:
     """A request that waits. `owner`: whose bytes they are. `then`: of the daemon's own, takes the place.
-    `ahead`: as for `ask`."""
+    `ahead`: as for `ask`. `waits_until`: for the unused places of clients, which are asked for them once."""
 
     submitter: Submitter
     uid: int
@@ -60,6 +64,7 @@ class PlaceRequest:
     sizes: Sequence[int]
     then: Then | None = None
     ahead: bool = False
+    waits_until: float | None = None
 
 
 class Lending(OverEntries):
@@ -177,6 +182,8 @@ class Lending(OverEntries):
             for each in held:
                 self._push(each)
         while (request := self._turns.head()) is not None:
+            if request.waits_until is not None and now < request.waits_until and self._grants.lent:
+                return
             if self._pressure is not None:
                 self._refuse(request, self._pressure)
             elif (error := refusals.unfit(request.sizes[0], self._limits, self._budget, self._ring_bytes)) is not None:
@@ -195,10 +202,18 @@ class Lending(OverEntries):
                 return
             elif request.ahead:
                 self._send_none(request)
+            elif request.waits_until is None and self._ask_for_unused(request, now):
+                return
             else:
                 self._refuse(request, self._no_room(request))
             self._turns.take()
             self.runway.drop_attempt()
+
+    def next_timer(self) -> float | None:
+        """When a request has waited long enough for the unused places of clients."""
+        head = self._turns.head()
+        until = None if head is None else head.waits_until
+        return None if until is None or until <= self._outbox.now else until
 
     # ---- answers
 
@@ -263,6 +278,18 @@ class Lending(OverEntries):
             for grant, row, at in zip(lent, rows, range(0, len(words), 16), strict=False)
         ]
         self._outbox.send(submitter.client, messages.GrantsLent(request.number, places))
+
+    def _ask_for_unused(self, request: PlaceRequest, now: float) -> bool:
+        """Asks all clients for the places that they do not use, if the request has room without them. Returns whether
+        it waits for them."""
+        lenders = [client for client, submitter in self.submitters.items() if submitter.grants]
+        if not lenders or not self.runway.fits_beside_entries(request.sizes[0]):
+            return False
+        for client in lenders:
+            self._outbox.send(client, messages.PlacesWanted())
+        request.waits_until = now + UNUSED_S
+        self.runway.drop_attempt()
+        return True
 
     def _refuse(self, request: PlaceRequest, error: TensordError) -> None:
         if request.then is not None:

@@ -28,6 +28,7 @@ from .moves import RingMoves
 from .places import FreePlaces
 from .shares import OwnerShares
 from .stretches import Way
+from .survey import Survey
 from .ways import Attempt, Ways
 
 BATCH_SHARE: Final = 64
@@ -58,6 +59,7 @@ class Runway(OverEntries):
         rescan_s: float,
     ) -> None:
         super().__init__(entries)
+        self._entries = entries
         self._commits = commits
         self.shares = OwnerShares(entries.tenants, budget)
         self._budget = budget
@@ -174,6 +176,11 @@ class Runway(OverEntries):
         self._vain = False
         self.places.keeps = True
         self.pages.residency.drop_exchange()
+
+    def fits_beside_entries(self, size: int) -> bool:
+        """Whether there is room for `size` bytes once clients have given back what they do not use, as far as is
+        known."""
+        return Survey(self._entries, lent=False).obstacle(size, 0, self._budget) is None
 
     def refusal_facts(self, size: int) -> tuple[str | None, int]:
         """What is in the way of `size` bytes, if that is known; and the bytes that cannot go."""

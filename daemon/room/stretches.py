@@ -79,20 +79,20 @@ class Stretches(OverEntries):
         fresh, values, worths = self._values(rows, floor)
         return float(fresh.sum()), float(values.sum()), float(worths.max())
 
-    def to_evict(self, size: int, anchors: Sequence[int], may_go: Test) -> Way | None:
-        """The cheapest run of entries to evict, in the stretches around `anchors`, which come coldest first. Withdrawn
-        pages in it, if `may_go` lets them be, are taken back afterwards."""
+    def to_evict(self, size: int, anchors: Sequence[int], may_go: Test, rows_max: int = RUN_ROWS_MAX) -> Way | None:
+        """The cheapest run of at most `rows_max` entries to evict, in the stretches around `anchors`, which come
+        coldest first. Withdrawn pages in it, if `may_go` lets them be, are taken back afterwards."""
         table, found = self._table, []
         seen: set[int] = set()
         may = may_go(np.array(anchors, np.int64)).tolist()
         for anchor in [row for row, it_may in zip(anchors, may, strict=True) if it_may]:
             if anchor not in seen:
-                found.append(self._around(table.prevs[anchor], anchor, size, may_go, RUN_ROWS_MAX))
+                found.append(self._around(table.prevs[anchor], anchor, size, may_go, rows_max))
                 seen.update(found[-1])
                 if len(seen) >= LOOKS_MAX:
                     break
         every = [row for rows in found for row in rows]
-        firsts, lasts, _ = self._runs(found, every, size)
+        firsts, lasts, _ = self._runs(found, every, size, rows_max)
         if not len(firsts):
             return None
         fresh, values, worths = self._values(every, float(self._policy.worth(anchors[:1])[0]))
@@ -247,7 +247,9 @@ class Stretches(OverEntries):
         found: list[int] = rows[first:last].tolist()
         return found
 
-    def _runs(self, stretches: list[list[int]], every: list[int], size: int) -> tuple[Array, Array, Array]:
+    def _runs(
+        self, stretches: list[list[int]], every: list[int], size: int, rows_max: int = RUN_ROWS_MAX
+    ) -> tuple[Array, Array, Array]:
         """The shortest runs of neighbours that have `size` bytes, holes included: for each row that one begins with,
         its place in `every`, which has the rows of all stretches; the place of the last row; the stretch."""
         table, places = self._table, np.arange(len(every))
@@ -261,7 +263,7 @@ class Stretches(OverEntries):
         lasts = np.maximum(np.searchsorted(highs, lows + size), places)
         inside = lasts < len(every)
         inside[inside] = number[lasts[inside]] == number[inside]
-        firsts = np.flatnonzero(inside & (lasts - places < RUN_ROWS_MAX))
+        firsts = np.flatnonzero(inside & (lasts - places < rows_max))
         return firsts, lasts[firsts], number[firsts]
 
     def _values(self, rows: Sequence[int], floor: float) -> tuple[Array, Array, Array]:

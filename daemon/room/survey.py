@@ -12,18 +12,20 @@ import numpy as np
 
 from ..forms.limits import RingBudget
 from ..store.entries import Entries
-from ..store.table import FREE, LIVE, WITHDRAWN
+from ..store.table import FREE, LENT, LIVE, WITHDRAWN
 
 
 class Survey:
     """What cannot go now. `kept`: entries that cannot; `kept_bytes`: bytes that cannot be free."""
 
-    def __init__(self, store: Entries) -> None:
+    def __init__(self, store: Entries, *, lent: bool = True) -> None:
+        """`lent`: whether places that clients have are in the way."""
         table, spans = store.table, store.spans
         held = [*spans.held, *(table.row_of(number) for number in spans.last_pinned)]
         states = np.frombuffer(table.states, np.uint8)
         # Withdrawn pages are taken back for a request (daemon/host_memory).
-        others = np.flatnonzero((states != LIVE) & (states != FREE) & (states != WITHDRAWN))
+        others = (states != LIVE) & (states != FREE) & (states != WITHDRAWN)
+        others = np.flatnonzero(others if lent else others & (states != LENT))
         entries = {row for row in held if states[row] == LIVE}
         self.kept = {*entries, *store.families.ancestors(entries)}
         rows = np.concatenate([others, np.array([*self.kept], np.int64)])

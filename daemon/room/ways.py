@@ -6,7 +6,8 @@
                               without such a stretch, the cheapest of: entries move into holes elsewhere; a stretch is
                               evicted; some of the coldest entries go, so that more can move
     only a stretch with new entries, or none → a stretch around old entries that are no blocks
-    nothing around the coldest entries is free of pins → a stretch between the pins
+    nothing around the coldest entries is free of pins, or it has more entries than one round looks at
+                            → a stretch between the pins, cleared in several rounds
 
 If uids compete, only entries of uids over their shares go. Only if none of them helps, a request of a uid within its
 share gets those of any uid.
@@ -32,7 +33,7 @@ from ..store.table import LIVE, WITHDRAWN, Array
 from .moves import MovingTime
 from .places import FreePlaces
 from .shares import OwnerShares
-from .stretches import NOTHING, Price, Stretches, Test, Way
+from .stretches import NOTHING, RUN_ROWS_MAX, Price, Stretches, Test, Way
 from .survey import Survey
 
 ROUND_ROWS_MAX: Final = 256
@@ -68,13 +69,14 @@ GAPS_MAX: Final = 4
 @dataclass(slots=True)
 class Attempt:
     """The attempt to make room for a request of `size` bytes. `stretch_bytes`: of a stretch for it and for later ones.
-    `ahead`: no put waits for it. `spare_bytes`: evicted so that entries can move. `exchanges`: of pages, for the
-    request."""
+    `ahead`: no put waits for it. `clears`: the bytes of a stretch that is cleared in several rounds. `spare_bytes`:
+    evicted so that entries can move. `exchanges`: of pages, for the request."""
 
     size: int
     owner: int
     stretch_bytes: int
     ahead: bool = False
+    clears: tuple[int, int] | None = None
     scans: int = 0
     fruitless: int = 0
     plans: int = 0
@@ -177,13 +179,15 @@ class Ways(OverEntries):
                 if lacking_bytes > 0 or over > len(rows):
                     rows += self.coldest(lacking_bytes, over - len(rows), 0, owners, ahead=False)
             return Way(NOTHING, 0, 0, rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
+        if attempt.clears is not None and (way := self._way_between_pins(attempt, owners)) is not None:
+            return way
         way = self._cheapest_way(attempt, owners, now)
         if way is None or way.price[0]:
             old = self._way_of_old(size, owners)
             way = old if old is not None and (way is None or old.price < way.price) else way
         if attempt.ahead:
             return None if way is None or way.price[0] else way
-        return way if way is not None else self._way_between_pins(size, owners)
+        return way if way is not None else self._way_between_pins(attempt, owners)
 
     @property
     def _more_bytes(self) -> int:
@@ -259,27 +263,45 @@ class Ways(OverEntries):
         rows = rows[np.argsort(table.column("sizes")[rows], kind="stable")[-OLD_MAX:]]
         return self._way_around(size, rows[may_go(rows)], may_go)
 
-    def _way_between_pins(self, size: int, owners: Collection[int] | None) -> Way | None:
-        """A stretch between unevictable rows, around its coldest entries, with the descendants of its entries: for a
-        place that is wider than what is free of pins and parents around the coldest entries."""
-        table, survey = self._table, Survey(self._entries)
-        states, offsets = np.frombuffer(table.states, np.uint8), table.column("offsets")
+    def _way_between_pins(self, attempt: Attempt, owners: Collection[int] | None) -> Way | None:
+        """Of a stretch between unevictable rows some entries, with their descendants: for a place that is wider than
+        what is free of pins and parents around the coldest entries, or has more entries than one round looks at. Later
+        rounds clear the rest of the stretch, unless an entry in it is in use by then."""
+        survey = Survey(self._entries)
         may_go = self._evictable(owners, leaves=False, kept=survey.kept, withdrawn=True)
-        for low, high in sorted(survey.gaps(size), key=lambda gap: gap[0] - gap[1])[:GAPS_MAX]:
-            found = self._way_around(
-                size, np.flatnonzero((states == LIVE) & (offsets >= low) & (offsets < high)), may_go
-            )
-            if found is not None:
-                whole: dict[int, None] = {}
-                for row in found.victims:
-                    whole.update(dict.fromkeys(self._families.leaves_first(row, whole)))
-                return Way(found.price, found.gone_bytes, 0, [*whole])
+        rows = self._entries_in(attempt.clears)
+        if not len(rows) or not may_go(rows).all():
+            attempt.clears = self._stretch_between_pins(attempt.size, survey, may_go)
+            rows = self._entries_in(attempt.clears)
+        whole: dict[int, None] = {}
+        for row in rows[:ROUND_ROWS_MAX].tolist():
+            whole.update(dict.fromkeys(self._families.leaves_first(row, whole)))
+        return Way(NOTHING, 0, 0, [*whole]) if whole else None
+
+    def _stretch_between_pins(self, size: int, survey: Survey, may_go: Test) -> tuple[int, int] | None:
+        """The bytes of the cheapest stretch around the coldest entries in the widest gaps between unevictable rows."""
+        table = self._table
+        for gap in sorted(survey.gaps(size), key=lambda gap: gap[0] - gap[1])[:GAPS_MAX]:
+            rows = self._entries_in(gap)
+            found = self._way_around(size, rows[:: 1 + len(rows) // OLD_MAX], may_go, rows_max=len(rows))
+            if found is not None and found.victims:
+                return table.offsets[found.victims[0]], table.end(found.victims[-1])
         return None
 
-    def _way_around(self, size: int, rows: Array, may_go: Test) -> Way | None:
+    def _entries_in(self, stretch: tuple[int, int] | None) -> Array:
+        """The rows of the entries in some bytes of the ring, by offset."""
+        low, high = stretch or (0, 0)
+        offsets = self._table.column("offsets")
+        rows = np.flatnonzero(
+            (np.frombuffer(self._table.states, np.uint8) == LIVE) & (offsets >= low) & (offsets < high)
+        )
+        by_offset: Array = rows[np.argsort(offsets[rows])]
+        return by_offset
+
+    def _way_around(self, size: int, rows: Array, may_go: Test, rows_max: int = RUN_ROWS_MAX) -> Way | None:
         """A stretch to evict around the coldest of some rows."""
         coldest = rows[np.argsort(self._policy.worth(rows), kind="stable")[:ANCHORS_MAX]].tolist()
-        return self._stretches.to_evict(size, coldest, may_go) if coldest else None
+        return self._stretches.to_evict(size, coldest, may_go, rows_max) if coldest else None
 
     def _tail_rows(self) -> set[int]:
         """Rows of the blocks among the entries that were stored last, of a quarter of the store at most."""

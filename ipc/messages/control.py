@@ -165,6 +165,10 @@ class Settled(Answer, frozen=True):
     """The bell: the daemon has carried out the record that the client waits for, as its lane says."""
 
 
+class PlacesWanted(Answer, frozen=True):
+    """A request of some client has no room beside lent places: the client gives back those it does not use."""
+
+
 class AskForGrants(StoreRequest, Question, frozen=True):
     """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first.
 
@@ -173,7 +177,7 @@ class AskForGrants(StoreRequest, Question, frozen=True):
     """
 
     answered_by = GrantsLent
-    pushes = (PutRefused, Settled)
+    pushes = (PutRefused, Settled, PlacesWanted)
     sizes: Sizes
     returned: Numbers = msgspec.field(default_factory=list)
     ahead: bool = False

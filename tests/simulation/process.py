@@ -226,7 +226,7 @@ class Process:
 
     def _take(self, message: Any) -> None:
         match message:
-            case messages.GrantsLent() | messages.PutRefused() | messages.Settled():
+            case messages.GrantsLent() | messages.PutRefused() | messages.Settled() | messages.PlacesWanted():
                 self.puts.received(message)
             case messages.Claimed(id=request, answer="compute", token=token):
                 self.claims[token] = self.asked.pop(request)

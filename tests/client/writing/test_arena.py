@@ -134,23 +134,15 @@ def test_a_place_that_a_large_put_waits_for_is_not_taken_by_a_small_one_of_anoth
     assert smaller[0] == 0 and 65536 not in smaller
 
 
-def test_a_client_gives_back_all_that_it_has_before_a_put_is_refused() -> None:
+def test_a_client_that_is_asked_for_unused_places_gives_back_all_of_them() -> None:
     places, wire = arena()
-    places.granted(9, [Granted(1, 0, 1024)])
-    places._ahead_request = 1 << 40
-    assert places.take(256) is not None
-
-    def answer(request: int, sizes: Sequence[int]) -> None:
-        given_back = [number for *_, numbers in wire.asked for number in numbers]
-        places.granted(request, [], None if given_back else StoreFull("no room"))
-        if given_back:
-            places.granted(request, [Granted(2, 0, 4096)])
-
-    wire.answer = answer
-    assert places.wait_for(4096, soon())[1] == 0
-    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull("no room"))
-    with pytest.raises(StoreFull, match="no room"):
-        places.wait_for(8192, soon())
+    places.granted(1, [Granted(number, 4096 * number, 4096) for number in range(1, 9)])
+    in_use = places.take(1024)
+    places.give_back()
+    assert in_use is not None and places.left_bytes == 0
+    assert sorted(number for *_, numbers in wire.asked for number in numbers) == sorted(
+        {*range(1, 9)} - {in_use[0].number}
+    )
 
 
 def test_twice_the_places_taken_in_the_last_second_are_kept_and_the_others_go_back() -> None:

@@ -304,6 +304,94 @@ def test_a_place_is_made_where_the_pins_leave_room_though_the_coldest_entries_li
     assert stand.stored() >= set(held)
 
 
+def filled(ring_bytes: int, policy: str = "hazard") -> Stand:
+    """A store that is full of entries of 64 bytes, of which every third one was read."""
+    stand = stand_of(ring_bytes, policy=policy, max_entries=ring_bytes // 128)
+    number = 0
+    while not stand.store.counters.evictions["capacity"]:
+        stand.ask(1, *[64] * 32)
+        stand.settle()
+        records = []
+        for place in stand.places[1][:]:
+            number += 1
+            place.view.content = bytes(64)
+            records.append(stand.record(1, place, key(number)))
+        stand.submit(1, *records)
+        if number % 3 == 0:
+            stand.use(number)
+    return stand
+
+
+@pytest.mark.parametrize("policy", ["hazard", "lru"])
+def test_a_place_is_made_out_of_thousands_of_small_entries(policy: str) -> None:
+    stand = filled(8 << 20, policy=policy)
+    there = len(stand.store.parts.table.by_key)
+    assert stand.put(900_000, 2 << 20) == "stored"
+    stand.check()
+    assert len(stand.store.parts.table.by_key) > there // 2, "what is not in the way stays"
+
+
+def test_pins_in_a_stretch_that_is_being_cleared_end_neither_the_request_nor_the_entries() -> None:
+    stand = filled(8 << 20)
+    request, before, pinned = stand.ask(1, 2 << 20), stand.store.counters.evictions["capacity"], 0
+    for _ in range(1000):
+        stand.go_on()
+        if stand.moves:
+            stand.move()
+        elif stand.scans:
+            hidden, held = list(stand.store.parts.spans.hidden.values()), []
+            if hidden and pinned < 3 and stand.store.counters.evictions["capacity"] > before:
+                # A reader holds an entry that is about to go.
+                held = [stand.store.parts.table.span_ids[hidden[0]]]
+                pinned += 1
+            stand.scan(held)
+    answer = stand.answered(1, request)
+    assert answer is not None and answer.error is None and pinned == 3
+    stand.check()
+
+
+def scattered(*clients: int) -> Stand:
+    """A store that is full of small entries, between which other clients have places that they do not use."""
+    stand = stand_of(1 << 20, max_entries=6000)
+    stand.join(*clients, uid=0)
+    number = 0
+    for _ in range(20):
+        for client in clients:
+            ahead(stand, client, 1000)
+            stand.settle()
+        for _ in range(40):
+            number += 1
+            assert stand.put(number, 1000) == "stored"
+    return stand
+
+
+def test_a_place_that_fits_beside_entries_waits_for_places_that_nobody_uses() -> None:
+    stand = scattered(2, 3)
+    request = stand.ask(1, 700_000)
+    stand.settle()
+    assert stand.answered(1, request) is None, "the clients that have unused places are asked for them"
+    for client in (2, 3):
+        assert any(isinstance(answer, messages.PlacesWanted) for answer in stand.answers[client])
+    for client in (2, 3):
+        grants = [place.grant for place in stand.places[client]]
+        stand.give_up(client, stand.places[client][:])
+        stand.send(client, messages.ReturnGrants(grants))
+    stand.settle()
+    answer = stand.answered(1, request)
+    assert answer is not None and answer.error is None
+    stand.check()
+
+
+def test_a_place_waits_for_places_of_a_stopped_client_for_a_moment_only() -> None:
+    stand = scattered(2, 3)
+    request = stand.ask(1, 700_000)
+    stand.settle()
+    assert stand.answered(1, request) is None
+    stand.pass_time(lending.UNUSED_S)
+    assert refusal(stand, 1, request).code == "StoreFull"
+    assert sum(isinstance(answer, messages.PlacesWanted) for answer in stand.answers[2]) == 1
+
+
 def test_only_a_full_store_asks_whether_a_block_is_worth_its_room() -> None:
     stand = stand_of()
     stand.store.policy.admits = lambda *facts: False  # type: ignore[method-assign]
