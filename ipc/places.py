@@ -1,7 +1,6 @@
 """The paths of the daemon's three sockets, for the daemon and for clients, and the home folder of a user.
 
 Owns: the names of folders, sockets and environment variables, and the check that a folder belongs to this user.
-Does not own the sockets. Nothing here connects, listens or reads the configuration.
 
 The folder is the first of these that exists or applies:
 
@@ -24,8 +23,6 @@ from typing import Final
 
 from ..errors import SocketForbidden
 
-CONTROL_VARIABLE: Final = "TENSORD_SOCKET"
-STATUS_VARIABLE: Final = "TENSORD_STATUS_SOCKET"
 CONTROL_NAME: Final = "control.sock"
 STATUS_NAME: Final = "status.sock"
 METRICS_NAME: Final = "metrics.sock"
@@ -52,8 +49,7 @@ def user_folder(environ: Mapping[str, str], uid: int) -> Path:
 
 def daemon_folder(environ: Mapping[str, str], uid: int) -> Path:
     """The folder for the sockets of a daemon started in this environment. The folder may not exist yet."""
-    given = environ.get("RUNTIME_DIRECTORY")
-    if given:
+    if given := environ.get("RUNTIME_DIRECTORY"):
         return Path(given.split(":")[0])
     return SYSTEM_FOLDER if uid == 0 else user_folder(environ, uid)
 
@@ -63,24 +59,23 @@ def control_socket(environ: Mapping[str, str], uid: int | None = None, system_fo
 
     Raises SocketForbidden if the user's folder in /tmp belongs to another user or is writable for others.
     """
-    given = environ.get(CONTROL_VARIABLE)
-    if given:
+    if given := environ.get("TENSORD_SOCKET"):
         return Path(given)
     uid = os.geteuid() if uid is None else uid
     folder = user_folder(environ, uid)
-    if _is_socket(folder / CONTROL_NAME):
-        if folder.parent == FALLBACK_FOLDER:
-            check_folder(folder, uid)
-        return folder / CONTROL_NAME
-    return system_folder / CONTROL_NAME
+    try:
+        found = (folder / CONTROL_NAME).is_socket()
+    except OSError:
+        found = False
+    if found and folder.parent == FALLBACK_FOLDER:
+        check_folder(folder, uid)
+    return (folder if found else system_folder) / CONTROL_NAME
 
 
 def status_socket(environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER) -> Path:
     """The status socket that a reader connects to: $TENSORD_STATUS_SOCKET, or the one beside the control socket."""
-    given = environ.get(STATUS_VARIABLE)
-    if given:
-        return Path(given)
-    return control_socket(environ, uid, system_folder).with_name(STATUS_NAME)
+    given = environ.get("TENSORD_STATUS_SOCKET")
+    return Path(given) if given else control_socket(environ, uid, system_folder).with_name(STATUS_NAME)
 
 
 def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str] = os.environ) -> None:
@@ -101,9 +96,8 @@ def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str]
             except FileExistsError:
                 raise SocketForbidden(f"{each} is not a folder: remove it, or set another socket") from None
             except OSError as error:
-                raise SocketForbidden(
-                    f"the socket's folder {each} cannot be created: {error.strerror}; create it, or set another socket"
-                ) from error
+                why = f"the socket's folder {each} cannot be created: {error.strerror}"
+                raise SocketForbidden(f"{why}; create it, or set another socket") from error
         if each.parent == FALLBACK_FOLDER and (each in usual or each == folder):
             check_folder(each, uid)
     if not folder.is_dir():
@@ -127,10 +121,3 @@ def check_folder(folder: Path, uid: int) -> None:
         raise SocketForbidden(
             f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}, so that other users may write to it: {remedy}"
         )
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:
-        return False

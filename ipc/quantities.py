@@ -1,7 +1,5 @@
 """Parses and formats sizes and durations, for configuration files and command lines.
 
-Owns: the units, and both directions of the conversion. Does not own bounds, nor which setting takes which unit.
-
 Invariant: a formatted value parses to the same value again; a rounded one is for people.
 """
 

@@ -64,14 +64,14 @@ if TYPE_CHECKING:
     from .ipc.messages.control import TierState as TierState
     from .ipc.messages.modes import Mode as Mode
     from .ipc.messages.modes import Tier as Tier
-    from .ipc.messages.steps import AgentStep as AgentStep
-    from .ipc.messages.steps import AgentStepGraph as AgentStepGraph
+    from .ipc.messages.governance import AgentStep as AgentStep
+    from .ipc.graphs import AgentStepGraph as AgentStepGraph
     from .shm.payloads.prefix import Media as Media
     from .shm.payloads.specs import Spec as Spec
 
 _PLACES = {
-    "AgentStep": ".ipc.messages.steps",
-    "AgentStepGraph": ".ipc.messages.steps",
+    "AgentStep": ".ipc.messages.governance",
+    "AgentStepGraph": ".ipc.graphs",
     "AsyncClient": ".client.core.async_client",
     "Batch": ".client.reading.lease",
     "Claim": ".client.computing.claim",

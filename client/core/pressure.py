@@ -19,7 +19,7 @@ from ..pressure.workflow import Workflow
 from .base import ClientBase
 
 if TYPE_CHECKING:
-    from ...ipc.messages.steps import AgentStepGraph
+    from ...ipc.graphs import AgentStepGraph
 
 
 class PressureCalls(ClientBase):

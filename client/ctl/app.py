@@ -1,8 +1,7 @@
 """tensorctl as a program: its options, its commands, and the report of failures.
 
-Owns: exit codes and the one line on stderr. 0: done. 1: refused, not reachable, or unhealthy. 2: invalid arguments.
-Ctrl-C ends `watch` with 0, every other command with 130. A closed pipe ends every command silently. Does
-not own: the commands, each of which has its own module.
+Owns: exit codes and the one line on stderr. Ctrl-C ends `watch` with 0, every other command with 130. A closed pipe
+ends every command silently.
 
 Invariants: `main` raises no exception, unless TENSORCTL_TRACEBACK is set.
 """
@@ -26,14 +25,13 @@ from .doctor import doctor
 from .install import install
 from .leftovers import purge
 from .orders import clear, evict, limit, reload, room
-from .parameters import DURATION, FILE
+from .parameters import FILE, time_option
 from .show import advise, clients, config, latency, ls, watch, why
 from .status import health, status
 
 TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TIMEOUT_S_MAX: Final = 3600.0
 
 
 class _Commands(click.Group):
@@ -55,34 +53,27 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
 @click.option(
-    "--socket",
-    type=FILE,
-    help="The control socket; by default $TENSORD_SOCKET, the user's own, or the system's.",
+    "--socket", type=FILE, help="The control socket; by default $TENSORD_SOCKET, the user's own, or the system's."
 )
 @click.option(
     "--status-socket",
     type=FILE,
     help="The status socket; by default $TENSORD_STATUS_SOCKET, or the one beside the control socket.",
 )
-@click.option(
-    "--timeout", type=DURATION, default="5s", show_default=True, metavar="TIME", help="Time limit for one answer."
-)
+@time_option("--timeout", "timeout", 3600.0, "5s", "Time limit for one answer.")
 @click.pass_context
 def cli(ctx: click.Context, socket: Path | None, status_socket: Path | None, timeout: float) -> None:
     """Shows the state of a tensord daemon, and controls it.
 
     Exit codes: 0 done; 1 refused, not reachable or unhealthy; 2 invalid arguments.
     """
-    if not 0 < timeout <= _TIMEOUT_S_MAX:
-        raise click.UsageError(f"--timeout {timeout:g} s: must be above 0 and at most {_TIMEOUT_S_MAX:g} s")
-    daemon = Daemon(socket, status_socket, timeout)
-    ctx.obj = daemon
+    ctx.obj = daemon = Daemon(socket, status_socket, timeout)
     ctx.call_on_close(daemon.close)
 
 
-_SHOW: Final = (status, ls, why, advise, clients, latency, watch, health, config)
-_CHANGE: Final = (limit, room, evict, clear, purge, reload, install, doctor)
-for _command in (*_SHOW, *_CHANGE):
+for _command in (status, ls, why, advise, clients, latency, watch, health, config):
+    cli.add_command(_command)
+for _command in (limit, room, evict, clear, purge, reload, install, doctor):
     cli.add_command(_command)
 
 

@@ -25,16 +25,12 @@ from tensord import __version__
 from ...errors import BadConfiguration, DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import places
 from ...ipc.messages import control as messages
-from ...ipc.messages.declared import Question
-from ...ipc.messages.schema import ENTRIES_MAX, PROTOCOL_VERSION
 from ...ipc.wire.blocking import BlockingChannel
 from ...ipc.wire.connection import Connection
 
 NAME: Final = "tensorctl"
-KEY_BYTES: Final = 32
 # A client must not import the daemon, so the daemon is run, and reports its settings.
 _CHECK: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
-_CHECK_S: Final = 30.0
 _SAID_BY: Final = "tensord: "
 
 
@@ -56,59 +52,44 @@ def told(body: Any) -> Any:
 
 
 class Daemon:
-    """The daemon behind a pair of sockets. Connects on first use.
+    """The daemon behind a pair of sockets: by default the usual control socket, and the status socket beside it.
 
-    Args:
-        control, status: the sockets; by default the usual control socket, and the status socket beside it.
-        timeout_s: seconds for one answer.
+    Connects on first use. `timeout_s`: seconds for one answer.
     """
 
     def __init__(self, control: Path | None = None, status: Path | None = None, timeout_s: float = 5.0) -> None:
-        self._given = (control, status)
+        self._control, self._status = control, status
         self.timeout_s = timeout_s
+        self.limits = messages.ClientLimits()
         self._ids = count(1)
         self._asking: BlockingChannel | None = None
         self._ordering: BlockingChannel | None = None
-        self.keys_per_request_max = 1
 
     @property
     def control_path(self) -> Path:
-        """The control socket.
-
-        Raises:
-            SocketForbidden: the user's folder in /tmp belongs to another user.
-        """
-        return self._given[0] or places.control_socket(os.environ)
+        """The control socket. Raises SocketForbidden if the user's folder in /tmp belongs to another user."""
+        return self._control or places.control_socket(os.environ)
 
     @property
     def status_path(self) -> Path:
         """The path of `--status-socket`, else the status socket beside `--socket`, else the one that a client finds."""
-        control, status = self._given
-        if status is None and control is not None:
-            status = control.with_name(places.STATUS_NAME)
-        return status or places.status_socket(os.environ)
+        beside = self._control and self._control.with_name(places.STATUS_NAME)
+        return self._status or beside or places.status_socket(os.environ)
 
     # ---- questions
 
     def status(self) -> dict[str, Any]:
         return self.ask(messages.StatusQuery)
 
-    def clients(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.ask(messages.ClientsQuery)["clients"]
-        return rows
-
-    def entries(self, namespace: bytes | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
+    def entries(self, namespace: bytes | None = None) -> Iterator[dict[str, Any]]:
         """All entries, page by page. Entries that are stored or removed meanwhile may be missing or included."""
         after: bytes | None = None
-        left = most
-        while left is None or left > 0:
-            wanted = ENTRIES_MAX if left is None else min(left, ENTRIES_MAX)
-            page = self.ask(messages.EntriesQuery, after, wanted, namespace)
+        while True:
+            page = self.ask(messages.EntriesQuery, after, messages.ENTRIES_MAX, namespace)
             yield from page["entries"]
             if page["behind"] is None:
                 return
             after = bytes.fromhex(page["behind"])
-            left = None if left is None else left - len(page["entries"])
 
     def ask(self, query: type[messages.StatusRequest], *fields: Any) -> dict[str, Any]:
         """Sends one query on the status socket. `fields`: those after its id.
@@ -117,51 +98,37 @@ class Daemon:
             DaemonUnavailable, SocketForbidden, TimedOut: there is no answer. Or the error that the daemon answered.
         """
         if self._asking is None:
-            self._asking = self._status_channel()
+            try:
+                self._asking = BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())
+            except DaemonUnavailable as error:
+                if self._control is None or self._status is not None:
+                    raise
+                beside = f"This is the status socket beside --socket {self._control}; --status-socket names another"
+                raise DaemonUnavailable(f"{error}. {beside}") from None
         body: dict[str, Any] = told(self._exchange(self._asking, self.timeout_s, query, *fields).body)
         return body
 
-    def _status_channel(self) -> BlockingChannel:
-        control, status = self._given
-        try:
-            return BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())
-        except DaemonUnavailable as error:
-            if control is None or status is not None:
-                raise
-            raise DaemonUnavailable(
-                f"{error}. This is the status socket beside --socket {control}; --status-socket names another"
-            ) from None
-
     def events(self) -> Iterator[messages.Event]:
-        """The daemon's events after this call, until the daemon ends.
-
-        Raises:
-            DaemonUnavailable: the daemon has ended.
-        """
+        """The daemon's events after this call. Raises DaemonUnavailable once the daemon has ended."""
         self.ask(messages.Watch)
         while self._asking is not None:
             try:
-                message, _ = self._asking.receive(1.0)
+                yield self._asking.receive_one(messages.Event, time.monotonic() + 1.0)[0]
             except TimedOut:
                 continue
-            if isinstance(message, messages.Event):
-                yield message
-            elif isinstance(message, messages.Error):
-                raise message.to_error()
 
     # ---- orders
 
-    def order(self, request: type[Question], *fields: Any, timeout_s: float | None = None) -> Any:
+    def order(self, request: type[messages.Question], *fields: Any, timeout_s: float | None = None) -> Any:
         """Sends one request on the control socket, and returns its answer. Raises as `ask`, and VersionMismatch."""
         return self._exchange(self.greeted(), timeout_s or self.timeout_s, request, *fields)
 
     def greeted(self) -> BlockingChannel:
-        """A connection to the control socket, after Hello and Welcome."""
+        """A connection to the control socket, after Hello and Welcome. `limits` are those of Welcome then."""
         if self._ordering is None:
             channel = self._ordering = BlockingChannel.connect(self.control_path, self.timeout_s)
-            hello = (PROTOCOL_VERSION, NAME, os.getpid(), False, __version__)
-            welcome = self._exchange(channel, self.timeout_s, messages.Hello, *hello)
-            self.keys_per_request_max = welcome.limits.keys_per_request_max
+            hello = (messages.PROTOCOL_VERSION, NAME, os.getpid(), False, __version__)
+            self.limits = self._exchange(channel, self.timeout_s, messages.Hello, *hello).limits
         return self._ordering
 
     def close(self) -> None:
@@ -171,22 +138,14 @@ class Daemon:
                 channel.close()
         self._asking = self._ordering = None
 
-    def _exchange(self, channel: BlockingChannel, timeout_s: float, request: type[Question], *fields: Any) -> Any:
+    def _exchange(
+        self, channel: BlockingChannel, timeout_s: float, request: type[messages.Question], *fields: Any
+    ) -> Any:
         deadline, kind = time.monotonic() + timeout_s, request.answered_by
         assert kind is not None
         try:
             channel.send(request(next(self._ids), *fields), timeout_s=timeout_s)
-            while True:
-                message, _ = channel.receive(max(0.0, deadline - time.monotonic()))
-                if isinstance(message, messages.Error):
-                    raise message.to_error()
-                if isinstance(message, kind):
-                    return message
-                if not isinstance(message, messages.Event):
-                    raise DaemonUnavailable(
-                        f"the daemon answered {type(message).__name__}, expected {kind.__name__}: "
-                        "it has another version; see `tensorctl doctor`"
-                    )
+            return channel.receive_one(kind, deadline)[0]
         except TimedOut:
             self.close()
             raise TimedOut(
@@ -197,7 +156,7 @@ class Daemon:
             raise
 
 
-def checked(timeout_s: float = _CHECK_S) -> tuple[list[dict[str, Any]], list[str]]:
+def checked(timeout_s: float = 30.0) -> tuple[list[dict[str, Any]], list[str]]:
     """The configuration of a daemon started here and now.
 
     Returns:
@@ -210,11 +169,11 @@ def checked(timeout_s: float = _CHECK_S) -> tuple[list[dict[str, Any]], list[str
         asked = subprocess.run(_CHECK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise BadConfiguration(f"the daemon's own check did not end within {timeout_s:g} s; try again") from None
+    lines = asked.stderr.splitlines()
     if asked.returncode:
-        said = asked.stderr.strip().splitlines() or [f"the daemon's own check ended with {asked.returncode}"]
+        said = lines or [f"the daemon's own check ended with {asked.returncode}"]
         raise BadConfiguration(said[-1].removeprefix(_SAID_BY))
-    told = asked.stderr.splitlines()
-    return json.loads(asked.stdout), [line.removeprefix(_SAID_BY) for line in told if line.startswith(_SAID_BY)]
+    return json.loads(asked.stdout), [line.removeprefix(_SAID_BY) for line in lines if line.startswith(_SAID_BY)]
 
 
 pass_daemon = click.make_pass_decorator(Daemon)

@@ -14,6 +14,7 @@ import stat
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM
@@ -32,15 +33,14 @@ from ...ipc.messages.schema import PROTOCOL_VERSION
 from ...ipc.quantities import read_size
 from ...shm.lanes import fence
 from ...shm.ring import segments
-from ...shm.ring.cgroups import Cgroup, cgroups
+from ...shm.ring.cgroups import Cgroup, cgroups, memory_bytes, text_of
 from .daemon import Daemon, checked, pass_daemon
 from .leftovers import Leftover, instances, look
 from .output import as_json, counted, pairs, share, show, size
 
-# Warns if less than this share of memory remains.
 _SCARCE: Final = 0.05
+"""The share of memory below which a warning is due."""
 _SYSTEM_UID_MAX: Final = 999
-_PRINTED_S: Final = 5.0
 _LISTENS: Final = "00010000"
 """The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _JOURNAL: Final = "`systemctl status tensord` and `journalctl -u tensord`"
@@ -58,7 +58,7 @@ class Level(StrEnum):
 
 
 class Finding(NamedTuple):
-    """The result of one check. `remedy` says what to do; empty if nothing has to be done."""
+    """The result of one check. `remedy`: what to do; empty if nothing has to be done."""
 
     check: str
     level: Level
@@ -124,24 +124,22 @@ def diagnose(daemon: Daemon) -> Iterator[Finding]:
 def socket(what: str, path: Path, use: Callable[[], object]) -> Finding:
     """Whether the daemon answers on a socket, and nobody else can take its place. `use` raises TensordError if it does
     not answer. A daemon may listen on a socket of this path though its file is gone."""
-    check, error = f"{what} socket", None
+    check, folder = f"{what} socket", path.absolute().parent
     try:
         use()
-    except TensordError as why:
-        error = why
-    if error is not None and (lives := without_file(path)):
-        remedy = (
-            f"remove what stands at {path}, and let the daemon write to {path.parent}: it makes its socket anew within "
-            "seconds. Or restart it: its entries stay, and attached clients attach again by themselves"
-        )
-        return fail(check, f"nobody listens at {path}; {' or '.join(lives)}: its socket is gone", remedy)
-    if error is not None:
+    except TensordError as error:
+        if lives := without_file(path):
+            remedy = (
+                f"remove what stands at {path}, and let the daemon write to {path.parent}: it makes its socket anew "
+                "within seconds. Or restart it: its entries stay, and attached clients attach again by themselves"
+            )
+            return fail(check, f"nobody listens at {path}; {' or '.join(lives)}: its socket is gone", remedy)
         return fail(check, str(error), f"{_JOURNAL} have the daemon's side")
-    folder = path.absolute().parent
-    if _mode(folder) & 0o002 and not _mode(folder) & stat.S_ISVTX:
-        return fail(check, f"every user may write to {folder}, and so replace the socket", f"chmod 0755 {folder}")
-    if what == "control" and _mode(path) & 0o002:
-        return warn(check, f"{path}: every user of this host may read and write every entry", _NEEDS_GROUP)
+    with suppress(OSError):
+        if folder.stat().st_mode & (0o002 | stat.S_ISVTX) == 0o002:
+            return fail(check, f"every user may write to {folder}, and so replace the socket", f"chmod 0755 {folder}")
+        if what == "control" and path.stat().st_mode & 0o002:
+            return warn(check, f"{path}: every user of this host may read and write every entry", _NEEDS_GROUP)
     return ok(check, f"the daemon answers at {path}")
 
 
@@ -151,7 +149,7 @@ def without_file(path: Path, proc: Path = Path("/proc")) -> list[str]:
     if not _nobody_listens(path):
         return []
     names = {str(path), str(path.absolute())}
-    rows = [line.split(maxsplit=7) for line in _text(proc / "net/unix").splitlines()]
+    rows = [line.split(maxsplit=7) for line in text_of(proc / "net/unix").splitlines()]
     bound = {row[6] for row in rows if len(row) == 8 and row[7] in names and row[3] == _LISTENS}
     found: dict[bool, list[str]] = {True: [], False: []}
     for instance in instances() if bound else ():
@@ -178,8 +176,7 @@ def health(body: Mapping[str, Any]) -> list[Finding]:
 
 
 def gauges(found: Sequence[Mapping[str, Any]], root: Path = Path("/")) -> Finding:
-    """Whether the daemon measures the GPUs whose drivers are loaded; its health tells which of its sources fail.
-    `found`: the gauges in its status."""
+    """Whether the daemon measures the GPUs whose drivers are loaded. `found`: the gauges in its status."""
     text = ", ".join(f"{gauge['gauge']} by {gauge['source']}" for gauge in found) or "none"
     drivers = (("nvidia", "dev/nvidiactl"), ("nvidia", "proc/driver/nvidia"), ("amd", "dev/kfd"))
     present = [extra for extra, file in drivers if (root / file).exists()]
@@ -190,10 +187,7 @@ def gauges(found: Sequence[Mapping[str, Any]], root: Path = Path("/")) -> Findin
 
 
 def configuration(error: str | None, ignored: Sequence[str], *, served: bool) -> Finding:
-    """Whether a daemon started here would accept its configuration. A running daemon may have another one.
-
-    `ignored`: a text for each unknown variable.
-    """
+    """Whether a daemon started here would accept its configuration. `ignored`: a text for each unknown variable."""
     if error is not None:
         report = warn if served else fail
         return report("configuration", error, "correct it; a running daemon keeps its present configuration")
@@ -203,9 +197,7 @@ def configuration(error: str | None, ignored: Sequence[str], *, served: bool) ->
 
 
 def ring_room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
-    """The memory of the machine, for a ring of `ring_bytes`. `pid`: the process whose cgroup counts; None for this
-    one."""
-    kib = {name: int(value) for name, value in re.findall(r"(?m)^(\w+):\s+(\d+) kB", _text(Path("/proc/meminfo")))}
+    """The memory of the machine. `pid`: the process whose cgroup counts; None for this one."""
     try:
         shm = os.statvfs(segments.SHM_FOLDER)
         total_bytes, free_bytes = shm.f_blocks * shm.f_frsize, segments.shm_free_bytes()
@@ -214,9 +206,10 @@ def ring_room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
         total_bytes, free_bytes, problem = 0, 0, f"/dev/shm cannot be used ({error.strerror})"
     if not problem and not os.access(segments.SHM_FOLDER, os.W_OK | os.X_OK):
         problem = "/dev/shm does not let this user make files"
-    available_bytes, memory_bytes = (1024 * kib.get(name, 0) for name in ("MemAvailable", "MemTotal"))
+    machine = memory_bytes()
+    available_bytes, most_bytes = machine.get("MemAvailable", 0), machine.get("MemTotal", 0)
     found = tuple(cgroups(pid))
-    return RingRoom(ring_bytes, ready_bytes, total_bytes, free_bytes, available_bytes, memory_bytes, found, problem)
+    return RingRoom(ring_bytes, ready_bytes, total_bytes, free_bytes, available_bytes, most_bytes, found, problem)
 
 
 def memory(room: RingRoom) -> Iterator[Finding]:
@@ -258,27 +251,25 @@ def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:
     if not expedited:
         return warn("membarrier", "GLOBAL_EXPEDITED is not offered here: each reclaim takes 8 to 16 ms", _ALLOW)
     if in_use == "global":
-        return warn(
-            "membarrier",
-            "GLOBAL_EXPEDITED is offered, but some client could not register for it: each reclaim takes 8 to 16 ms",
-            "`tensorctl clients` lists them; allow membarrier in the seccomp profile of those in containers",
-        )
+        why = "GLOBAL_EXPEDITED is offered, but some client could not register for it: each reclaim takes 8 to 16 ms"
+        remedy = "`tensorctl clients` lists them; allow membarrier in the seccomp profile of those in containers"
+        return warn("membarrier", why, remedy)
     return ok("membarrier", "GLOBAL_EXPEDITED is offered" + (" and in use" if in_use else ""))
 
 
 def logout(uid: int, configuration: str, *, lingers: bool) -> Finding:
-    """Whether logind deletes the ring at the logout of the daemon's user. `configuration`: logind's; empty without
-    logind. RemoveIPC is on unless it says otherwise."""
+    """Whether logind deletes the ring at the logout of the daemon's user. `configuration`: logind's, in which RemoveIPC
+    is on unless it says otherwise; empty without logind."""
     said = re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)", configuration, re.MULTILINE)
     removes = bool(configuration) and (not said or said[-1].lower() not in ("no", "false", "off", "0"))
     if not removes or uid <= _SYSTEM_UID_MAX or lingers:
         return ok("RemoveIPC", f"logind leaves the shared memory of uid {uid} alone at logout")
-    return warn(
-        "RemoveIPC",
-        f"logind deletes all shared memory of uid {uid} at the last logout, the ring included",
-        "`loginctl enable-linger`, or RemoveIPC=no in /etc/systemd/logind.conf.d/tensord.conf, "
-        "or run the daemon as a system user (`tensorctl install` as root)",
+    remedy = (
+        "`loginctl enable-linger`, or RemoveIPC=no in /etc/systemd/logind.conf.d/tensord.conf, or run the daemon as a "
+        "system user (`tensorctl install` as root)"
     )
+    why = f"logind deletes all shared memory of uid {uid} at the last logout, the ring included"
+    return warn("RemoveIPC", why, remedy)
 
 
 def logind_configuration(root: Path = Path("/")) -> str:
@@ -287,9 +278,7 @@ def logind_configuration(root: Path = Path("/")) -> str:
         return ""
     words = ("systemd-analyze", "cat-config", "systemd/logind.conf")
     try:
-        asked = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PRINTED_S
-        )
+        asked = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=5.0)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return asked.stdout or "unknown"
@@ -304,12 +293,9 @@ def lingers(uid: int, root: Path = Path("/")) -> bool:
 
 
 def leftovers(found: Sequence[Leftover], served: str | None) -> list[Finding]:
-    """One finding for each instance that no daemon serves. `served`: the instance that the daemon serves, if it
-    answers."""
+    """One finding for each instance that no daemon serves. `served`: that of the daemon that answers."""
     findings = []
-    for left in found:
-        if left.served or left.instance == served:
-            continue
+    for left in (each for each in found if not each.served and each.instance != served):
         owned = f"{counted(len(left.segments), 'segment', 'segments')} of uid {left.uid}"
         text = f"instance {left.instance} holds {size(left.taken_bytes)} in {owned}"
         if left.served is None:
@@ -323,11 +309,12 @@ def leftovers(found: Sequence[Leftover], served: str | None) -> list[Finding]:
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """The findings, and the number of findings by level."""
+    """The findings, and their number by level."""
     rows = []
     for check, level, text, remedy in findings:
         rows.append((f"{level:<4}  {check}", text))
-        rows += [("", f"-> {remedy}")] * bool(remedy)
+        if remedy:
+            rows.append(("", f"-> {remedy}"))
     sums = Counter(finding.level for finding in findings)
     return f"{pairs(rows)}\n\n{', '.join(f'{sums[level]} {level}' for level in Level)}"
 
@@ -366,18 +353,3 @@ def _sockets_of(process: Path) -> set[str] | None:
     except OSError:
         return None
     return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
-
-
-def _mode(path: Path) -> int:
-    """A file's mode; 0 if it is missing or not accessible."""
-    try:
-        return path.stat().st_mode
-    except OSError:
-        return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

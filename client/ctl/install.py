@@ -1,7 +1,4 @@
-"""`install`: tensord as a systemd service of the host, or of one user.
-
-Owns: where the files of the package belong, which file is written, kept or removed, and why that cannot be done here.
-Does not own: the files' texts (systemd/).
+"""`install`: tensord as a systemd service of the host, or of one user. The files' texts are in systemd/.
 
 The units are the package's: they are written anew, and changed by `systemctl edit`, which keeps a file of its own. The
 configuration file is the operator's: one that is there is kept.
@@ -15,7 +12,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +31,6 @@ SOCKETS: Final = ("tensord.socket", "tensord-status.socket")
 _SYSTEM_START: Final = "/opt/tensord/bin/tensord"
 _USER_START: Final = "%h/.local/bin/tensord"
 """What ExecStart= names in the package's units, the host's and a user's."""
-_RUN_S_MAX: Final = 120.0
 _BOOTED: Final = Path("/run/systemd/system")
 _HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"), Path("/tmp"), Path("/var/tmp"))
 """What the service cannot see (ProtectHome=, PrivateTmp=)."""
@@ -79,7 +75,7 @@ def user_places(home: Path, environ: Mapping[str, str]) -> UnitPlaces:
 
 
 def texts(places: UnitPlaces, program: str) -> dict[Path, str]:
-    """The text of every file by its place; `program`: what ExecStart= names (see `start_word`)."""
+    """The text of every file by its place. `program`: see `start_word`."""
     units = sorted((SHIPPED if places.system else SHIPPED / "user").glob("tensord*.*"))
     found = {places.units / unit.name: unit.read_text() for unit in units if unit.suffix != ".toml"}
     shipped, service = _SYSTEM_START if places.system else _USER_START, places.units / SERVICE
@@ -109,11 +105,14 @@ def start_word(program: Path, home: Path | None = None) -> str:
 
 def written(texts: Mapping[Path, str], config: Path) -> list[PlannedStep]:
     """The steps that put `texts` in place. `config`: the one that is the operator's."""
-    return [
-        PlannedStep(f"write {path}", partial(_write, path, text))
-        for path, text in texts.items()
-        if not (path.exists() if path == config else _is(path, text))
-    ]
+
+    def write(path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o644)
+
+    wanted = (path for path, text in texts.items() if not (path.exists() if path == config else _is(path, text)))
+    return [PlannedStep(f"write {path}", partial(write, path, texts[path])) for path in wanted]
 
 
 def removed(texts: Mapping[Path, str], config: Path) -> list[PlannedStep]:
@@ -125,13 +124,32 @@ def removed(texts: Mapping[Path, str], config: Path) -> list[PlannedStep]:
         for path, text in texts.items()
         if path.exists()
     ]
-    folder = config.parent
-    return [*steps, PlannedStep(f"remove {folder}, if it is empty", partial(_remove_folder, folder))]
+
+    def remove_folder() -> None:
+        with suppress(OSError):
+            config.parent.rmdir()
+
+    return [*steps, PlannedStep(f"remove {config.parent}, if it is empty", remove_folder)]
 
 
 def run(*words: str, may_fail: bool = False) -> PlannedStep:
     """Runs a program, which must succeed unless `may_fail`."""
-    return PlannedStep("run " + " ".join(words), partial(_run, words, may_fail=may_fail))
+
+    def carry_out() -> None:
+        # TENSORD_* variables of whoever installs are not the service's.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=environ
+            )
+            said = f"ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip() or 'it said nothing'}"
+            failed = done.returncode != 0
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said, failed = str(error), True
+        if failed and not may_fail:
+            raise click.ClickException(f"{' '.join(words)}: {said}; mend it, and run this command again")
+
+    return PlannedStep("run " + " ".join(words), carry_out)
 
 
 def installation(places: UnitPlaces, program: Path, start: str) -> list[PlannedStep]:
@@ -168,23 +186,19 @@ def removal(places: UnitPlaces, start: str) -> list[PlannedStep]:
     ]
 
 
-def no_system() -> str | None:
-    """Why this process cannot install the host's service."""
-    if os.geteuid() != 0:
+def no_manager(*, user: bool) -> str | None:
+    """Why this process cannot install the host's service, or one for its user."""
+    if user:
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        if not runtime or not Path(runtime, "systemd").is_dir():
+            return (
+                "no service manager of this user runs here: log in as the user (not by su or sudo), or have root run "
+                f"`loginctl enable-linger` and set XDG_RUNTIME_DIR=/run/user/{os.geteuid()}"
+            )
+    elif os.geteuid() != 0:
         return "the service of the host needs root: use sudo, or --user for a service of your own"
-    if not _BOOTED.is_dir():
+    elif not _BOOTED.is_dir():
         return f"{_BOOTED} is not there, so no systemd runs this machine: run `tensord` by itself, or in a container"
-    return None
-
-
-def no_user_manager() -> str | None:
-    """Why this process cannot install a service for its user."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if not runtime or not Path(runtime, "systemd").is_dir():
-        return (
-            "no service manager of this user runs here: log in as the user (not by su or sudo), or have root run "
-            f"`loginctl enable-linger` and set XDG_RUNTIME_DIR=/run/user/{os.geteuid()}"
-        )
     return None
 
 
@@ -222,7 +236,7 @@ def install(user: bool, uninstall: bool, dry_run: bool) -> None:
     places = system_places() if home is None else user_places(home, os.environ)
     program = Path(sys.executable).with_name("tensord")
     start = start_word(program, home)
-    why = None if dry_run else no_user_manager() if user else no_system()
+    why = None if dry_run else no_manager(user=user)
     if not uninstall:
         why = why or unusable(program, system=not user)
     if why is not None:
@@ -276,29 +290,3 @@ def _is(path: Path, text: str) -> bool:
 def _open_to_all(path: Path) -> bool:
     mode = path.stat().st_mode
     return bool(mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH))
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o644)
-
-
-def _remove_folder(path: Path) -> None:
-    with suppress(OSError):
-        path.rmdir()
-
-
-def _run(words: Sequence[str], *, may_fail: bool) -> None:
-    # TENSORD_* variables of whoever installs are not the service's.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RUN_S_MAX, env=environ
-        )
-        said = f"ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip() or 'it said nothing'}"
-        failed = done.returncode != 0
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said, failed = str(error), True
-    if failed and not may_fail:
-        raise click.ClickException(f"{' '.join(words)}: {said}; mend it, and run this command again")

@@ -1,7 +1,5 @@
 """`purge`: the segments in /dev/shm with tensord's names, their owners, and the removal of those that no daemon serves.
 
-Owns: finding and removing them, and the choice of the instance. Does not own: the names (shm/ring/segments.py).
-
 Invariants: an instance's lock is held here during the removal of its segments. A daemon that starts meanwhile is
 refused, as if another daemon served the instance.
 """
@@ -22,13 +20,11 @@ from .daemon import checked
 from .output import size, table
 
 _PREFIX: Final = "tensord."
-_VARIABLE: Final = "TENSORD_INSTANCE"
-_SECTOR_BYTES: Final = 512
 
 
 class Leftover(NamedTuple):
     """An instance's segments: the bytes of memory of each, by name. `uid`: the owner of the ring, or else of another.
-    `served`: whether a daemon holds the instance's lock; None if that cannot be determined."""
+    `served`: whether a daemon holds the instance's lock; None if this user may not find out."""
 
     instance: str
     segments: dict[str, int]
@@ -58,19 +54,14 @@ def look(instance: str) -> Leftover | None:
             found[name.lstrip("/")] = (segments.SHM_FOLDER / name.lstrip("/")).lstat()
     if not found:
         return None
-    taken = {name: status.st_blocks * _SECTOR_BYTES for name, status in found.items()}
+    taken = {name: status.st_blocks * 512 for name, status in found.items()}
     names = (f"{_PREFIX}{instance}.{part}" for part in ("ring", "index", "lock"))
     owner = next((found[name] for name in names if name in found), next(iter(found.values())))
     return Leftover(instance, taken, owner.st_uid, _locked(segments.SHM_FOLDER / f"{_PREFIX}{instance}.lock"))
 
 
 def remove(there: Leftover) -> Leftover:
-    """Removes all segments of an instance without a daemon.
-
-    Memory that a process has mapped is freed when the process unmaps it; its views stay valid.
-
-    Returns:
-        The removed segments.
+    """Removes all segments of an instance without a daemon, and returns them. Views of them stay valid.
 
     Raises:
         InstanceBusy: a daemon serves the instance.
@@ -96,7 +87,7 @@ def remove(there: Leftover) -> Leftover:
 
 
 def _locked(path: Path) -> bool | None:
-    """Whether a daemon holds the lock; None if this user may not open it. Takes the lock for a moment."""
+    """As `Leftover.served`. Takes the lock for a moment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -144,12 +135,11 @@ def purge(instance: str | None, yes: bool) -> None:
 def _usual_instance() -> str:
     """The instance of a daemon started here and now, according to that daemon.
 
-    Raises:
-        BadConfiguration: the daemon would not start, or $TENSORD_INSTANCE is empty. A daemon treats an empty variable
-            as not set; here the default instance would be freed although another one was meant.
+    An empty $TENSORD_INSTANCE is refused. A daemon treats it as not set; here the default instance would be freed
+    although another one was meant.
     """
-    if os.environ.get(_VARIABLE) == "":
-        raise BadConfiguration(f"{_VARIABLE} is empty: set it to an instance's name, unset it, or use --instance")
+    if os.environ.get("TENSORD_INSTANCE") == "":
+        raise BadConfiguration("TENSORD_INSTANCE is empty: set it to an instance's name, unset it, or use --instance")
     try:
         rows, _ = checked()
     except BadConfiguration as error:

@@ -1,7 +1,6 @@
 """The commands that change a running daemon: `limit`, `evict`, `clear`, `room` and `reload`.
 
-Owns: their arguments and output, which card a number means, and the signal of a reload. Does not own: what an order
-does (the daemon).
+Owns: their arguments and output, which card a number means, and the signal of a reload.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -21,14 +20,12 @@ from ...ipc.messages.modes import Tier
 from ...ipc.quantities import show_size
 from .daemon import Daemon, pass_daemon
 from .output import age, as_json, counted, number, pairs, show, size
-from .parameters import DURATION, KEY, SIZE, keys_meant, namespace_tag
+from .parameters import KEY, SIZE, keys_meant, namespace_tag, time_option
 
 LIMIT_BYTES_MIN: Final = 1 << 20
 # The daemon empties a store of a million entries in slices, and serves other clients in between.
 _CLEAR_S: Final = 120.0
-_ROOM_S_MAX: Final = 86400.0
 _OUTCOMES: Final = {"nothing": "freed nothing", "failed": "FAILED"}
-_LOOK_EVERY_S: Final = 0.02
 
 
 @click.command()
@@ -47,9 +44,8 @@ def limit(daemon: Daemon, limit_bytes: int) -> None:
     done = daemon.order(messages.Limit, limit_bytes)
     click.echo(f"limit {size(done.before_bytes)} -> {size(done.after_bytes)}")
     if done.after_bytes < limit_bytes:
-        click.echo(
-            f"{size(limit_bytes)} is more than the size of the ring: for more, set ring_bytes and restart the daemon"
-        )
+        more = "is more than the size of the ring: for more, set ring_bytes and restart the daemon"
+        click.echo(f"{size(limit_bytes)} {more}")
 
 
 @click.command()
@@ -63,10 +59,9 @@ def evict(daemon: Daemon, keys: tuple[str, ...]) -> None:
     """
     meant = list(dict.fromkeys(keys_meant(daemon, keys)))
     daemon.greeted()
-    step = daemon.keys_per_request_max
-    evicted = 0
-    for start in range(0, len(meant), step):
-        evicted += daemon.order(messages.Evict, meant[start : start + step]).count
+    step = daemon.limits.keys_per_request_max
+    some = (meant[start : start + step] for start in range(0, len(meant), step))
+    evicted = sum(daemon.order(messages.Evict, keys).count for keys in some)
     missing = len(meant) - evicted
     click.echo(f"evicted {number(evicted)}" + (f", {number(missing)} not stored" if missing else ""))
 
@@ -81,24 +76,18 @@ def clear(daemon: Daemon, namespace_tag: str | None, yes: bool) -> None:
     if not yes:
         raise click.UsageError(f"this would evict {which}: add --yes to confirm")
     tag = bytes.fromhex(namespace_tag) if namespace_tag else None
-    done = daemon.order(messages.Clear, tag, timeout_s=max(_CLEAR_S, daemon.timeout_s))
-    click.echo(f"evicted {number(done.count)}")
+    click.echo(f"evicted {number(daemon.order(messages.Clear, tag, timeout_s=max(_CLEAR_S, daemon.timeout_s)).count)}")
 
 
 def _named(card: str | None, daemon: Daemon) -> str:
-    """The name of the card that is meant: by name, by its number from 0, or the only one.
-
-    Raises:
-        BadParameter: there is no such card, or several; the message names them.
-        ClickException: the daemon reads no card.
-    """
+    """The name of the card that is meant: by name, by its number from 0, or the only one."""
     names: list[str] = [each["gauge"] for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE]
     if not names:
         raise click.ClickException("the daemon reads no card; `tensorctl doctor` says why")
     if card is None and len(names) == 1:
         return names[0]
-    if card in names:
-        return str(card)
+    if card is not None and card in names:
+        return card
     if card is not None and card.isdecimal() and int(card) < len(names):
         return names[int(card)]
     why = "name one" if card is None else f"no card is called {card!r}"
@@ -112,28 +101,23 @@ def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
         said = f"{size(size_bytes)} are free, and held for {age(made.lasts_s)}"
     rows = [(device, said)]
     for step in made.steps:
-        done = _OUTCOMES.get(step.outcome, step.outcome)
+        freed = size(step.freed_bytes)
         if step.outcome == "freed":
-            rows.append((step.who, f"{done} {size(step.freed_bytes)}" + (f"; {step.why}" if step.why else "")))
+            done = f"freed {freed}" + (f"; {step.why}" if step.why else "")
         else:
-            freed = f"; {size(step.freed_bytes)} came free" if step.freed_bytes else ""
-            rows.append((step.who, f"{done}: {step.why}{freed}"))
+            done = f"{_OUTCOMES.get(step.outcome, step.outcome)}: {step.why}"
+            done += f"; {freed} came free" if step.freed_bytes else ""
+        rows.append((step.who, done))
     return pairs(rows)
 
 
 @click.command()
 @click.argument("size_bytes", metavar="SIZE", type=SIZE)
 @click.option(
-    "--card",
-    metavar="CARD",
-    help="The card, by its name, or its number from 0 in the order of names; by default the only one.",
+    "--card", help="The card, by its name, or its number from 0 in the order of names; by default the only one."
 )
-@click.option(
-    "--for", "for_s", type=DURATION, default="10m", show_default=True, metavar="TIME", help="How long it is held."
-)
-@click.option(
-    "--wait", "wait_s", type=DURATION, default="1m", show_default=True, metavar="TIME", help="How long it may take."
-)
+@time_option("--for", "for_s", 86400.0, "10m", "How long it is held.")
+@time_option("--wait", "wait_s", 86400.0, "1m", "How long it may take.")
 @as_json
 @pass_daemon
 def room(daemon: Daemon, size_bytes: int, card: str | None, for_s: float, wait_s: float, as_json: bool) -> None:
@@ -149,9 +133,6 @@ def room(daemon: Daemon, size_bytes: int, card: str | None, for_s: float, wait_s
     Exit code 0: the memory is free and held.
     Exit code 1: it is not; the output says who freed what, and why not more.
     """
-    for option, given_s in (("--for", for_s), ("--wait", wait_s)):
-        if not 0 < given_s <= _ROOM_S_MAX:
-            raise click.UsageError(f"{option} {given_s:g} s: must be above 0 and at most {_ROOM_S_MAX:g} s")
     name = _named(card, daemon)
     if size_bytes == 0:
         count = daemon.order(messages.EndRoom, name).count
@@ -162,16 +143,6 @@ def room(daemon: Daemon, size_bytes: int, card: str | None, for_s: float, wait_s
     if not made.made:
         click.echo(f"tensorctl: {made.why}", err=True)
         raise Exit(1)
-
-
-def verdict_text(verdict: dict[str, Any]) -> str:
-    """An accepted reload, one line for each setting."""
-    lines = [
-        f"{row['key']} {row['before']} -> {row['after']}{how}"
-        for kind, how in (("applied", ""), ("waiting", ": needs a restart"))
-        for row in verdict[kind]
-    ]
-    return "\n".join([*lines, f"reloaded: {counted(len(verdict['applied']), 'setting', 'settings')} changed"])
 
 
 @click.command()
@@ -197,8 +168,11 @@ def reload(daemon: Daemon) -> None:
     while (verdict := daemon.ask(messages.ConfigQuery)["reload"])["number"] == before:
         if time.monotonic() > deadline:
             raise TimedOut(f"the daemon gave no verdict within {daemon.timeout_s:g} s: see its log")
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(0.02)
     if verdict["refused"]:
         click.echo(f"tensorctl: refused, the configuration is unchanged: {verdict['refused']}", err=True)
         raise Exit(1)
-    click.echo(verdict_text(verdict))
+    for kind, how in (("applied", ""), ("waiting", ": needs a restart")):
+        for row in verdict[kind]:
+            click.echo(f"{row['key']} {row['before']} -> {row['after']}{how}")
+    click.echo(f"reloaded: {counted(len(verdict['applied']), 'setting', 'settings')} changed")

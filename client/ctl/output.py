@@ -1,6 +1,6 @@
 """What commands print: a document as JSON, or text within 100 columns made of it: sizes, ages, counts and tables.
 
-Owns: these formats. Does not own: which rows a document has (show/, orders/, doctor/).
+Owns: these formats. Does not own: which rows a document has (the commands).
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from ...ipc.quantities import rounded_size
 WIDTH: Final = 100
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
-_DAYS_ALONE: Final = 1000
-_COUNTED_IN_FULL: Final = 10_000
-_ROUNDED_UP: Final = 999.95
 _NAME_CHARS_MAX: Final = 24
 _NAMES: Final = ("client", "epoch", "lane", "owner_uid", "pid", "uid", "worth")
 """Numbers that are names or ranks, and no counts."""
@@ -37,15 +34,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Aligned columns under `head`; to the right where a head begins with ">". None is shown as "-"."""
     lines = [[name.removeprefix(">") for name in head]]
     lines += [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    form = [
-        (name[:1] == ">", max(map(len, column))) for name, column in zip(head, zip(*lines, strict=True), strict=True)
-    ]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width) for cell, (right, width) in zip(line, form, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    columns = []
+    for name, column in zip(head, zip(*lines, strict=True), strict=True):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if name.startswith(">") else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
@@ -60,8 +53,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def document(body: Mapping[str, Any]) -> str:
-    """All fields of a document that have a value, each in words behind its name and the names of the parts around
-    it."""
+    """All fields of a document that have a value, each in words behind its name and those of the parts around it."""
     return pairs(_fields("", Words(body)))
 
 
@@ -86,7 +78,7 @@ def age(seconds: float) -> str:
     hours, m = divmod(minutes, 60)
     days, h = divmod(hours, 24)
     if days:
-        return f"{days}d{h:02}h" if days < _DAYS_ALONE else f"{days}d"
+        return f"{days}d{h:02}h" if days < 1000 else f"{days}d"
     if hours:
         return f"{h}h{m:02}m"
     return f"{m}m{s:02}s" if minutes else f"{s}s"
@@ -112,7 +104,7 @@ class Words(dict[str, Any]):
         if isinstance(value, bool):
             return "yes" if value else "no"
         if field.endswith("_unix_s"):
-            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+            return local_time(value)
         if field.endswith("_ms"):
             return f"{value:g} ms"
         if isinstance(value, float) and not unit:
@@ -121,6 +113,10 @@ class Words(dict[str, Any]):
 
     def __str__(self) -> str:
         return counts(self._body)
+
+
+def local_time(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
 def words(body: Mapping[str, Any], template: str) -> str:
@@ -145,10 +141,10 @@ def counted(value: int, one: str, many: str) -> str:
 
 def short(value: int) -> str:
     """A count in at most six characters, for columns: 9999, 12.3k, 1.2M."""
-    if value < _COUNTED_IN_FULL:
+    if value < 10_000:
         return str(value)
     for unit, times in (("k", 10**3), ("M", 10**6), ("G", 10**9)):
-        if value < _ROUNDED_UP * times:
+        if value < 999.95 * times:
             return f"{value / times:.1f}{unit}"
     return f"{value / 10**12:.1f}T"
 

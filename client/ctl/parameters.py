@@ -1,6 +1,6 @@
-"""Types of command line arguments: sizes, durations, paths, keys and namespace tags. An error names the valid form.
+"""Arguments of commands: sizes, durations, paths, keys and namespace tags. An error names the valid form.
 
-Owns: parsing them, and finding the one key with a given prefix. Does not own: the use of the values.
+Owns: parsing them, and finding the one key with a given prefix.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import click
 from ...errors import BadKey
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 from ...ipc.quantities import read_duration, read_size
-from .daemon import KEY_BYTES, Daemon
+from .daemon import Daemon
 
-TAG_BYTES: Final = 8
+KEY_DIGITS: Final = 64
+TAG_DIGITS: Final = 16
 _SHOWN_MAX: Final = 3
-_HEX: Final = re.compile(r"[0-9a-f]+")
-
 
 if TYPE_CHECKING:
     _Type = click.ParamType[Any]
@@ -29,7 +28,7 @@ else:
 
 
 class _Read(_Type):
-    """A value that `read` makes of the text; the text of its ValueError is the error's."""
+    """A value that `read` makes of the text. The text of a ValueError is the error's."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -56,27 +55,41 @@ def _path(given: str) -> Path:
     return Path(given)
 
 
-def _hexadecimal(what: str, least: int, most: int) -> Callable[[str], str]:
-    wanted = f"{most} hexadecimal digits" if least == most else f"{least} to {most} hexadecimal digits"
+def _hexadecimal(what: str, digits: str) -> _Read:
+    """`digits`: how many, as in a regular expression."""
+    wanted = f"{digits.replace(',', ' to ')} hexadecimal digits"
 
     def read(given: str) -> str:
         text = given.strip().lower()
-        if not _HEX.fullmatch(text) or not least <= len(text) <= most:
+        if not re.fullmatch(f"[0-9a-f]{{{digits}}}", text):
             raise ValueError(f"{given!r} ({len(text)} characters) is no {what}: it has {wanted}")
         return text
 
-    return read
+    return _Read(what, read)
 
 
 SIZE: Final = _Read("size", _size)
-DURATION: Final = _Read("duration", read_duration)
 FILE: Final = _Read("file", _path)
-KEY: Final = _Read("key", _hexadecimal("key", 1, 2 * KEY_BYTES))
-TAG: Final = _Read("namespace tag", _hexadecimal("namespace tag", 2 * TAG_BYTES, 2 * TAG_BYTES))
-
+KEY: Final = _hexadecimal("key", f"1,{KEY_DIGITS}")
 namespace_tag = click.option(
-    "--namespace-tag", type=TAG, metavar="HEX", help="Only this namespace: the first 16 digits of its keys."
+    "--namespace-tag",
+    type=_hexadecimal("namespace tag", f"{TAG_DIGITS}"),
+    metavar="HEX",
+    help="Only this namespace: the first 16 digits of its keys.",
 )
+
+
+def time_option(option: str, name: str, most_s: float, default: str, help: str) -> Callable[[Any], Any]:
+    """An option whose value is a duration above 0 of at most `most_s`."""
+
+    def read(given: str) -> float:
+        seconds = read_duration(given)
+        if not 0 < seconds <= most_s:
+            raise ValueError(f"{seconds:g} s: must be above 0 and at most {most_s:g} s")
+        return seconds
+
+    kind = _Read("duration", read)
+    return click.option(option, name, type=kind, default=default, show_default=True, metavar="TIME", help=help)
 
 
 def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
@@ -85,11 +98,11 @@ def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
     Raises:
         BadKey: no stored key begins with a prefix, or several do.
     """
-    found: dict[str, list[str]] = {prefix: [] for prefix in prefixes if len(prefix) < 2 * KEY_BYTES}
+    found: dict[str, list[str]] = {prefix: [] for prefix in prefixes if len(prefix) < KEY_DIGITS}
     # One pass over the entries; over those of one namespace, if all prefixes contain the same tag.
-    tags = {prefix[: 2 * TAG_BYTES] for prefix in found}
+    tags = {prefix[:TAG_DIGITS] for prefix in found}
     tag = tags.pop() if len(tags) == 1 else ""
-    namespace = bytes.fromhex(tag) if len(tag) == 2 * TAG_BYTES else None
+    namespace = bytes.fromhex(tag) if len(tag) == TAG_DIGITS else None
     for entry in daemon.entries(namespace) if found else ():
         for prefix, keys in found.items():
             if entry["key"].startswith(prefix):

@@ -1,6 +1,6 @@
 """The commands that show a part of a running daemon: `ls`, `why`, `advise`, `clients`, `watch`, `latency`, `config`.
 
-Owns: the rows in which a document is shown. Does not own: the documents, nor the estimates in them (the daemon).
+Owns: the rows in which a document is shown. Does not own: the documents (the daemon).
 """
 
 from __future__ import annotations
@@ -9,41 +9,33 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Final
 
 import click
 from click.exceptions import Exit
 
-from ...ipc.messages.control import AdviseQuery, ConfigQuery, LatencyQuery, WhyQuery
+from ...ipc.messages.control import AdviseQuery, ClientsQuery, ConfigQuery, LatencyQuery, WhyQuery
 from .daemon import NAME, Daemon, pass_daemon
-from .output import age, as_json, counted, document, name, number, pairs, share, short, show, size, table
-from .parameters import KEY, TAG_BYTES, keys_meant, namespace_tag
+from .output import age, as_json, counted, document, local_time, name, number, pairs, share, short, show, size, table
+from .parameters import KEY, TAG_DIGITS, keys_meant, namespace_tag
 
 # The namespace's tag, and enough digits of the digest to distinguish the keys of one namespace.
-_SHOWN_DIGITS: Final = 2 * TAG_BYTES + 12
+_SHOWN_DIGITS: Final = TAG_DIGITS + 12
 _SHARES: Final = (0.5, 0.9, 0.99, 0.999)
 
 
 def entries_text(entries: list[dict[str, Any]], now_unix_s: float) -> str:
     """A table of entries, 100 columns wide."""
-    return table(
-        ("KEY", ">SIZE", ">TOKENS", ">USES", ">AGE", ">IDLE", ">ENDS", ">UID", "PIN"),
-        [
-            (
-                entry["key"][:_SHOWN_DIGITS],
-                size(entry["payload_bytes"]),
-                short(entry["tokens"]),
-                short(entry["uses"]),
-                age(now_unix_s - entry["created_unix_s"]),
-                age(now_unix_s - entry["used_unix_s"]),
-                "never" if entry["expires_unix_s"] is None else age(entry["expires_unix_s"] - now_unix_s),
-                entry["owner_uid"],
-                "yes" if entry["pinned_by_message"] else "",
-            )
-            for entry in entries
-        ],
-    )
+    rows = []
+    for entry in entries:
+        expires, pinned = entry["expires_unix_s"], "yes" if entry["pinned_by_message"] else ""
+        what = (entry["key"][:_SHOWN_DIGITS], size(entry["payload_bytes"]))
+        counts = (short(entry["tokens"]), short(entry["uses"]))
+        since = (age(now_unix_s - entry[name]) for name in ("created_unix_s", "used_unix_s"))
+        ends = "never" if expires is None else age(expires - now_unix_s)
+        rows.append((*what, *counts, *since, ends, entry["owner_uid"], pinned))
+    return table(("KEY", ">SIZE", ">TOKENS", ">USES", ">AGE", ">IDLE", ">ENDS", ">UID", "PIN"), rows)
 
 
 @click.command()
@@ -58,7 +50,7 @@ def ls(daemon: Daemon, namespace_tag: str | None, count: int | None, as_json: bo
     use. ENDS: time until it expires. PIN: whether a client has pinned it for a time; leases are not listed, since they
     come and go with every lookup.
     """
-    listed = list(daemon.entries(bytes.fromhex(namespace_tag) if namespace_tag else None, count))
+    listed = list(islice(daemon.entries(bytes.fromhex(namespace_tag) if namespace_tag else None), count))
     show({"entries": listed}, as_json, lambda body: entries_text(body["entries"], time.time()))
 
 
@@ -114,23 +106,14 @@ def advise(daemon: Daemon, as_json: bool) -> None:
 
 def clients_text(rows: list[dict[str, Any]]) -> str:
     """A table of clients and lanes."""
-    return table(
-        (">CLIENT", "NAME", ">PID", ">UID", ">LANE", ">LEASES", ">HITS", ">MISSES", "STATE"),
-        [
-            (
-                row["client"],
-                name(row["name"]),
-                row["pid"],
-                row["uid"],
-                None if row["lane"] is None else f"{row['lane']:x}",
-                row["pins"],
-                short(row["hits"]),
-                short(row["misses"]),
-                "orphaned" if row["orphaned"] else "greeted" if row["lane"] is None else "attached",
-            )
-            for row in rows
-        ],
-    )
+    shown = []
+    for row in rows:
+        lane, state = None, "greeted"
+        if row["lane"] is not None:
+            lane, state = f"{row['lane']:x}", "orphaned" if row["orphaned"] else "attached"
+        who = (row["client"], name(row["name"]), row["pid"], row["uid"])
+        shown.append((*who, lane, row["pins"], short(row["hits"]), short(row["misses"]), state))
+    return table((">CLIENT", "NAME", ">PID", ">UID", ">LANE", ">LEASES", ">HITS", ">MISSES", "STATE"), shown)
 
 
 @click.command()
@@ -143,7 +126,7 @@ def clients(daemon: Daemon, as_json: bool) -> None:
     "orphaned" for a lane whose connection has ended while its process, or a fork of it, still has views. PID: as the
     client sees itself.
     """
-    show({"clients": daemon.clients()}, as_json, lambda body: clients_text(body["clients"]))
+    show(daemon.ask(ClientsQuery), as_json, lambda body: clients_text(body["clients"]))
 
 
 @click.command()
@@ -196,16 +179,11 @@ def latency_text(body: Mapping[str, Any], slowest: int = 10) -> str:
     slow = sorted(body["slow"], key=lambda row: -row["took_s"])[:slowest]
     if not slow:
         return f"{kinds}\n\nno request took longer than {1000 * body['slow_s']:g} ms"
-    slowest_rows = [
-        (
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["unix_s"])),
-            row["kind"],
-            _ms(row["took_s"]),
-            size(row["payload_bytes"]) if row["payload_bytes"] else None,
-            f"{name(row['name'])} ({row['client']})" if row["client"] else row["name"],
-        )
-        for row in slow
-    ]
+    slowest_rows = []
+    for row in slow:
+        payload = size(row["payload_bytes"]) if row["payload_bytes"] else None
+        who = f"{name(row['name'])} ({row['client']})" if row["client"] else row["name"]
+        slowest_rows.append((local_time(row["unix_s"]), row["kind"], _ms(row["took_s"]), payload, who))
     return f"{kinds}\n\n{table(('WHEN', 'REQUEST', '>ms', '>SIZE', 'CLIENT'), slowest_rows)}"
 
 
@@ -249,7 +227,7 @@ def config(daemon: Daemon, name: str | None, as_json: bool) -> None:
             near = get_close_matches(name, [row["key"] for row in body["settings"]], n=1)
             hint = f"did you mean {near[0]!r}?" if near else "`tensorctl config` has all"
             raise click.UsageError(f"No such setting {name!r}; {hint}")
-    shown = [(row["key"], row["value"], row["source"]) for row in rows]
+    shown = ((row["key"], row["value"], row["source"]) for row in rows)
     show(rows, as_json, lambda _: table(("SETTING", "VALUE", "FROM"), shown))
     if verdict["refused"]:
         click.echo(f"{NAME}: the last reload was refused: {verdict['refused']}", err=True)

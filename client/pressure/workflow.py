@@ -2,7 +2,7 @@
 first.
 
 Owns: one workflow's current step, and its registration at each new daemon. Does not own: the meaning of the graph
-(`ipc.messages.steps`), nor the eviction (the daemon's).
+(`ipc.graphs`), nor the eviction (the daemon's).
 Invariants: the step only rises. A workflow goes on without a daemon, so that an engine need not wait for one.
 """
 
@@ -16,7 +16,7 @@ from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown, witho
 from ...ipc.messages import control as messages
 from ...ipc.messages.governance import WORKFLOW_CHARS_MAX
 from ...ipc.messages.schema import NUMBER_MAX
-from ...ipc.messages.steps import AgentStepGraph
+from ...ipc.graphs import AgentStepGraph
 from ..arguments.checks import check_count, check_name
 from ..link.link import SAY_S, Connected, Link
 from .modes import GovernorListener

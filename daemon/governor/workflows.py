@@ -2,7 +2,7 @@
 
 Owns workflows by name, each one client's, the agents of ended workflows, and what the store's replacement policy is
 told of agents. Does not own what follows from a distance (devices/choices), nor a step graph's properties
-(`ipc.messages.steps`).
+(`ipc.graphs`).
 
 The distance of an agent in several workflows is its smallest one. An agent that a graph never runs again is FINISHED.
 So is an agent of an ended workflow, while other workflows exist and until it is registered again: its entries are
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ...errors import BadGraph, BadStep, LimitReached
 from ...ipc.messages import control as messages
-from ...ipc.messages.steps import AgentStepGraph
+from ...ipc.graphs import AgentStepGraph
 from ..forms.events import AGENTS_MAX, AgentsTurned
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox

@@ -1,9 +1,9 @@
-"""The messages of the control socket, each a frozen, typed class.
+# ruff: noqa: F403, F405 - a sender or handler imports this module alone
+"""The messages of the control socket, each a frozen, typed class, and all else that a sender or handler needs.
 
 Owns: the names and fields of the messages about connections and the store. `governance` has the governor's messages,
-`queries` those of the status socket; both can be imported from here too. Does not own the ranges of fields (`schema`),
-the framing (`frames`), the base classes that name the handler of a message (`declared`), nor the order in which
-messages may be sent (`connection`).
+`queries` those of the status socket. Does not own the ranges of fields (`schema`), nor the base classes that name the
+handler of a message (`declared`).
 
 On the wire a message is a MessagePack map. Its `type` is the name of the class. Unknown fields are ignored, so that a
 field can be added without a new protocol version. An unknown `type` is an error of its own, which can be answered.
@@ -23,53 +23,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .declared import *  # noqa: F403
-from .declared import (
-    Answer,
-    AttachmentRequest,
-    Counted,
-    Done,
-    GreetingRequest,
-    PrefixRequest,
-    Question,
-    Reply,
-    StoreRequest,
-)
-from .governance import *  # noqa: F403
-from .queries import *  # noqa: F403
-from .schema import (
-    NUMBER_MAX,
-    Blocks,
-    Bytes,
-    Count,
-    GrantList,
-    Key,
-    Keys,
-    Name,
-    NamespaceTag,
-    NoneOrOne,
-    Numbers,
-    One,
-    PrefixBytes,
-    Seconds,
-    SecondsOrNone,
-    Sizes,
-    SomeBytes,
-    Three,
-    Token,
-    Tokens,
-)
-from .schema import PROTOCOL_VERSION as PROTOCOL_VERSION
-from .schema import ClientLimits as ClientLimits
-from .schema import ErrorBody as ErrorBody
-from .schema import Message as Message
+from .declared import *
+from .governance import *
+from .queries import *
+from .schema import *
 
 # ---- connections and the memory of a client
 
 
 class Welcome(Reply, frozen=True):
-    """Answers Hello. `version`: the version of the daemon's package. `epoch`: the number of this incarnation of the
-    daemon. `remote`: there is a remote store behind the ring."""
+    """Answers Hello. `version`: of the daemon's package. `epoch`: the number of this incarnation of the daemon.
+    `remote`: there is a remote store behind the ring."""
 
     protocol: Count
     version: Name
@@ -80,11 +44,8 @@ class Welcome(Reply, frozen=True):
 
 
 class Hello(GreetingRequest, frozen=True):
-    """The first message of a connection.
-
-    `pid`: as the client's own pid namespace counts it. `fence`: the client registered for the membarrier fence.
-    `version`: the version of the client's package.
-    """
+    """The first message of a connection. `pid`: as the client's own pid namespace counts it. `fence`: the client
+    registered for the membarrier fence. `version`: of the client's package."""
 
     answered_by = Welcome
     protocol: Count
@@ -95,10 +56,8 @@ class Hello(GreetingRequest, frozen=True):
 
 
 class Attached(Reply, frozen=True):
-    """Answers Attach. Brings three descriptors: ring, index and lane, in this order.
-
-    `place`: of the lane in the index's tables `settled` and `refusals`, as long as the lane exists.
-    """
+    """Answers Attach. Brings three descriptors: ring, index and lane, in this order. `place`: of the lane in the
+    index's tables `settled` and `refusals`, as long as the lane exists."""
 
     lane_id: Count
     place: Count
@@ -207,10 +166,8 @@ class Claimed(Reply, frozen=True):
 
 
 class RequestClaim(StoreRequest, Question, frozen=True):
-    """Asks for the entry or for the claim on its key.
-
-    `within_s`: the time in which the client expects to have stored the entry if it gets the claim; 0 if not known.
-    """
+    """Asks for the entry or for the claim on its key. `within_s`: the time in which the client expects to have stored
+    the entry if it gets the claim; 0 if not known."""
 
     answered_by = Claimed
     key: Key

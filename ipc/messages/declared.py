@@ -2,11 +2,7 @@
 
 A message is one class. Its base names the socket on which it may come and the part of the daemon that handles it. Its
 class attributes name the message that answers it, the messages that may follow the answer, and whether the client has
-to be attached. `wire/connection` derives the order of messages from that. `handlers` builds the table by which a part
-of the daemon finds the function for a message, and fails if a message has no function.
-
-Owns: the base classes, the answers that many requests share (Done, Counted, Error), and the functions that read
-declarations. Does not own the messages themselves (the other modules).
+to be attached. `wire/connection` derives the order of messages from that, `handlers` the table of a part of the daemon.
 """
 
 from __future__ import annotations
@@ -73,18 +69,14 @@ class Error(Answer, frozen=True):
 
 
 class Request(Message, frozen=True):
-    """A message from a client to the daemon.
-
-    `pushes`: the classes of further messages that the daemon sends because of the request.
-    """
+    """A message from a client to the daemon. `pushes`: the further messages that the daemon sends because of it."""
 
     answered_by: ClassVar[type[Reply] | None] = None
     pushes: ClassVar[tuple[type[Answer], ...]] = ()
 
 
 class Question(Request, frozen=True):
-    """A request with an answer, which has the same id. `answered_by`: the class of the answer. An Error may take its
-    place."""
+    """A request with an answer, which has the same id, and the class `answered_by` unless it is an Error."""
 
     id: Id
 
@@ -161,9 +153,7 @@ def answers(requests: Iterable[type[Request]]) -> list[type[Answer]]:
 def handlers(base: type[Message], table: Mapping[type[Any], Handler]) -> dict[type[Any], Handler]:
     """The handler of every message declared with `base`: what `table` has for its class, or else for its base.
 
-    Raises:
-        TypeError: a message has no handler, or `table` names a class that is not declared with `base`. Both are
-            mistakes of the program, found when the handling part is constructed.
+    Raises TypeError, as the daemon starts, if a message has no handler, or `table` names a class without that base.
     """
     found: dict[type[Any], Handler] = {}
     for kind in declared(base):

@@ -1,28 +1,40 @@
 """The messages between the governor and its clients: modes, device entries, orders, workflows, requests.
 
-Owns: the names and fields of these messages. `messages` exports them too. Does not own the decisions behind them (the
-daemon's governor).
-
 A device and its gauge have the same name: the PCI address, such as `0000:65:00.0`. The host's gauge is named `host`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, ValidationError, convert, field
+from msgspec.structs import force_setattr
 
+from ...errors import BadGraph, shown
 from .declared import Answer, Counted, Done, GaugeRequest, GovernorRequest, Question, Reply
 from .modes import Mode, Tier
-from .schema import Bytes, Count, Key, Keys, Milliseconds, Name, Seconds, SecondsOrNone, SomeBytes, Text, Token
-from .steps import STEPS_MAX
-from .steps import AgentStep as AgentStep
+from .schema import (
+    AGENT_NAME_CHARS_MAX,
+    Bytes,
+    Count,
+    Key,
+    Keys,
+    Milliseconds,
+    Name,
+    Seconds,
+    SecondsOrNone,
+    SomeBytes,
+    Text,
+    Token,
+)
 
 GAUGES_MAX: Final = 1024
 GAUGE_CHARS_MAX: Final = 64
 WORKFLOW_CHARS_MAX: Final = 128
 ARRIVALS_MAX: Final = 1_000_000
 DEVICE_BLOCKS_MAX: Final = 1 << 32
+STEPS_MAX: Final = 1024
+DEPENDENCIES_MAX: Final = 64
 
 GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """The name of a device, or `host`."""
@@ -59,10 +71,8 @@ class Modes(Reply, frozen=True):
 
 
 class ModeChanged(Answer, frozen=True):
-    """A push to subscribed clients: a gauge changed its mode, or is new.
-
-    `before`: the mode before. For a new gauge in mode relaxed it is relaxed too.
-    """
+    """A push to subscribed clients: a gauge changed its mode, or is new. `before`: for a new gauge in mode relaxed it
+    is relaxed too."""
 
     before: Mode
     state: TierState
@@ -79,10 +89,8 @@ class Subscribe(GovernorRequest, Question, frozen=True):
 
 
 class DeviceOpened(Reply, frozen=True):
-    """Answers OpenDevice. `state` is None while the daemon knows no gauge of that name.
-
-    `report_every_s`: the interval at which the client sends ReadDevice; 0 if the daemon has its own gauge.
-    """
+    """Answers OpenDevice. `state` is None while the daemon knows no gauge of that name. `report_every_s`: the interval
+    at which the client sends ReadDevice; 0 if the daemon has its own gauge."""
 
     state: TierState | None = None
     report_every_s: SecondsOrNone = 0.0
@@ -261,12 +269,58 @@ class ReadDevice(GaugeRequest, frozen=True):
 
 # ---- workflows and requests
 
+_FIELDS_ON_THE_WIRE: Final = {
+    "agent_id": "agent",
+    "step_index": "step",
+    "depends_on": "after",
+    "estimated_tokens": "tokens",
+    "is_optional": "optional",
+}
+"""Short, because a message may have STEPS_MAX steps."""
+
+
+_Agent = Annotated[str, Meta(min_length=1, max_length=AGENT_NAME_CHARS_MAX)]
+_Agents = Annotated[tuple[_Agent, ...], Meta(max_length=DEPENDENCIES_MAX)]
+_Step = tuple[_Agent, _Agents, Count, Count, bool]
+"""The fields of an AgentStep, in its order."""
+
+
+class AgentStep(Struct, frozen=True, omit_defaults=True, rename=_FIELDS_ON_THE_WIRE):
+    """One step of a workflow: the agent `agent_id` runs at `step_index`, after the agents in `depends_on`.
+
+    `estimated_tokens`: the number of tokens that the agent will hold at this step; 0 if not known. `is_optional`: the
+    workflow can continue without this step.
+
+    Raises BadGraph, which names the field, its value and the accepted values.
+
+    Example:
+        >>> step = tensord.AgentStep("coder", depends_on=("planner",), step_index=1, estimated_tokens=4000)
+        >>> step.step_index
+        1
+    """
+
+    agent_id: _Agent
+    depends_on: _Agents = ()
+    step_index: Count = 0
+    estimated_tokens: Count = 0
+    is_optional: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in zip(self.__struct_fields__, get_args(_Step), strict=True):
+            given = getattr(self, name)
+            try:
+                force_setattr(self, name, convert(given, kind))
+            except ValidationError as error:
+                raise BadGraph(f"{name} = {shown(given)}: {error}") from None
+        try:
+            "".join((self.agent_id, *self.depends_on)).encode()
+        except UnicodeEncodeError:
+            raise BadGraph(f"{shown(self)} has lone surrogates, which cannot be sent: leave them out") from None
+
 
 class RegisterWorkflow(GovernorRequest, Question, frozen=True):
-    """Registers a workflow. It lasts until EndWorkflow or until the client's connection ends.
-
-    Registering it again replaces its steps and keeps its current step.
-    """
+    """Registers a workflow, until EndWorkflow or the end of the client's connection. A second time it replaces the
+    steps and keeps the current step."""
 
     answered_by = Done
     workflow: WorkflowName

@@ -1,8 +1,5 @@
-"""The names of tiers, and of the modes that a tier can be in.
-
-Owns: the names, and the order of the modes. Does not own when a mode is entered or left, nor its consequences: both
-belong to the daemon's governor.
-"""
+"""The names of tiers, and of the modes that a tier can be in. When a mode is entered or left, and what follows, is the
+daemon's governor's."""
 
 from __future__ import annotations
 

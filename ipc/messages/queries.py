@@ -1,7 +1,4 @@
-"""The messages of the status socket: queries, and the documents that answer them.
-
-Owns: the names and fields of these messages. Does not own the content of a document (the daemon's actors build it).
-"""
+"""The messages of the status socket: queries, and the documents that answer them. The daemon's actors build those."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ class Document(Reply, frozen=True):
 
 
 class Event(Answer, frozen=True):
-    """A push to a connection that sent Watch: one event in the daemon.
-
-    `dropped`: the number of events before this one that were not sent.
-    """
+    """A push to a connection that sent Watch: one event in the daemon. `dropped`: how many before it were not sent."""
 
     body: dict[str, Any]
     dropped: Count = 0

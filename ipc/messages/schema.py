@@ -1,8 +1,5 @@
-"""The field types of messages, with their ranges, and the form of an error inside a message.
-
-Owns: the ranges of keys, sizes, counts and durations, the protocol version, and the limits that Welcome sends to a
-client. Does not own which message has which field (`messages`).
-"""
+"""The field types of messages, with their ranges, the form of an error inside a message, the protocol version, and the
+limits that Welcome sends to a client."""
 
 from __future__ import annotations
 
@@ -92,7 +89,9 @@ class ErrorBody(Struct, frozen=True):
     def of(cls, error: BaseException) -> ErrorBody:
         """The message part for `error`. The text is cut to TEXT_CHARS_MAX; characters outside UTF-8 are replaced."""
         code = error.code if isinstance(error, TensordError) else TensordError.__name__
-        return cls(code, _printable(str(error) or type(error).__name__))
+        text = str(error) or type(error).__name__
+        cut = text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"
+        return cls(code, cut.encode("utf-8", "replace").decode("utf-8"))
 
     def to_error(self) -> TensordError:
         return from_code(self.code, self.text)
@@ -100,8 +99,3 @@ class ErrorBody(Struct, frozen=True):
 
 class Message(Struct, frozen=True, tag_field="type"):
     """The base class of all messages."""
-
-
-def _printable(text: str) -> str:
-    cut = text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"
-    return cut.encode("utf-8", "replace").decode("utf-8")

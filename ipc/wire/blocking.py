@@ -1,11 +1,5 @@
 """A connected socket that several threads share: a client's callers and its background thread.
 
-Owns: the socket, its locks, and the messages that were not received by a caller yet. Does not own the protocol
-(`connection`), nor which thread waits for which answer.
-
-Any thread may send. One thread at a time may receive. Any thread may close the channel: all waiting threads then
-leave it, and the last of them closes the descriptors.
-
 Invariants: those of `channel`. No call waits for a lock longer than its time limit, and `close` for none: a signal
 handler may call it, or wait for a thread that does, while its own thread is in the channel. No message is written into
 the middle of another.
@@ -32,12 +26,12 @@ from .descriptors import close_all, read, write
 _POLL_MS_MAX: Final = (1 << 31) - 1
 """The longest timeout that poll() takes, in milliseconds: 24 days."""
 
-
 Answer = TypeVar("Answer", bound=Message)
 
 
 class BlockingChannel:
-    """The connection to one daemon. Any thread may `send`, one at a time may `receive`, any may `close`."""
+    """The connection to one daemon. Any thread may `send`, one at a time may `receive`. Any may `close`: all waiting
+    threads then leave it, and the last of them closes the descriptors."""
 
     def __init__(self, sock: socket.socket, connection: Connection, name: str = "the peer") -> None:
         sock.setblocking(False)
@@ -48,45 +42,33 @@ class BlockingChannel:
         self._ready: deque[Delivery] = deque()
         self._failure: TensordError | None = None
         self._served = False
+        # One object for each call that may use the socket. Changed in single steps, without a lock.
         self._inside: set[object] = set()
-        """One object for each call that may use the socket. Changed in single steps, without a lock."""
         self._over = False
-        self._unclosed = [None]
-        """Empty once a thread closes the descriptors."""
+        self._unclosed = [None]  # empty once a thread closes the descriptors
         self._writing = False
         # Reentrant: only the thread that has one can give it back, and `send` tries to in any case.
         self._receiving = threading.RLock()
         self._sending = threading.RLock()
 
     @classmethod
-    def connect(
-        cls,
-        path: str | os.PathLike[str],
-        timeout_s: float,
-        connection: Connection | None = None,
-    ) -> Self:
-        """Connects to the socket at `path`. `connection` defaults to a control client's.
-
-        Raises what `connect.connect` raises.
-        """
-        sock = connect(path, timeout_s)
-        return cls(sock, connection or Connection.control_client(), f"the daemon at {path}")
+    def connect(cls, path: str | os.PathLike[str], timeout_s: float, connection: Connection | None = None) -> Self:
+        """Connects to the socket at `path`, as `connect.connect`. `connection` defaults to a control client's."""
+        return cls(connect(path, timeout_s), connection or Connection.control_client(), f"the daemon at {path}")
 
     def send(self, *messages: Message, fds: Sequence[int] = (), timeout_s: float) -> None:
-        """Sends the messages in one call. Raises TimedOut, DaemonUnavailable, or what `Connection.send` raises.
-
-        On a new connection, also raises the error with which the daemon has refused it.
+        """Sends the messages in one call. Raises TimedOut, DaemonUnavailable, what `Connection.send` raises, or on a
+        new connection the error with which the daemon has refused it.
 
         After TimedOut either nothing was sent, or the channel is closed. A signal handler that has interrupted a send
         of its own thread gets TimedOut. After an exception of a signal handler the channel is closed.
         """
         here = object()
         deadline = time.monotonic() + timeout_s
-        wait_s = max(0.0, timeout_s)
         try:
             self._inside.add(here)
             # The acquire is inside the try: a signal handler may raise right after the lock was taken.
-            if self._sending.acquire(timeout=wait_s):
+            if self._sending.acquire(timeout=max(0.0, timeout_s)):
                 self._send(messages, fds, deadline, timeout_s)
                 return
         except TensordError:
@@ -99,8 +81,7 @@ class BlockingChannel:
             try:
                 self._sending.release()
             except RuntimeError:
-                # The lock was not taken.
-                pass
+                pass  # the lock was not taken
             finally:
                 self._leave(here)
         raise self._timed_out("other threads are sending", timeout_s)
@@ -126,18 +107,16 @@ class BlockingChannel:
         raise self._timed_out("the peer does not read", timeout_s)
 
     def receive(self, timeout_s: float) -> Delivery:
-        """The next message and its descriptors. The caller owns the descriptors.
+        """The next message and its descriptors, which are the caller's.
 
         Raises:
             TimedOut: no message came in time.
-            DaemonUnavailable: the daemon has closed the connection. Close the channel.
-            ProtocolError: the daemon broke the protocol. Close the channel.
+            DaemonUnavailable, ProtocolError: the connection has ended. Close the channel.
         """
-        deadline = time.monotonic() + timeout_s
         here = object()
         try:
             self._inside.add(here)
-            return self._receive(deadline, timeout_s)
+            return self._receive(time.monotonic() + timeout_s, timeout_s)
         finally:
             self._leave(here)
 
@@ -161,9 +140,7 @@ class BlockingChannel:
     def receive_one(self, kind: type[Answer], deadline: float) -> tuple[Answer, tuple[int, ...]]:
         """The next message, which must be of this kind, and its descriptors. `deadline`: a time of `time.monotonic`.
 
-        Raises:
-            TensordError: the peer sent an error instead, or `receive` raised one.
-            DaemonUnavailable: the peer sent another message.
+        Raises DaemonUnavailable for another message, the error that the peer sent instead, or what `receive` raises.
         """
         message, fds = self.receive(max(0.0, deadline - time.monotonic()))
         if isinstance(message, kind):
@@ -171,11 +148,12 @@ class BlockingChannel:
         close_all(fds)
         if isinstance(message, Error):
             raise message.to_error()
-        raise DaemonUnavailable(f"the daemon answered {type(message).__name__}, expected {kind.__name__}")
+        found = f"the daemon answered {type(message).__name__}, expected {kind.__name__}"
+        raise DaemonUnavailable(f"{found}: it has another version; see `tensorctl doctor`")
 
     def close(self) -> None:
-        """Ends the channel, wakes all threads that wait in it, and closes the socket and the descriptors of unreceived
-        messages. Waits for nothing: if a thread is in the channel, the last one that leaves it closes them."""
+        """As `shut`, and closes the socket and the descriptors of unreceived messages, or has the last thread that
+        leaves the channel close them. Waits for nothing."""
         self.shut()
         self._over = True
         self._end()
@@ -234,11 +212,9 @@ class BlockingChannel:
         if arrival.failure is not None:
             self._failure = arrival.failure
             if not self._served and not self._ready:
-                self._failure = type(arrival.failure)(
-                    f"{self._name} does not speak tensord's protocol: it may be the socket of another program, or "
-                    f"tensord's metrics or page, which speak HTTP. Name the control or the status socket "
-                    f"({arrival.failure})"
-                )
+                why = f"{self._name} does not speak tensord's protocol: it may be the socket of another program, or "
+                why += "tensord's metrics or page, which speak HTTP. Name the control or the status socket"
+                self._failure = type(arrival.failure)(f"{why} ({arrival.failure})")
         return True
 
     def _write(self, data: bytes, fds: Sequence[int], deadline: float) -> int:

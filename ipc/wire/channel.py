@@ -1,8 +1,5 @@
 """A connected socket on an event loop: reads and writes typed messages and descriptors.
 
-Owns: the socket, the bytes that the socket did not take yet, and the messages that were not consumed yet. Does not own
-the protocol (`connection`), nor the meaning of messages.
-
 The raw socket has one reader, on asyncio or uvloop. Transports are not used: uvloop's transports lose descriptors.
 
 Invariants:
@@ -38,18 +35,10 @@ class AsyncChannel:
     """The connection to one peer, on the running loop. Call all methods on that loop's thread.
 
     An asynchronous iterator of (message, fds), which ends with the connection: `failure` is the peer's error, or None.
-    It stops reading while `inbox_messages_max` messages wait to be consumed.
+    It stops reading while INBOX_MESSAGES_MAX messages wait to be consumed.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        connection: Connection,
-        *,
-        out_bytes_max: int = OUT_BYTES_MAX,
-        inbox_messages_max: int = INBOX_MESSAGES_MAX,
-        read_bytes: int = READ_BYTES,
-    ) -> None:
+    def __init__(self, sock: socket.socket, connection: Connection, *, read_bytes: int = READ_BYTES) -> None:
         sock.setblocking(False)
         self.connection = connection
         self.closed = False
@@ -58,10 +47,8 @@ class AsyncChannel:
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Delivery] = deque()
-        self._inbox_max = inbox_messages_max
         self._read_bytes = read_bytes
         self.unsent_bytes = 0
-        self._out_bytes_max = out_bytes_max
         self._out: deque[tuple[bytearray, list[int]]] = deque()
         """The bytes that the socket did not take yet, in order, with duplicates of their descriptors."""
         self._flushing = False  # the loop flushes once the socket takes bytes
@@ -100,10 +87,10 @@ class AsyncChannel:
         self.pause()
 
     def send(self, *messages: Message, fds: Sequence[int] = ()) -> bool:
-        """Sends the messages in one call, and buffers the bytes that the socket does not take. Never blocks.
+        """Sends the messages in one call, and buffers the bytes that the socket does not take. Never blocks. Raises
+        what `Connection.send` raises.
 
         Returns False if the channel is closed, or if this call closed it because the peer left too many bytes unread.
-        Raises what `Connection.send` raises for messages that may not be sent.
         """
         if self.closed:
             return False
@@ -114,8 +101,8 @@ class AsyncChannel:
 
     @contextmanager
     def batched(self) -> Iterator[None]:
-        """A context that batches sends: its messages are written in one call when it ends. A message with descriptors
-        is written at once if nothing waits before it."""
+        """Writes the messages that are sent meanwhile in one call at its end. A message with descriptors is written at
+        once if nothing waits before it."""
         self._batching = True
         try:
             yield
@@ -145,7 +132,7 @@ class AsyncChannel:
             self._consumer = self._loop.create_future()
             await self._consumer
         delivery = self._inbox.popleft()
-        if len(self._inbox) <= self._inbox_max // 2:
+        if len(self._inbox) <= INBOX_MESSAGES_MAX // 2:
             self.resume()
         return delivery
 
@@ -156,17 +143,16 @@ class AsyncChannel:
         except BlockingIOError:
             return False
         except OSError:
-            self._end(None)
-            return False
-        if not chunk.data:
+            chunk = None
+        if chunk is None or not chunk.data:
             self._end(None)
             return False
         arrival = self.connection.receive_data(*chunk)
         close_all(arrival.discarded)
-        self._inbox.extend(arrival.messages)
-        if len(self._inbox) >= self._inbox_max:
+        self._inbox += arrival.messages
+        if len(self._inbox) >= INBOX_MESSAGES_MAX:
             self.pause()
-        self._wake()
+        _wake(self._consumer)
         if arrival.replies:
             self._write(arrival.replies)
         if self.connection.closed:
@@ -180,7 +166,7 @@ class AsyncChannel:
 
     def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
         sent = 0
-        if self.unsent_bytes + len(data) > self._out_bytes_max:
+        if self.unsent_bytes + len(data) > OUT_BYTES_MAX:
             self._flush()
         if self._out_broken:
             return
@@ -202,10 +188,10 @@ class AsyncChannel:
         """Keeps what the socket did not take, with duplicates of `fds`: the caller may close its own."""
         self.unsent_bytes += len(data)
         held = len(fds) + sum([len(copies) for _, copies in self._out]) if fds else 0
-        if self.unsent_bytes > self._out_bytes_max or held > HELD_FDS_MAX:
+        if self.unsent_bytes > OUT_BYTES_MAX or held > HELD_FDS_MAX:
             raise LimitReached(
                 f"the peer leaves {self.unsent_bytes} bytes and {held} descriptors unread; out_bytes_max is "
-                f"{self._out_bytes_max}, and {HELD_FDS_MAX} descriptors may wait: the connection is closed"
+                f"{OUT_BYTES_MAX}, and {HELD_FDS_MAX} descriptors may wait: the connection is closed"
             )
         if fds or not self._out:
             self._out.append((bytearray(), []))
@@ -233,21 +219,20 @@ class AsyncChannel:
         except OSError:
             self._break_out()
         else:
-            self._stop_flushing()
+            self._drained()
 
-    def _stop_flushing(self) -> None:
+    def _drained(self) -> None:
         if self._flushing:
             self._flushing = False
             self._loop.remove_writer(self._fd)
-        if self._drainer is not None and not self._drainer.done():
-            self._drainer.set_result(None)
+        _wake(self._drainer)
 
     def _break_out(self) -> None:
         self._out_broken = True
         while self._out:
             close_all(self._out.popleft()[1])
         self.unsent_bytes = 0
-        self._stop_flushing()
+        self._drained()
 
     def _end(self, failure: TensordError | None) -> None:
         if self.closed:
@@ -258,8 +243,9 @@ class AsyncChannel:
         self._break_out()
         close_all(self.connection.close())
         self._sock.close()
-        self._wake()
+        _wake(self._consumer)
 
-    def _wake(self) -> None:
-        if self._consumer is not None and not self._consumer.done():
-            self._consumer.set_result(None)
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

@@ -7,9 +7,6 @@
 The status socket has no order. A connection ends in CLOSED: the peer is gone, or broke the protocol, or Hello was
 refused. The daemon judges what comes when, and counts open requests; a client believes the daemon.
 
-Owns: the daemon's open requests, and the descriptors that arrived before the message that declares them. Does not own
-the socket (`channel`, `blocking`), nor the effect of a request.
-
 Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
 from `close`. After a failure the connection is CLOSED and accepts nothing. A message whose descriptors this process
 could not open has no effect: a server refuses it, and a client gets an Error in its place. A server refuses requests
@@ -32,6 +29,7 @@ from ...errors import (
     MessageTooLarge,
     ProcessLimit,
     ProtocolError,
+    TensordError,
     VersionMismatch,
 )
 from ..messages import control as m
@@ -58,8 +56,7 @@ Delivery = tuple[Any, tuple[int, ...]]
 
 
 class ConnectionState(StrEnum):
-    """How far a connection has come. One of the status socket is FRESH until it is CLOSED. A client's is GREETED at
-    most."""
+    """How far a connection has come. One of the status socket stays FRESH. A client's is GREETED at most."""
 
     FRESH = "fresh"
     GREETED = "greeted"
@@ -77,10 +74,9 @@ class Arrival(Struct):
 
 
 class Connection:
-    """The protocol of one side of one socket. Create it with one of the four class methods."""
+    """The protocol of one side of one socket. `limits`: of the client that a server serves; None for a client."""
 
     def __init__(self, known: Kinds, received_bytes_max: int, sent_bytes_max: int, limits: ClientLimits | None) -> None:
-        """`limits`: of the client that a server serves; None for a client."""
         self.state = ConnectionState.FRESH
         self.serving = limits is not None
         self._known = known
@@ -112,17 +108,10 @@ class Connection:
     def closed(self) -> bool:
         return self.state is ConnectionState.CLOSED
 
-    @property
-    def held_bytes(self) -> int:
-        return self._reader.held_bytes
-
     # ---- what comes in
 
     def receive_data(self, data: bytes, fds: Sequence[int] = (), cut: Cut = None) -> Arrival:
-        """Processes the result of one read. `cut`: the error of a read that lost descriptors.
-
-        An error of the peer is not raised: it is in `Arrival.failure`.
-        """
+        """Processes the result of one read. An error of the peer is in `Arrival.failure`."""
         arrival = Arrival()
         self._fds.extend(fds)
         if isinstance(cut, ProcessLimit):
@@ -163,30 +152,26 @@ class Connection:
                 elsewhere = _of_other_socket(unknown.name)
                 arrival.replies += pack(m.Error.of(elsewhere or unknown, unknown.id))
             return
-        fds = self._fds_for(type(message).__name__, getattr(message, "fds", 0))
-        lost = self._limit if _LOST in fds else None
-        back = [fd for fd in fds if fd != _LOST]
-        if not self.serving:
-            if lost is not None:
-                arrival.discarded += back
-                message, fds = m.Error.of(lost, id_of(message)), ()
-            elif isinstance(message, m.Welcome):
+        fds, number = self._fds_for(type(message).__name__, getattr(message, "fds", 0)), id_of(message)
+        refusal: TensordError | None = self._limit if _LOST in fds else None
+        try:
+            if self.serving:
+                refusal = self._refusal(message, refusal)
+        except ProtocolError:
+            arrival.discarded += [fd for fd in fds if fd != _LOST]
+            raise
+        if refusal is None:
+            if isinstance(message, m.Welcome):
                 self.state = ConnectionState.GREETED
                 self._send_bytes_max = message.limits.message_bytes_max
             arrival.messages.append((message, fds))
             return
-        try:
-            refusal = self._refusal(message, lost)
-        except ProtocolError:
-            arrival.discarded += back
-            raise
-        if refusal is None:
-            arrival.messages.append((message, fds))
-            return
-        arrival.discarded += back
-        number = id_of(message)
-        if number is not None:  # an Error without an id would end the connection
-            arrival.replies += pack(m.Error.of(refusal, number))
+        arrival.discarded += [fd for fd in fds if fd != _LOST]
+        error = m.Error.of(refusal, number)
+        if not self.serving:
+            arrival.messages.append((error, ()))
+        elif number is not None:  # an Error without an id would end the connection
+            arrival.replies += pack(error)
 
     def _check_version(self, found: object) -> None:
         """Raises VersionMismatch. Called before the fields are decoded: another version may have other fields."""
@@ -217,7 +202,7 @@ class Connection:
         waiting = len(self._fds)
         if waiting > FDS_MAX:
             raise ProtocolError(f"{waiting} descriptors wait for a message that declares them; at most {FDS_MAX} may")
-        if waiting and not self._reader.held_bytes:
+        if waiting and not self._reader.held:
             raise ProtocolError(f"no message declares the last {waiting} descriptors: give their number in its 'fds'")
 
     # ---- what goes out
@@ -225,8 +210,8 @@ class Connection:
     def send(self, *messages: Message, fds: int = 0) -> bytes:
         """The bytes of `messages`. The caller sends them in one call, with `fds` descriptors.
 
-        Only the first message may bring descriptors. The socket may take only the first of two messages; the
-        descriptors travel with the first byte of the call, and would wait for a message that has not begun to arrive.
+        Only the first message may bring descriptors. They travel with the first byte of the call, and the socket may
+        take no more than the first message.
 
         Raises:
             MessageTooLarge: a message is over the limit. None of them counts as sent then.
@@ -239,10 +224,8 @@ class Connection:
         packed = [pack(message) for message in messages]
         for message, data in zip(messages, packed, strict=True):
             if len(data) > self._send_bytes_max:
-                raise MessageTooLarge(
-                    f"{type(message).__name__} of {len(data)} bytes; message_bytes_max is "
-                    f"{self._send_bytes_max}: send smaller messages"
-                )
+                what, most = f"{type(message).__name__} of {len(data)} bytes", self._send_bytes_max
+                raise MessageTooLarge(f"{what}; message_bytes_max is {most}: send smaller messages")
         if self.serving:
             for message in messages:
                 self._answered(message)
@@ -250,12 +233,9 @@ class Connection:
 
     # ---- requests and their answers
 
-    def _refusal(self, message: Any, lost: ProcessLimit | None) -> LimitReached | None:
-        """Why a request that has come to the daemon is not carried out. None: it is, and counts as open.
-
-        Raises:
-            ProtocolError: it may not come now.
-        """
+    def _refusal(self, message: Any, lost: TensordError | None) -> LimitReached | None:
+        """Why a request that has come to the daemon is not carried out. None: it is, and counts as open. Raises
+        ProtocolError if it may not come now."""
         kind, limits = type(message), self._limits
         if issubclass(kind, m.ControlRequest) and (remedy := self._remedy(kind)):
             raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {remedy}")
@@ -263,15 +243,14 @@ class Connection:
             return LimitReached(f"the daemon refuses it: {lost}")
         keys, most = len(getattr(message, "keys", ())), limits.keys_per_request_max
         if keys > most:
-            return LimitReached(
-                f"{kind.__name__} of {keys} keys; keys_per_request_max is {most}: ask in several requests"
-            )
+            why = f"{kind.__name__} of {keys} keys; keys_per_request_max is {most}: ask in several requests"
+            return LimitReached(why)
         if message.answered_by is None:
             return None
         if message.id in self._open:
             raise ProtocolError(f"{kind.__name__} with id {message.id}, which is still open: choose another id")
-        most = limits.requests_in_flight_max
-        if len(self._open) >= most:
+        if len(self._open) >= limits.requests_in_flight_max:
+            most = limits.requests_in_flight_max
             return LimitReached(
                 f"{kind.__name__} over requests_in_flight_max, which is {most}: wait for an answer first"
             )
@@ -304,20 +283,15 @@ class Connection:
         elif request is m.Attach:
             self.state = ConnectionState.ATTACHED
 
-    def check_invariants(self) -> None:
-        assert not self.closed or not self._fds
-        assert len(self._fds) <= FDS_MAX
-
 
 def _of_other_socket(name: str) -> BadMessage | None:
     """The error for a message that belongs to the daemon's other socket."""
-    for known, here, there, path in (
-        (CONTROL_REQUESTS, "the status socket, which is read-only and", "control", CONTROL_NAME),
-        (STATUS_REQUESTS, "the control socket, which", "status", STATUS_NAME),
-    ):
-        if name in known:
-            return BadMessage(
-                f"this is {here} does not accept {name}: connect to the {there} socket, {path} unless it was "
-                "configured otherwise"
-            )
-    return None
+    if name in CONTROL_REQUESTS:
+        here, there = "status socket, which is read-only and", f"control socket, {CONTROL_NAME}"
+    elif name in STATUS_REQUESTS:
+        here, there = "control socket, which", f"status socket, {STATUS_NAME}"
+    else:
+        return None
+    return BadMessage(
+        f"this is the {here} does not accept {name}: connect to the {there} unless it was configured otherwise"
+    )

@@ -1,7 +1,4 @@
-"""Reads and writes bytes and descriptors on a Unix socket.
-
-Owns: the two system calls, the identity of the peer, and the closing of descriptors. Does not own which message a
-descriptor belongs to (`connection`), nor what a uid may do.
+"""Reads and writes bytes and descriptors on a Unix socket. Which message a descriptor belongs to: `connection`.
 
 Invariant: descriptors never arrive later than the message that declares them. They travel with the first byte of the
 call that sends them, and the kernel ends a read after bytes that came with descriptors.
@@ -16,16 +13,15 @@ import resource
 import socket
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ...errors import DaemonUnavailable, ProcessLimit, ProtocolError
-from .connection import FDS_MAX
+from .connection import FDS_MAX, Cut
 
 READ_BYTES: Final = 32_768
 _ITEM_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * _ITEM_BYTES)
-_CREDENTIALS: Final = struct.Struct("@iII")
-_FLAGS: Final = socket.MSG_CMSG_CLOEXEC
 
 
 class Chunk(NamedTuple):
@@ -33,26 +29,24 @@ class Chunk(NamedTuple):
 
     data: bytes
     fds: Sequence[int]
-    cut: ProtocolError | ProcessLimit | None  # set if descriptors of this read were lost
+    cut: Cut  # set if descriptors of this read were lost
 
 
 def read(sock: socket.socket, most_bytes: int = READ_BYTES) -> Chunk:
     """One non-blocking read. Raises OSError, BlockingIOError among them."""
-    data, ancillary, flags, _ = sock.recvmsg(most_bytes, _ANCILLARY_BYTES, _FLAGS)
+    data, ancillary, flags, _ = sock.recvmsg(most_bytes, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     if not ancillary and not flags & socket.MSG_CTRUNC:
         return Chunk(data, (), None)
-    cut: ProtocolError | ProcessLimit | None = None
+    cut: Cut = None
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % _ITEM_BYTES])
     if flags & socket.MSG_CTRUNC:
         # The kernel drops those that the buffer has no room for, and those that this process may not open.
-        cut = (
-            no_descriptor()
-            if len(fds) < FDS_MAX
-            else ProtocolError(f"descriptors were lost: more than {FDS_MAX} came in one call")
-        )
+        cut = ProtocolError(f"descriptors were lost: more than {FDS_MAX} came in one call")
+        if len(fds) < FDS_MAX:
+            cut = no_descriptor()
     return Chunk(data, fds.tolist(), cut)
 
 
@@ -85,10 +79,8 @@ def write(sock: socket.socket, data: bytes | bytearray | memoryview, fds: Sequen
 
 def close_all(fds: Iterable[int]) -> None:
     for fd in fds:
-        try:
+        with suppress(OSError):
             os.close(fd)
-        except OSError:
-            pass
 
 
 class Peer(NamedTuple):
@@ -101,6 +93,5 @@ class Peer(NamedTuple):
 
 def peer_of(sock: socket.socket) -> Peer:
     """The peer of a connected Unix socket. Raises OSError on any other socket."""
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(found)
-    return Peer(pid, uid, gid)
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("@iII"))
+    return Peer(*struct.unpack("@iII", found))

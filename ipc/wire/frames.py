@@ -2,9 +2,7 @@
 
 A message is one MessagePack map and ends where the map ends. A length prefix is not needed.
 
-Owns: framing, the limit on the size of one message, and the errors that name field, value and limit. A message of an
-unknown type can be answered, and the connection goes on. Any other bad message ends the connection. Does not own the
-ranges of fields (`schema`) nor the message classes (`messages`).
+A message of an unknown type can be answered, and the connection goes on. Any other bad message ends the connection.
 
 Invariants: a decoded message has every field within its range. Nothing is built of a message before it is complete and
 within its size. An array's header alone would make a parser allocate memory for all announced items. So an incomplete
@@ -15,15 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, cast
+from typing import Final
 
 import msgpack
 from msgspec import MsgspecError
 from msgspec.msgpack import Decoder, Encoder
 
-from ...errors import BadMessage, MessageTooLarge
+from ...errors import BadMessage, MessageTooLarge, shown
 from ..messages.declared import Kinds
-from ..messages.schema import Message
+from ..messages.schema import NUMBER_MAX, Message
 
 CONTROL_BYTES_MAX: Final = 65_536
 """The most bytes of an answer on the control socket, and of a request on the status socket."""
@@ -42,6 +40,7 @@ def _plain(value: object) -> object:
 
 _encode = Encoder(enc_hook=_plain).encode
 _unpack = Decoder().decode
+_FIELD: Final = re.compile(r" - at `\$\.(\w+)")
 
 
 def pack(message: Message) -> bytes:
@@ -58,21 +57,16 @@ def unpack(frame: bytes) -> object:
 
 
 class FrameReader:
-    """Takes the bytes of a stream and returns the bytes of its messages, in order."""
+    """Takes the bytes of a stream and returns the bytes of its messages, in order. `held`: the incomplete message."""
 
-    __slots__ = ("_at", "_bytes_max", "_ends", "_held")
+    __slots__ = ("_at", "_bytes_max", "_ends", "held")
 
     def __init__(self, bytes_max: int = CONTROL_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._held = bytearray()  # the bytes of the incomplete message
-        self._at = 0  # the position in the stream at which `_held` begins
+        self.held = bytearray()
+        self._at = 0  # the position in the stream at which `held` begins
         # Finds the ends of messages by skipping over objects. It builds no object.
         self._ends = msgpack.Unpacker(read_size=4096)
-
-    @property
-    def held_bytes(self) -> int:
-        """How many bytes of the incomplete message have arrived."""
-        return len(self._held)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that `data` completes. Read the iterator to its end before the next feed.
@@ -83,7 +77,7 @@ class FrameReader:
             MessageTooLarge: a message, complete or not, has more than `bytes_max`.
             BadMessage: the bytes are not MessagePack.
         """
-        begin = self._at + len(self._held)  # the position in the stream at which `data` begins
+        begin = self._at + len(self.held)  # the position in the stream at which `data` begins
         used = 0
         self._ends.feed(data)
         while used < len(data):
@@ -94,44 +88,37 @@ class FrameReader:
             except (ValueError, msgpack.UnpackException) as error:
                 raise _bad(error) from None
             stop = self._ends.tell() - begin
-            frame = bytes(self._held) + data[used:stop]
+            frame = bytes(self.held) + data[used:stop]
             self._check(len(frame))
-            self._held.clear()
+            self.held.clear()
             used, self._at = stop, begin + stop
             yield frame
-        self._held += data[used:]
-        self._check(len(self._held))
+        self.held += data[used:]
+        self._check(len(self.held))
 
     def _check(self, size: int) -> None:
         if size > self._bytes_max:
-            self._held.clear()
+            self.held.clear()
             raise MessageTooLarge(
                 f"a message of {size} bytes or more; message_bytes_max is {self._bytes_max}: send smaller messages"
             )
 
 
 def _bad(error: Exception) -> BadMessage:
-    if isinstance(error, msgpack.FormatError):
-        reason = "a byte that begins no MessagePack type"
-    elif isinstance(error, msgpack.StackError):
-        reason = "nested too deeply"
-    else:
-        reason = str(error) or type(error).__name__
+    texts = {msgpack.FormatError: "a byte that begins no MessagePack type", msgpack.StackError: "nested too deeply"}
+    reason = texts.get(type(error)) or str(error) or type(error).__name__
     return BadMessage(f"the received bytes are not a message: {reason}")
 
 
 class UnknownMessage(BadMessage):
-    """A message of a type that this side does not know. It can be answered, and the connection goes on.
+    """A message of the type `name`, which this side does not know. `id` and `fds`: the message's fields of that name,
+    None and 0 where they are missing or out of range."""
 
-    `id` and `fds`: the message's fields of that name, None and 0 where they are missing or out of range. `name`: the
-    unknown type.
-    """
-
-    def __init__(self, text: str, id: int | None, fds: int, name: str = "") -> None:
+    def __init__(self, text: str, name: str, id: object, fds: object) -> None:
         super().__init__(text)
         self.name = name
-        self.id = id
-        self.fds = fds
+        self.id = id if type(id) is int and 0 <= id <= NUMBER_MAX else None
+        self.fds = fds if type(fds) is int and 0 <= fds <= NUMBER_MAX else 0
 
     @property
     def code(self) -> str:
@@ -159,31 +146,13 @@ def _refusal(frame: bytes, known: Kinds, error: Exception) -> BadMessage:
     if type(name) is not str:
         return BadMessage(f"the 'type' of a message is a string, got {_shown(name)}")
     if name not in known:
-        return UnknownMessage(
-            f"unknown message type {_shown(name)}; known here: {', '.join(known)}",
-            _number_or_none(found.get("id")),
-            _number_or_none(found.get("fds")) or 0,
-            name,
-        )
+        why = f"unknown message type {_shown(name)}; known here: {', '.join(known)}"
+        return UnknownMessage(why, name, found.get("id"), found.get("fds"))
     if isinstance(error, RecursionError):
         return BadMessage(f"{name}: nested too deeply")
     field = _FIELD.search(str(error))
     return BadMessage(f"{name}: {error}" + (f", got {_shown(found.get(field[1]))}" if field else ""))
 
 
-_FIELD: Final = re.compile(r" - at `\$\.(\w+)")
-
-
 def _shown(value: object) -> str:
-    if isinstance(value, (bytes, bytearray)):
-        return f"{len(value)} bytes"
-    if isinstance(value, (list, dict)):
-        return f"{type(value).__name__} of {len(value)}"
-    if isinstance(value, str) and len(value) > 64:
-        return f"{value[:64]!r}… ({len(value)} characters)"
-    return repr(value)
-
-
-def _number_or_none(value: object) -> int | None:
-    fits = type(value) is int and 0 <= value < 1 << 63
-    return cast(int, value) if fits else None
+    return f"{len(value)} bytes" if isinstance(value, bytes) else shown(value, brief=True)

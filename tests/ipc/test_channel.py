@@ -17,7 +17,7 @@ import uvloop
 from tensord.errors import BadMessage, LimitReached, ProtocolError, TimedOut
 from tensord.ipc.messages import control as m
 from tensord.ipc.wire.blocking import BlockingChannel
-from tensord.ipc.wire.channel import AsyncChannel
+from tensord.ipc.wire.channel import OUT_BYTES_MAX, AsyncChannel
 from tensord.ipc.wire.connection import FDS_MAX, Connection
 from tensord.ipc.wire.descriptors import close_all
 from tensord.ipc.wire.frames import pack, unpack
@@ -143,15 +143,15 @@ async def test_a_peer_that_never_reads_is_dropped_with_bounded_memory_and_few_de
     ours, _ = sockets
     message = m.WritableRing(1) if descriptors else m.Error(None, "TensordError", "z" * 1500)
     given = [numbered(1)] if descriptors else []
-    channel = AsyncChannel(ours, Connection.control_server(LIMITS), out_bytes_max=100_000)
+    channel = AsyncChannel(ours, Connection.control_server(LIMITS))
     most = 0
     while channel.send(message, fds=given):
         most = max(most, channel.unsent_bytes)
-    assert descriptors or 90_000 < most <= 100_000
+    assert descriptors or OUT_BYTES_MAX - 10_000 < most <= OUT_BYTES_MAX
     assert not channel.send(message, fds=given)
     assert channel.unsent_bytes == 0
     assert isinstance(channel.failure, LimitReached)
-    assert "out_bytes_max is 100000, and 64 descriptors may wait" in str(channel.failure)
+    assert f"out_bytes_max is {OUT_BYTES_MAX}, and 64 descriptors may wait" in str(channel.failure)
     close_all(given)
 
 
@@ -247,7 +247,7 @@ async def test_a_channel_stops_reading_while_nobody_takes(sockets: Sockets) -> N
         return at
 
     theirs.setblocking(False)
-    channel = AsyncChannel(ours, server, inbox_messages_max=16)
+    channel = AsyncChannel(ours, server)
     at = await pump(0)
     assert at < len(stream) / 2
     taken = 0

@@ -20,7 +20,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(daemon: Dae
         asked.status()
     daemon.resume()
     asked.timeout_s = PATIENCE_S
-    assert asked.clients() == []
+    assert asked.ask(messages.ClientsQuery)["clients"] == []
     asked.close()
 
 

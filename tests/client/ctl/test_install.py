@@ -135,7 +135,7 @@ def test_a_service_that_cannot_be_installed_here_is_refused(
     assert "no systemd runs this machine" in alone("install", code=1).err
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert "no service manager of this user runs here" in alone("install", "--user", code=1).err
-    monkeypatch.setattr(install, "no_user_manager", lambda: None)
+    monkeypatch.setattr(install, "no_manager", lambda user: None)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert "has installed nothing" in alone("install", "--user", "--uninstall", code=1).err
 

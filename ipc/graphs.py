@@ -2,8 +2,8 @@
 
 The governor derives from a step graph how soon the entries of each agent are needed again.
 
-Owns: a step and its form in a message, the checks of a step and of a graph, and the order of agents as seen from a
-step. Does not own the current step of a workflow (every query passes it), nor the choice of entries to evict.
+Owns: the checks of a graph, and the order of agents as seen from a step. Does not own the current step of a workflow
+(every query passes it), nor the choice of entries to evict.
 
 An agent may run at several steps. Once all of its steps are past, the agent is finished. A further step at or after the
 current one makes it needed again.
@@ -14,64 +14,9 @@ Invariants: a refused step has changed nothing; each (agent, step_index) exists 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Final, get_args
 
-from msgspec import Meta, Struct, ValidationError, convert
-from msgspec.structs import force_setattr
-
-from ...errors import BadGraph, shown
-from .schema import AGENT_NAME_CHARS_MAX, Count
-
-STEPS_MAX: Final = 1024
-DEPENDENCIES_MAX: Final = 64
-
-_FIELDS_ON_THE_WIRE: Final = {
-    "agent_id": "agent",
-    "step_index": "step",
-    "depends_on": "after",
-    "estimated_tokens": "tokens",
-    "is_optional": "optional",
-}
-"""Short, because a message may have STEPS_MAX steps."""
-
-
-_Agent = Annotated[str, Meta(min_length=1, max_length=AGENT_NAME_CHARS_MAX)]
-_Agents = Annotated[tuple[_Agent, ...], Meta(max_length=DEPENDENCIES_MAX)]
-_Step = tuple[_Agent, _Agents, Count, Count, bool]
-"""The fields of an AgentStep, in its order."""
-
-
-class AgentStep(Struct, frozen=True, omit_defaults=True, rename=_FIELDS_ON_THE_WIRE):
-    """One step of a workflow: the agent `agent_id` runs at `step_index`, after the agents in `depends_on`.
-
-    `estimated_tokens`: the number of tokens that the agent will hold at this step; 0 if not known. `is_optional`: the
-    workflow can continue without this step.
-
-    Raises BadGraph, which names the field, its value and the accepted values.
-
-    Example:
-        >>> step = tensord.AgentStep("coder", depends_on=("planner",), step_index=1, estimated_tokens=4000)
-        >>> step.step_index
-        1
-    """
-
-    agent_id: _Agent
-    depends_on: _Agents = ()
-    step_index: Count = 0
-    estimated_tokens: Count = 0
-    is_optional: bool = False
-
-    def __post_init__(self) -> None:
-        for field, kind in zip(self.__struct_fields__, get_args(_Step), strict=True):
-            given = getattr(self, field)
-            try:
-                force_setattr(self, field, convert(given, kind))
-            except ValidationError as error:
-                raise BadGraph(f"{field} = {shown(given)}: {error}") from None
-        try:
-            "".join((self.agent_id, *self.depends_on)).encode()
-        except UnicodeEncodeError:
-            raise BadGraph(f"{shown(self)} has lone surrogates, which cannot be sent: leave them out") from None
+from ..errors import BadGraph, shown
+from .messages.governance import STEPS_MAX, AgentStep
 
 
 class AgentStepGraph:
@@ -178,13 +123,6 @@ class AgentStepGraph:
     def get_all_agents(self) -> list[str]:
         """Every agent once, in the order of first addition."""
         return list(self._agents)
-
-    def check_invariants(self) -> None:
-        """Asserts that the internal structures agree with each other."""
-        assert all(at == (step.agent_id, step.step_index) for at, step in self._steps.items())
-        assert {agent for agent, _ in self._steps} == self._agents.keys()
-        assert [*self._agents.values()] == [*range(len(self._agents))]
-        assert len(self._steps) <= STEPS_MAX
 
     def _next_steps(self, current_step: int) -> dict[str, AgentStep]:
         """The next step of every agent that runs at `current_step` or later."""
