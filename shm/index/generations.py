@@ -6,8 +6,6 @@ The count's word and each generation's word hold the number in the lower half an
 of the tag followed by the number. One store writes both halves, so a kill cannot separate them. `uid` is the user who
 invalidated the namespace first; the table entry counts against that user's quota.
 
-Owns: the table. Does not own: who may raise a generation, and the fate of entries of a past generation.
-
 Invariants: a generation only rises. A table entry never moves and is never removed, so the table stays valid for every
 later daemon of the same memory. A namespace without a table entry was never invalidated, and keys of all its
 generations are valid.
@@ -76,8 +74,7 @@ class GenerationWriter:
         self._count_at = geometry.generations_at >> 3
         self._first = geometry.generations_at + _TABLE_AT
         self._capacity = geometry.namespaces_max
-        # By namespace tag: the index of the word with its generation.
-        self._at: dict[bytes, int] = {}
+        self._at: dict[bytes, int] = {}  # by namespace tag: the index of the word with its generation
         self.of_uid: Counter[int] = Counter()
         """Number of table entries by uid, each entry counted for the user who invalidated the namespace first."""
         count = self._words[self._count_at]
@@ -85,19 +82,15 @@ class GenerationWriter:
         # The count may be one less than the entries: a daemon was killed before it counted its last entry. That daemon
         # had not answered the request yet.
         if not any(count == _checked(counted) for counted in (known, known - 1) if counted >= 0):
+            should = f"{count & _NUMBER} entries of at most {self._capacity}"
             raise LayoutMismatch(
-                f"the table of generations of namespaces is damaged: it should have {count & _NUMBER} entries of at "
-                f"most {self._capacity}, but the entries found do not match this count; free the memory with "
-                "`tensorctl purge --instance NAME`"
+                f"the table of generations of namespaces is damaged: it should have {should}, but the entries found do "
+                "not match this count; free the memory with `tensorctl purge --instance NAME`"
             )
         self._words[self._count_at] = _checked(known)
 
     def _find(self) -> int:
-        """Registers the valid entries at the start of the table.
-
-        Returns:
-            The number of entries; -1 if an invalid or misplaced entry exists.
-        """
+        """Registers the entries, and returns their number; -1 if one is invalid or misplaced."""
         words = np.frombuffer(self._memory, "u8", self._capacity * GENERATION_BYTES >> 3, self._first)
         used = np.flatnonzero(words.reshape(self._capacity, -1)[:, 1]).tolist()
         for number in used:
@@ -140,14 +133,9 @@ class GenerationWriter:
         return None if at is None else _refusal(key, self._words[at] & GENERATION_MAX)
 
     def raise_to(self, tag: bytes, generation: int, uid: int = 0) -> None:
-        """Raises the namespace's generation to `generation`, visible to every process at once.
-
-        Args:
-            uid: the user who asks; counted if this is the namespace's first invalidation.
-
-        Raises:
-            LimitReached: the table is full, or `generation` is over GENERATION_MAX.
-        """
+        """Raises the namespace's generation to `generation`, visible to every process at once. `uid`: the user who
+        asks; counted if this is the namespace's first invalidation. Raises LimitReached if the table is full, or
+        `generation` is over GENERATION_MAX."""
         if generation > GENERATION_MAX:
             raise LimitReached(
                 f"the namespace is at its last generation, {GENERATION_MAX}: give the new weights another revision"
@@ -173,7 +161,6 @@ class GenerationWriter:
         self._register(tag, (place >> 3) + 1)
 
     def check_invariants(self) -> None:
-        """Asserts that the table and this object's copy of it agree."""
         assert self._words[self._count_at] & _NUMBER == len(self._at) <= self._capacity
         for tag, at in self._at.items():
             assert bytes(self._memory[(at - 1) * 8 : at * 8]) == tag

@@ -3,9 +3,7 @@
     a bucket: nine cells of 64 bytes, which are a line of eight fingerprints and eight slots
     a slot:   seq │ key, four words │ span id │ place │ length                  (words of 8 bytes)
 
-Owns: the words of a slot and their bits, choosing a key's two buckets, the fingerprint line that says which of a
-bucket's eight slots to read, and the seqlock of each slot. Does not own: the stores that take, publish and free slots
-(daemon/store), the contents of a span, nor the decision to reuse one.
+The stores that take, publish and free slots are the daemon's (daemon/store).
 
 States of a slot. `seq` only rises, across restarts too:
 
@@ -75,8 +73,7 @@ Hit = tuple[int, int, int, int, int]
 
 
 class Slot(Struct, frozen=True):
-    """A copy of one slot. `offset` (of the span in the ring), `tree_bytes` (of the tree header) and `payload_bytes` are
-    in bytes."""
+    """A copy of one slot. `offset`: of the span in the ring. `tree_bytes`: of the tree header."""
 
     number: int
     seq: int
@@ -104,8 +101,7 @@ def slots_of(cells: Array) -> Array:
 
 
 def slot_at(buckets_at: int, number: int) -> int:
-    """Index of a slot's first word. A bucket's slots follow its line of fingerprints. `buckets_at` is the first
-    bucket's word."""
+    """Index of a slot's first word. `buckets_at`: that of the first bucket's."""
     return buckets_at + (number // BUCKET_SLOTS + number + 1) * SLOT_WORDS
 
 
@@ -138,13 +134,10 @@ class IndexReader:
 
     def find(self, key: bytes) -> Hit | None:
         """The published slot of `key`, or None. The caller checks `words[at] == seq` after it has used the result, for
-        instance after it has pinned the span.
+        instance after it has pinned the span. Raises BadKey if `key` is not 32 bytes.
 
         A miss is looked up twice: the daemon may have moved the entry, while it was looked up, to a place where the
         lookup had been before. The new slot is published before the old one is hidden, so the second lookup finds it.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
         """
         return self.probe(key) or self.probe(key)
 
@@ -170,8 +163,7 @@ class IndexReader:
         return None
 
     def reuse(self, at: int) -> tuple[int, int]:
-        """(uses, holders) of the slot whose seq word is at index `at`, as returned by `find`. Valid if seq is still
-        unchanged afterwards."""
+        """(uses, holders) of the slot whose seq word is at index `at`. Valid if seq is still unchanged afterwards."""
         bucket, cell = divmod((at - (self.buckets_at >> 3)) // SLOT_WORDS, BUCKET_CELLS)
         word = self.words[self._reuse_at + bucket * BUCKET_SLOTS + cell - 1]
         return word & REUSE_USES_MAX, word >> REUSE_HOLDERS_SHIFT
@@ -222,13 +214,15 @@ class IndexReader:
         id."""
         spans = slots_of(self._cells)[:, :, SPAN].reshape(-1)
         later = np.flatnonzero(spans >> np.uint64(SPAN_COUNTER_BITS) > epoch)
-        for number in later[np.argsort(spans[later])[::-1]].tolist():
-            yield read_slot(self.memory, slot_at(self.buckets_at >> 3, number), number)
+        return self._read(later[np.argsort(spans[later])[::-1]])
 
     def unpublished(self) -> Iterator[Slot]:
         """Allocated slots that are not published, in ascending order of numbers."""
         slots = slots_of(self._cells).reshape(-1, SLOT_WORDS)
-        for number in np.flatnonzero((slots[:, SPAN] != 0) & (slots[:, 0] & np.uint64(1) != 0)).tolist():
+        return self._read(np.flatnonzero((slots[:, SPAN] != 0) & (slots[:, 0] & np.uint64(1) != 0)))
+
+    def _read(self, numbers: Array) -> Iterator[Slot]:
+        for number in numbers.tolist():
             yield read_slot(self.memory, slot_at(self.buckets_at >> 3, number), number)
 
 
@@ -249,23 +243,20 @@ class IndexWriter:
 
     @classmethod
     def create(cls, geometry: IndexGeometry, memory: memoryview | mmap | bytearray | None = None) -> IndexWriter:
-        """An empty index over zeroed `memory`, or over new private memory if none is given. Every slot's seq becomes
-        1."""
+        """An empty index over zeroed `memory`, by default new private memory. Every slot's seq becomes 1."""
         memory = bytearray(geometry.index_bytes) if memory is None else memory
         slots_of(cells_of(memory, geometry))[:, :, 0] = 1
         GenerationWriter.create(memory, geometry)
         return cls(memory, geometry)
 
     def mark(self, slot: int, *, unverified: bool) -> None:
-        """Sets or clears the flag that makes readers verify the span's checksum first. It is part of one word, so seq
-        stays."""
+        """Sets or clears the flag that makes readers verify the span's checksum first. One word: seq stays."""
         at = slot_at(self._buckets_at, slot) + PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
     def held(self) -> Array:
         """The span ids of all slots that a client holds, as the daemon last stored it, (n,) uint64."""
-        slots = np.flatnonzero(self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT))
-        held: Array = self._slots[:, :, SPAN].reshape(-1)[slots]
+        held: Array = self._slots[:, :, SPAN].reshape(-1)[self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT) != 0]
         return held
 
     def span_ids(self) -> Iterator[Array]:
@@ -303,15 +294,13 @@ class IndexWriter:
             assert lines[bucket, cell] == (int.from_bytes(slot.key[16:24], "little") if slot.published else 0)
 
     def _repair_free_slots(self) -> None:
-        """Makes the seq of free slots odd. A free slot with an even seq is damage, and a reader could take it for an
-        entry."""
+        """Makes the seq of free slots odd. A reader could take a free slot with an even seq for an entry."""
         seqs = self._slots[:, :, 0]
         wrong = np.nonzero((seqs & np.uint64(1) == 0) & (self._slots[:, :, SPAN] == 0))
         seqs[wrong] |= np.uint64(1)
 
     def _repair_fingerprints(self) -> None:
-        """Corrects fingerprint lines that disagree with their slots. A daemon leaves one if it is killed between the
-        stores of a slot's seq and its fingerprint."""
+        """Corrects the fingerprints that a daemon left if it was killed between the stores of seq and fingerprint."""
         slots = self._slots
         published = (slots[:, :, 0] & np.uint64(1) == 0) & (slots[:, :, SPAN] != 0)
         right = np.where(published, slots[:, :, 3], np.uint64(0))
@@ -322,19 +311,15 @@ class IndexWriter:
 
 def bad_key(key: object) -> BadKey:
     """The error for a value that is not a key."""
+    found = type(key).__name__
     try:
-        found = _found(key)
+        if isinstance(key, memoryview) and (key.ndim != 1 or key.format != "B"):
+            found = f"a memoryview of shape {key.shape} and format {key.format!r}; bytes(key) makes bytes of it"
+        elif isinstance(key, (bytes, bytearray, memoryview)):
+            found = f"{len(key)} bytes"
     except ValueError:
         found = "a memoryview that was released"
     return BadKey(f"a key is {KEY_BYTES} bytes, as Namespace.key() makes them; this one is {found}")
-
-
-def _found(key: object) -> str:
-    if isinstance(key, memoryview) and (key.ndim != 1 or key.format != "B"):
-        return f"a memoryview of shape {key.shape} and format {key.format!r}; bytes(key) makes bytes of it"
-    if isinstance(key, (bytes, bytearray, memoryview)):
-        return f"{len(key)} bytes"
-    return type(key).__name__
 
 
 def _second_bucket(first: int, second: int, mask: int) -> int:

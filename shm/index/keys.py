@@ -1,7 +1,5 @@
 """The division of a key's 32 bytes: namespace tag (8 bytes), digest (20), generation (4).
 
-Owns: this division. Does not own: the content that the digest covers (`client.namespace`, `prefix`).
-
 The generation comes last: the index chooses a key's buckets and fingerprint by bytes 8 to 24, which must differ from
 key to key. For the same reason the digest covers the generation too. A key that a caller brings may be any 32 bytes.
 Its generation matters only if the namespace named by its first 8 bytes is invalidated.

@@ -1,7 +1,5 @@
 """The asymmetric fence between readers and the daemon: readers pay nothing, the daemon pays once per reclaim batch.
 
-Owns: the calls of membarrier(2). Does not own: the stores and loads that the fence orders (index.py, lanes.py).
-
 A reader stores its pin, then loads the slot's seq. The daemon stores the seq, then loads the pins. x86-64 may execute
 each load before the preceding store is visible, and then neither side would see the other side's store. membarrier(2)
 makes every running thread of every registered process execute a full fence between the daemon's store and its loads.
@@ -33,6 +31,14 @@ def _membarrier(command: int) -> int:
     return result
 
 
+def _may(command: int) -> bool:
+    try:
+        _membarrier(command)
+    except OSError:
+        return False
+    return True
+
+
 def supported() -> tuple[bool, bool]:
     """Whether the kernel offers this process (GLOBAL, GLOBAL_EXPEDITED and its registration)."""
     try:
@@ -45,19 +51,11 @@ def supported() -> tuple[bool, bool]:
 
 def is_quick() -> bool:
     """Makes one expedited fence, and returns whether this process may make it."""
-    try:
-        fence(expedited=True)
-    except OSError:
-        return False
-    return True
+    return _may(_GLOBAL_EXPEDITED)
 
 
 def check() -> None:
-    """Makes one slow fence, to test that this process may make it.
-
-    Raises:
-        NoFence: the kernel or a sandbox refuses; the message says which requirement is missing and what to do.
-    """
+    """Makes one slow fence. Raises NoFence if the kernel or a sandbox refuses; the message says what to do."""
     try:
         fence(expedited=False)
     except OSError as error:
@@ -69,22 +67,12 @@ def check() -> None:
 
 
 def register() -> bool:
-    """Registers this process for the expedited fence. The registration survives fork, but not exec.
-
-    Returns:
-        False if the kernel or a sandbox refuses; the daemon then uses the slow fence (8-16 ms) for this process.
-    """
-    try:
-        _membarrier(_REGISTER_GLOBAL_EXPEDITED)
-    except OSError:
-        return False
-    return True
+    """Registers this process for the expedited fence. The registration survives fork, but not exec. False if the kernel
+    or a sandbox refuses; the daemon then uses the slow fence (8-16 ms) for this process."""
+    return _may(_REGISTER_GLOBAL_EXPEDITED)
 
 
 def fence(*, expedited: bool) -> None:
     """Orders all earlier stores of this process before all its later loads, with respect to every reader on the host.
-
-    Args:
-        expedited: True takes microseconds and reaches only registered processes. False takes 8-16 ms and reaches all.
-    """
+    `expedited` takes microseconds and reaches only registered processes; else it takes 8-16 ms and reaches all."""
     _membarrier(_GLOBAL_EXPEDITED if expedited else _GLOBAL)

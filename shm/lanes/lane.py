@@ -1,8 +1,5 @@
 """A client's lane: its pin words, its access log, its counters. Only that client writes the lane; the daemon reads it.
 
-Owns: where the lane's words are, and the client's side of them. Does not own: the daemon's side (reader.py), nor
-which spans exist.
-
 Invariants: a lane's lifetime is that of a kernel lock, not of a socket. The daemon takes `flock(LOCK_SH)` on a file
 description of its own, passes the description to the client and closes its copy. The lock then lasts while any process
 has a descriptor or a mapping of it. The daemon forgets a lane only after it got `LOCK_EX`.
@@ -27,15 +24,7 @@ from weakref import ref
 import numpy as np
 
 from ...errors import LayoutMismatch
-from ..ring.layout import (
-    LANE_BYTES,
-    LANE_HEADER_WORDS,
-    LANE_LOG_WORDS,
-    LANE_WORDS,
-    PAGE_BYTES,
-    QUEUE_AT,
-    unpack_lane_header,
-)
+from ..ring.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_LOG_WORDS, LANE_WORDS, QUEUE_AT, unpack_lane_header
 
 # Offsets of a lane's fields, in words from the lane's beginning.
 HEAD_AT: Final = 8
@@ -88,15 +77,11 @@ class Lane:
     )
 
     def __init__(self, fd: int) -> None:
-        """Maps the lane behind `fd`. The caller keeps `fd`.
-
-        Raises:
-            LayoutMismatch: the memory is not a lane of this layout version.
-        """
+        """Maps the lane behind `fd`, which the caller keeps. Raises LayoutMismatch if it is none of this layout."""
         if os.fstat(fd).st_size != LANE_BYTES:
             raise LayoutMismatch(f"a lane of {os.fstat(fd).st_size} bytes, expected {LANE_BYTES}")
         self._map = mmap(fd, LANE_BYTES, MAP_SHARED, PROT_READ | PROT_WRITE)
-        self.lane_id = unpack_lane_header(self._map[:PAGE_BYTES])
+        self.lane_id = unpack_lane_header(self._map)
         self.words = memoryview(self._map).cast("Q")
         self.free = list(range(PINS_AT + LANE_WORDS - 1, SPARE_END - 1, -1))
         self._spare = list(range(PINS_AT, SPARE_END))
@@ -135,14 +120,8 @@ class Lane:
         return memoryview(self._map)[QUEUE_AT:LANE_BYTES]
 
     def pin(self, span_id: int) -> int:
-        """Publishes a pin of the span. The caller then checks that the slot's seq is unchanged, and else calls `unpin`.
-
-        Returns:
-            The word's number.
-
-        Raises:
-            IndexError: every word is taken.
-        """
+        """Publishes a pin of the span, and returns its word's number. The caller then checks that the slot's seq is
+        unchanged, and else calls `unpin`. Raises IndexError if every word is taken."""
         # `words` is loaded before the free list. If `freeze` replaces the words in between, the free list is empty, so
         # no pin goes to the replacement.
         words = self.words
@@ -162,11 +141,7 @@ class Lane:
         self.refs[word] = ref(root, self.releases[word] or self.new_release(word))
 
     def lend(self, span_id: int) -> GrantPin:
-        """Pins a grant's span until the returned object is collected.
-
-        Raises:
-            IndexError: every word is taken.
-        """
+        """Pins a grant's span until the returned object is collected. Raises IndexError if every word is taken."""
         held = GrantPin()
         # Loaded first, as in `pin`.
         words = self.words
@@ -185,11 +160,7 @@ class Lane:
         return release
 
     def tie_many(self, words: list[int], root: Array) -> Array:
-        """`tie` for a batch: all pins of `words` are released together with `root`.
-
-        Returns:
-            The words as (n,) integers.
-        """
+        """`tie` for a batch: all pins of `words` are released together with `root`. Returns `words`, (n,) integers."""
         numbers = np.array(words, np.intp)
         state = self._state
 
@@ -214,8 +185,7 @@ class Lane:
         return words
 
     def log(self, span_id: int) -> None:
-        """Records a hit for the daemon's recency and frequency statistics. Overwrites the oldest record of a full
-        log."""
+        """Records a hit for the daemon's statistics. Overwrites the oldest record of a full log."""
         head = next(self.heads)
         self.words[LOG_AT + (head & LOG_MASK)] = span_id
         self.words[HEAD_AT] = head + 1
@@ -280,14 +250,11 @@ class Lane:
         """Takes back words that were lost when a signal handler raised while a thread took or returned them.
 
         `nobody_holds_words()` is called twice. Each call returns whether there was a moment at which no other thread
-        was inside a function of `HOLDING`; without such a moment, no word is reclaimed.
+        was inside a function of `HOLDING`; without such a moment, no word is reclaimed. Returns how many are.
 
         After the first such moment, a word that is neither free nor tied is lost, or its finalizer has not begun, since
         a suspended lane gives out no word. The finalizers of these words are disabled. After the second such moment no
         thread is inside a finalizer any more, so a word of `lost` that is still not free has no owner.
-
-        Returns:
-            The number of words that are free again.
         """
         self.suspend()
         try:

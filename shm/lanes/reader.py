@@ -1,7 +1,5 @@
-"""The daemon's side of a client's lane: the name of its file, and what the client has written into it.
-
-Owns: the names of lanes, the reading of a lane's words, and the test that a lane is abandoned. Does not own: where the
-words are (lanes.py), nor which spans exist.
+"""The daemon's side of a client's lane: the name of its file, what the client has written into it, and whether it is
+abandoned.
 
 Invariants: the daemon reads with preadv, so that a truncated lane is a short read and not a SIGBUS. Whatever a client
 writes, a read gives at most as many pins and records as a lane has room for.
@@ -55,11 +53,8 @@ class LaneReader:
     __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
 
     def __init__(self, fd: int, lane_id: int) -> None:
-        """Takes over `fd`, a file description of its own without a lock.
-
-        Existing records are skipped: the daemon that read the lane before has counted them, and has stored the time of
-        each entry's last use in the index.
-        """
+        """Takes over `fd`, a file description of its own without a lock. Existing records are skipped: the daemon that
+        read the lane before has counted them."""
         self._fd = fd
         self._header = np.zeros(LANE_HEADER_WORDS, np.uint64)
         os.preadv(fd, [self._header.data], 0)
@@ -71,11 +66,11 @@ class LaneReader:
         self._seen_misses = self.misses
 
     def pins(self, into: Array) -> Array:
-        """The span ids that the lane pins now. `into` is scratch memory, (4096,) uint64.
+        """The span ids that the lane pins now; none once the reader is closed. `into` is scratch memory, (4096,)
+        uint64.
 
         A word that is torn during the read belongs to a pin made after the fence, whose reader will find its slot
-        changed. Pins made before the fence are read whole. A closed reader returns no pins, since no process holds the
-        lane.
+        changed. Pins made before the fence are read whole.
         """
         if self._fd < 0:
             return into[:0]
@@ -93,15 +88,13 @@ class LaneReader:
         self.hits, self.misses = int(header[HEAD_AT]), int(header[MISSES_AT])
         fresh = self.hits - self._seen
         misses = self.misses - self._seen_misses
-        # Two threads may store their heads in reverse order, so the head can seem to go back. The next record corrects
-        # this.
+        # Two threads may store their heads in reverse order: the head can seem to go back, until the next record.
         if fresh <= 0 and misses <= 0:
             return None
         kept = max(0, min(fresh, most, LANE_LOG_WORDS))
         ids = np.zeros(kept, np.uint64)
         first = (self.hits - kept) & LOG_MASK
-        # Two reads, since the log may wrap. A record that is overwritten during the reads is reported as the newer one,
-        # as in a single read of the whole log.
+        # Two reads, since the log may wrap. A record that is overwritten meanwhile is reported as the newer one.
         os.preadv(self._fd, [ids[: LANE_LOG_WORDS - first].data], (LOG_AT + first) * 8)
         os.preadv(self._fd, [ids[LANE_LOG_WORDS - first :].data], LOG_AT * 8)
         self._seen = max(self._seen, self.hits)

@@ -6,8 +6,6 @@ A client writes a payload into memory that the daemon lent to it (a grant), then
 daemon reads the records from its tail to the head, carries them out, and writes the number of the last one into the
 lane's `settled` word. It rings no bell and sends no message for a put that was stored; a refusal is a message.
 
-Owns: the form of a record, and both ends of the queue. Does not own: grants, and what the daemon does with a record.
-
 Invariants: a record's number is one more than that of the record before it. The client reuses a record's place only
 after `settled` has reached its number. The daemon reads with preadv, so a truncated lane is a short read and no SIGBUS;
 whatever a client writes, a batch has at most QUEUE_RECORDS records, and only that client's puts suffer.
@@ -21,18 +19,17 @@ from threading import RLock
 from typing import Final
 from zlib import crc32
 
+from ..ring.layout import NO_KEY as NO_KEY
 from ..ring.layout import QUEUE_AT, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES
 
 RECORD: Final = Struct("<Q32sQQQQ32sddIIIIII")
 """number, key, offset, payload bytes, checksum, claim, parent, cost in ms, time to live in s, grant, tree bytes,
 tokens, prefix bytes, agent, flags. Numbers of 0 and keys of zeros stand for none."""
 assert RECORD.size == RECORD_BYTES
-NO_KEY: Final = bytes(32)
 SUBMITTED_AT: Final = 26
 """Where a client says, in words from the lane's beginning, the number of its last record."""
 WAITS_AT: Final = 28
-"""Where a client says, in words from the lane's beginning, up to which record it waits; 0: nobody waits. The daemon
-rings once when `settled` has reached it."""
+"""Where it says likewise up to which record it waits; 0: nobody waits. The daemon rings once when it is settled."""
 AWAKE, SLEEPS, NAPS = 0, 1, 2
 """The values of the word `asleep`: the daemon needs no bell; one for each record; one of a client that waits, and for
 every NAP_RECORDS-th record, so that a burst of puts does not end its nap late."""
@@ -119,11 +116,8 @@ class Submissions:
         self._words = self._records = self._asleep = memoryview(bytearray(8 * (self._head_at + 1))).cast("Q")
 
     def add(self, *fields: object) -> int:
-        """Adds a record of these fields, without the number. The payload is whole before this call.
-
-        Returns:
-            The record's number; 0 without room.
-        """
+        """Adds a record of these fields, without the number. The payload is whole before this call. Returns the
+        record's number; 0 without room."""
         with self._lock:
             number = self._head + 1
             if number - self._settled[self._lane] > QUEUE_RECORDS:
@@ -142,8 +136,8 @@ class SubmissionReader:
     __slots__ = ("_fd", "_scratch", "_word", "tail")
 
     def __init__(self, fd: int) -> None:
-        """The caller keeps `fd`, of the lane. Records that were written before are skipped: a client that attaches
-        again has lost them."""
+        """The caller keeps `fd`, of the lane. Records of before are skipped: a client that attaches again has lost
+        them."""
         self._fd = fd
         self._word = bytearray(8)
         self._scratch: memoryview | None = None
@@ -154,15 +148,12 @@ class SubmissionReader:
         """The number of the last record that was written; that of `tail` if the lane was truncated."""
         if os.preadv(self._fd, [self._word], SUBMITTED_AT * 8) < 8:
             return self.tail
-        head: int = _HEAD.unpack(self._word)[0]
-        return head
+        return int.from_bytes(self._word, "little")
 
     def waits_for(self) -> int:
         """Up to which record the client waits; 0: it does not wait. Read it after `settled` was stored."""
-        if os.preadv(self._fd, [self._word], WAITS_AT * 8) < 8:
-            return 0
-        number: int = _HEAD.unpack(self._word)[0]
-        return number
+        whole = os.preadv(self._fd, [self._word], WAITS_AT * 8) == 8
+        return int.from_bytes(self._word, "little") if whole else 0
 
     def take(self, most: int = QUEUE_RECORDS) -> memoryview | None:
         """Up to `most` records that were not taken before, in one piece; None if there are none. The memory is valid

@@ -1,8 +1,5 @@
 """The dtypes that a leaf may have, and their names in a tree header.
 
-Owns: the table of names, numpy dtypes and torch dtypes. Does not own: torch. A torch dtype is looked up in the torch
-module that the caller passes.
-
 Invariants: each name means one dtype and each dtype has one name, on every machine. A numpy dtype's name is its `str`
 with the byte order ("<f4"). Dtypes that numpy has only through ml_dtypes have torch's name ("bfloat16",
 "float8_e4m3fn"), since their `str` is ambiguous ("<V2", even "<f1").
@@ -27,14 +24,8 @@ _PLAIN: Final = (
     np.dtype(np.longdouble).str,
     np.dtype(np.clongdouble).str,
 )
-_NARROW: Final = (
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-)
+_FLOAT8: Final = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+_NARROW: Final = ("bfloat16", *(f"float8_{name}" for name in _FLOAT8))
 _SIZED: Final = re.compile(
     r"(\|S|[<>]U)[1-9][0-9]{0,8}|[<>][Mm]8(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 )

@@ -24,9 +24,6 @@ arrays take 30 ms, a megabyte of text 20. The copier's thread does that, in turn
 such header at most. The thread rests every REST_NODES nodes, about a millisecond, so that the event loop never waits
 long for the interpreter's lock. The event loop itself reads only headers of up to `copier.SMALL_TREE_BYTES`.
 
-Owns: the format, its limits, and reading it. Does not own: writing it (packing.py), nor
-making trees from it (recipe.py).
-
 Invariants: for any input bytes, `read` ends within a bounded number of steps with a node or BadTree, and every leaf of
 the node lies within [start + len(header), end).
 """
@@ -70,12 +67,9 @@ _NUMBERS: Final[dict[object, DType]] = {name: np.dtype(name) for name in ("<i8",
 
 
 class LeafAt(NamedTuple):
-    """One leaf at `offset`, in bytes from the payload's start: an array, the bytes of a long str or bytes value, the
-    numbers of a long list, or, in place of a tree's root, the header of the tree.
-
-    `tag` is ARRAY, TENSOR, BYTES, TEXT, NUMBERS, NUMBERS_TUPLE or LONG. BYTES, TEXT and LONG leaves have shape
-    (length,) and dtype uint8.
-    """
+    """One leaf at `offset`, in bytes from the payload's start. `tag` is ARRAY, TENSOR, BYTES, TEXT, NUMBERS,
+    NUMBERS_TUPLE or, in place of a tree's root, LONG. BYTES, TEXT and LONG leaves have shape (length,) and dtype
+    uint8."""
 
     tag: int
     shape: tuple[int, ...]
@@ -84,8 +78,7 @@ class LeafAt(NamedTuple):
 
 
 class Container(NamedTuple):
-    """A LIST, TUPLE or DICT of nodes: one key for each child, which is a number for a list or tuple. A run of scalars
-    is a plain list or tuple."""
+    """A LIST, TUPLE or DICT of nodes, each with a key, for a list its number. A run is a plain list or tuple."""
 
     tag: int
     keys: Sequence[Any]
@@ -102,14 +95,12 @@ def may_be_long(tree_bytes: int, payload_bytes: int) -> bool:
 
 
 def read(header: bytes, depth_max: int, start: int = 0, rest: Callable[[], object] = no_rest) -> tuple[Any, int]:
-    """Parses and validates a header. `depth_max` limits the nesting of containers.
+    """Parses and validates a header: (root node, end of the last leaf in bytes from the payload's start).
 
     Args:
+        depth_max: limits the nesting of containers.
         start: the offset of the header in its payload. Not 0 for a header that is a leaf.
         rest: called every REST_NODES nodes, for a thread that lets others run meanwhile.
-
-    Returns:
-        (root node, end of the last leaf in bytes from the payload's start).
 
     Raises:
         BadTree: the bytes do not describe a tree, or the tree is over a limit; the message names the fault.
@@ -119,9 +110,7 @@ def read(header: bytes, depth_max: int, start: int = 0, rest: Callable[[], objec
         raise BadTree(f"a tree header has {len(header)} bytes, the limit is {most}")
     may_be_long = not start and len(header) <= _LONG_WORDS_BYTES
     reader = _Reader(_scalars(header, rest), start + len(header), depth_max, rest, may_be_long)
-    node = reader.node(0)
-    reader.finish()
-    return node, reader.end
+    return reader.root(), reader.end
 
 
 def _scalars(header: bytes, rest: Callable[[], object]) -> list[Any]:
@@ -176,18 +165,13 @@ class _Reader:
         self._dtypes: dict[Any, DType] = {}
         self.end = end
 
-    def _long(self) -> LeafAt:
-        """The place of the tree's header, which is the payload's first leaf."""
-        header_bytes = self._count(LONG_BYTES_MAX)
-        if header_bytes <= TREE_BYTES_MAX:
-            raise BadTree(f"a long tree header has {header_bytes} bytes, and a payload begins with one of that length")
-        return self._leaf(LONG, (header_bytes,), _BYTE, header_bytes)
-
-    def finish(self) -> None:
+    def root(self) -> Any:
+        node = self._node(0)
         if self._at != len(self._scalars):
             raise BadTree(f"a tree header has scalars after the end of its tree: {len(self._scalars) - self._at}")
+        return node
 
-    def node(self, depth: int) -> Any:
+    def _node(self, depth: int) -> Any:
         self._nodes += 1
         if self._nodes >= self._rest_at:
             self._paused()
@@ -204,7 +188,10 @@ class _Reader:
         if tag in (NUMBERS, NUMBERS_TUPLE):
             return self._numbers(tag)
         if tag == LONG and self._may_be_long and self._nodes == 1:
-            return self._long()
+            length = self._count(LONG_BYTES_MAX)
+            if length <= TREE_BYTES_MAX:
+                raise BadTree(f"a long tree header has {length} bytes, and a payload begins with one of that length")
+            return self._leaf(LONG, (length,), _BYTE, length)
         if not LIST <= tag <= DICT:
             raise BadTree(f"a tree header has a node of unknown kind {tag}")
         if depth >= self._depth_max:
@@ -215,7 +202,7 @@ class _Reader:
             return scalars if tag == LIST_RUN else tuple(scalars)
         if tag == DICT:
             return self._dict(count, depth)
-        return Container(tag, range(count), [self.node(depth + 1) for _ in range(count)])
+        return Container(tag, range(count), [self._node(depth + 1) for _ in range(count)])
 
     def _paused(self) -> None:
         if self._nodes > NODES_MAX:
@@ -224,14 +211,13 @@ class _Reader:
         self._rest_at = min(self._nodes + REST_NODES, NODES_MAX + 1)
 
     def _dict(self, count: int, depth: int) -> Container:
-        keys = []
-        children = []
+        keys, children = [], []
         for _ in range(count):
             key = self._next()
             if type(key) not in (str, int, bytes):
                 raise BadTree(f"a dict in a tree has a key of type {type(key).__name__}")
             keys.append(key)
-            children.append(self.node(depth + 1))
+            children.append(self._node(depth + 1))
         if len(set(keys)) != count:
             raise BadTree("a dict in a tree has a duplicate key")
         return Container(DICT, keys, children)
@@ -243,7 +229,8 @@ class _Reader:
             dtype = self._named(name)
         shape = tuple(self._take(self._count(NDIM_MAX)))
         if not set(map(type, shape)) <= _INT or (shape and not 0 <= min(shape) <= max(shape) <= RING_BYTES_MAX):
-            raise BadTree(f"a leaf has a length of {_wrong(shape)!r:.40}, not one of 0 to {RING_BYTES_MAX}")
+            wrong = next(each for each in shape if type(each) is not int or not 0 <= each <= RING_BYTES_MAX)
+            raise BadTree(f"a leaf has a length of {wrong!r:.40}, not one of 0 to {RING_BYTES_MAX}")
         leaf_bytes = extent = math.prod(shape) * dtype.itemsize
         if not extent:
             # A length of 0 counts as 1, as in numpy, which refuses an array of shape (0, 1 << 60) too.
@@ -294,7 +281,3 @@ class _Reader:
         if type(value) is not int or (limit is not None and not 0 <= value <= limit):
             raise BadTree(f"a tree header has {value!r:.40} where an int of up to {limit or 64} should be")
         return value
-
-
-def _wrong(shape: tuple[Any, ...]) -> Any:
-    return next(length for length in shape if type(length) is not int or not 0 <= length <= RING_BYTES_MAX)

@@ -2,8 +2,7 @@
 
     payload = tree header, then each leaf at the next multiple of 64; a long header is the first leaf
 
-Owns: the types that a tree may hold, and the layout of its payload. Does not own: the header's format (header.py),
-the names of dtypes (dtypes.py), any memory. Nothing is pickled.
+Nothing is pickled.
 
 Invariants: equal trees have equal payloads, byte for byte. `write` writes each byte of the payload, padding as zeros,
 except for leaves that their owner writes, and no byte outside of it, whatever happens to the caller's arrays meanwhile.
@@ -60,20 +59,15 @@ viewed as it."""
 
 
 class Packed(NamedTuple):
-    """A payload before it is written: `header`, then `sources` in order, `payload_bytes` in total. The sources are read
-    when they are written."""
+    """A payload before it is written: `header`, then `sources` in order, which are read then."""
 
     header: bytes
     sources: Sequence[Source]
     payload_bytes: int
 
     def write(self, memory: memoryview, start: int) -> None:
-        """Writes a payload to byte `start`, a multiple of 64, of writable memory of bytes. Copies larger leaves without
-        the GIL.
-
-        Raises:
-            UnsupportedLeaf: the process freed the memory of a leaf meanwhile.
-            ValueError: an array got another shape meanwhile.
+        """Writes a payload to byte `start`, a multiple of 64, of writable memory. Copies larger leaves without the GIL.
+        Raises UnsupportedLeaf or ValueError if the process freed the memory of a leaf, or changed its shape, meanwhile.
         """
         header, sources, _ = self
         at = start + len(header)
@@ -141,8 +135,7 @@ def pack(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
 
 
 def pack_spec(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
-    """As `pack`, of a tree that may have `Spec` in place of arrays. Their owner writes these leaves: the sources have
-    no array. `recipe(packed.header).view(memory)` gives arrays to fill."""
+    """As `pack`, of a tree that may have `Spec` in place of arrays. Their owner fills `recipe(header).view(memory)`."""
     return _Packing(depth_max, takes_specs=True).packed(tree)
 
 
@@ -180,10 +173,8 @@ class _Packing:
         header = _joined(tokens, count)
         end = len(header)
         if end > form.LONG_BYTES_MAX:
-            raise ObjectTooLarge(
-                f"the tree's header takes {end} bytes, the limit is {form.LONG_BYTES_MAX}; "
-                "shorten its keys and texts, or put the tree in parts"
-            )
+            what = f"the tree's header takes {end} bytes, the limit is {form.LONG_BYTES_MAX}"
+            raise ObjectTooLarge(f"{what}; shorten its keys and texts, or put the tree in parts")
         if end > TREE_BYTES_MAX:
             sources.insert(0, _bytes_source(header))
             header = _joined([form.FORMAT, form.LONG, end], 3)
@@ -229,13 +220,11 @@ class _Packing:
     def _container(self, node: Any, place: Place, above: frozenset[int]) -> None:
         own = id(node)
         if own in above:
-            raise UnsupportedLeaf(
-                f"{where(place)} is a {type(node).__name__} that contains itself; pass a tree without cycles"
-            )
+            what = f"{where(place)} is a {type(node).__name__} that contains itself"
+            raise UnsupportedLeaf(f"{what}; pass a tree without cycles")
         if len(above) >= self._depth_max:
-            raise UnsupportedLeaf(
-                f"{where(place)} is nested deeper than the limit of {self._depth_max}; flatten the tree"
-            )
+            what = f"{where(place)} is nested deeper than the limit of {self._depth_max}"
+            raise UnsupportedLeaf(f"{what}; flatten the tree")
         # A copy: another thread may add to the container, and the header states the count before the children.
         is_dict = type(node) is dict
         items: list[Any] = list(node.items()) if is_dict else list(node)
@@ -279,9 +268,8 @@ class _Packing:
         name = name_of(dtype)
         if name is None:
             raise UnsupportedLeaf(
-                f"{where(place)} is a numpy array of dtype {dtype}, which no leaf can have; "
-                "pass numbers, bool, datetime64, timedelta64 or fixed-width S or U, and fields or "
-                "objects as a dict or list of those"
+                f"{where(place)} is a numpy array of dtype {dtype}, which no leaf can have; pass numbers, bool, "
+                "datetime64, timedelta64 or fixed-width S or U, and fields or objects as a dict or list of those"
             )
         moved_as = COPIED_AS.get(dtype)
         if dtype.kind not in "SUMm":
@@ -294,10 +282,8 @@ class _Packing:
     def _check_extent(self, shape: Sequence[int], dtype: DType, name: str, place: Place) -> None:
         # A length of 0 counts as 1, as in numpy, so that (0, 1 << 60) is refused too.
         if math.prod([length or 1 for length in shape]) * dtype.itemsize > RING_BYTES_MAX:
-            raise ObjectTooLarge(
-                f"{where(place)} has shape {shown(tuple(shape))} of {name}, more than the {RING_BYTES_MAX} bytes of "
-                "any ring"
-            )
+            what = f"{where(place)} has shape {shown(tuple(shape))} of {name}"
+            raise ObjectTooLarge(f"{what}, more than the {RING_BYTES_MAX} bytes of any ring")
 
     def _run(self, node: list[Any] | tuple[Any, ...], items: list[Any]) -> bool:
         """Makes one leaf of a long list of numbers, or one token sequence of a list of scalars. Whether it did."""

@@ -12,9 +12,6 @@ item's identity. Where both sequences have the same item, folded tokens are equa
 have different items, folded tokens are equal only by coincidence, with 32 bits a token; a comparison must also compare
 the items (`agreed`).
 
-Owns: the record's layout, the key derived from it, folding, and the comparison of two lists of media. Does not own:
-the positions that a sequence can be rewound to (`client.prefix.layers`), nor the tree (`daemon/prefix/index`).
-
 Invariants: equal records of a namespace and generation have equal keys. A record is read back exactly as packed.
 """
 
@@ -31,6 +28,7 @@ import numpy as np
 
 from ...errors import BadPrefix
 from ..index.keys import make_key
+from ..ring.layout import NO_KEY
 
 Modality = Literal["image", "audio", "video"]
 MODALITIES: Final[tuple[Modality, ...]] = ("image", "audio", "video")
@@ -51,7 +49,6 @@ HEADER_BYTES: Final = _HEADER.size
 MEDIA_BYTES: Final = _MEDIA.size
 RECORD_BYTES_MAX: Final = HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + BLOCK_TOKENS_MAX * TOKEN_BYTES
 """Limit for a stored record. A query's record may be longer, since it has all tokens of its sequence."""
-_NO_KEY: Final = bytes(32)
 
 Tokens = np.ndarray[Any, np.dtype[np.uint32]]
 
@@ -128,30 +125,15 @@ class PrefixRecord:
         assert packed.shape == (self.record_bytes,), packed.shape
         memory = packed.data
         flags = _SNAPSHOT * self.snapshot | _EXACT * self.exact | _ROOT * (self.parent is None)
-        _HEADER.pack_into(
-            memory,
-            0,
-            _MAGIC,
-            1,
-            flags,
-            self.block_tokens.bit_length() - 1,
-            self.scope,
-            self.layout,
-            self.start,
-            self.count,
-            len(self.media),
-            self.parent or _NO_KEY,
-        )
+        form = (_MAGIC, 1, flags, self.block_tokens.bit_length() - 1, self.scope, self.layout)
+        sizes = (self.start, self.count, len(self.media))
+        _HEADER.pack_into(memory, 0, *form, *sizes, self.parent or NO_KEY)
         memory[HEADER_BYTES : self.text_at] = packed_media(self.media)
         packed[self.text_at :].view(np.uint32)[:] = folded
 
     @classmethod
     def unpack(cls, packed: bytes | bytearray | memoryview) -> PrefixRecord:
-        """Reads a record. Its tokens are at `text_at` and are not copied.
-
-        Raises:
-            BadPrefix: the bytes are not a record; the message names the faulty field.
-        """
+        """Reads a record. Its tokens are at `text_at` and are not copied. Raises BadPrefix, which names the field."""
         size = len(packed)
         if size < HEADER_BYTES:
             raise BadPrefix(f"a record of {size} bytes, less than its header of {HEADER_BYTES}")
@@ -165,25 +147,14 @@ class PrefixRecord:
         if items > MEDIA_MAX:
             raise BadPrefix(f"a record of {items} media; {MEDIA_MAX} are possible")
         media = unpacked_media(memoryview(packed)[HEADER_BYTES : HEADER_BYTES + MEDIA_BYTES * items])
-        return cls(
-            scope,
-            layout,
-            bool(flags & _EXACT),
-            bool(flags & _SNAPSHOT),
-            start,
-            count,
-            None if flags & _ROOT else parent,
-            media,
-            1 << min(shift, 40),
-        )
+        exact, snapshot, root = (bool(flags & flag) for flag in (_EXACT, _SNAPSHOT, _ROOT))
+        before = None if root else parent
+        return cls(scope, layout, exact, snapshot, start, count, before, media, 1 << min(shift, 40))
 
 
 def block_key(tag: bytes, packed: bytes | bytearray | memoryview, generation: int = 0) -> bytes:
-    """The key of a block in the namespace `tag` (8 bytes) at `generation`: the digest is SHA-256 over the record.
-
-    The record includes the parent's key. So two blocks of a namespace have one key exactly if they continue the same
-    sequence in the same way.
-    """
+    """The key of a block in the namespace `tag` (8 bytes) at `generation`: the digest is SHA-256 over the record. That
+    includes the parent's key, so blocks have one key exactly if they continue one sequence in the same way."""
     return make_key(tag, hashlib.sha256(packed).digest(), generation)
 
 
@@ -194,11 +165,7 @@ def packed_media(media: Iterable[Media]) -> bytes:
 
 
 def unpacked_media(packed: bytes | bytearray | memoryview) -> tuple[Media, ...]:
-    """Reads packed media items.
-
-    Raises:
-        BadPrefix: an item has an unknown modality.
-    """
+    """Reads packed media items. Raises BadPrefix if one has an unknown modality."""
     found = []
     for start, length, modality, digest in _MEDIA.iter_unpack(packed):
         if modality >= len(MODALITIES):
@@ -208,11 +175,8 @@ def unpacked_media(packed: bytes | bytearray | memoryview) -> tuple[Media, ...]:
 
 
 def ordered(media: Iterable[Media], tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:
-    """`media` sorted by (start, modality), after validation.
-
-    Args:
-        tokens: the number of tokens in the sequence.
-        may_be_cut: whether an item may end past the sequence's end, as when a prefill stopped within the item.
+    """`media` of a sequence of `tokens` tokens, sorted by (start, modality), after validation. `may_be_cut`: whether an
+    item may end past the sequence's end, as when a prefill stopped within the item.
 
     Raises:
         BadPrefix: an item is out of range, ends past the sequence's end, or overlaps another of its modality; the

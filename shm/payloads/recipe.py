@@ -4,8 +4,6 @@
     Recipe.whole(root) -> Recipe      the same, unless the header is long: then the payload itself has it
     Recipe.view(root) -> tree         for every hit
 
-Owns: making views, tensors and values. Does not own: the validation of headers (header.py), any memory, any root.
-
 Invariants: the trees of a Recipe keep alive the same `root` object that the caller passed. Their views are read-only if
 `root` is read-only.
 """
@@ -69,9 +67,7 @@ class Recipe:
         Raises:
             BadTree: the header in the payload does not describe a tree, or the payload is shorter than that header.
         """
-        if not self.is_long:
-            return self
-        return _of_long(self._header(root), self._node.offset, self._depth_max, rest)
+        return _of_long(*self._header(root), self._depth_max, rest) if self.is_long else self
 
     @property
     def leaves(self) -> list[LeafAt]:
@@ -94,7 +90,7 @@ class Recipe:
         if single is not None:
             return np.ndarray(single[0], single[1], root, single[2])
         if self.is_long:
-            return self._kept(root).view(root)
+            return _of_long_kept(*self._header(root), self._depth_max).view(root)
         return _made(self._node, lambda leaf: _viewed(leaf, root))
 
     def torch(self, root: Array, copy: bool = True) -> Any:
@@ -127,7 +123,7 @@ class Recipe:
         """The tree with tensors for the leaves with these tags. `what` needs torch for them."""
         root = self._held(root)
         if self.is_long:
-            return self._kept(root)._converted(root, tags, what, copy)
+            return _of_long_kept(*self._header(root), self._depth_max)._converted(root, tags, what, copy)
         convert = tensor_copy if copy else tensor_over
 
         def made(leaf: LeafAt) -> Any:
@@ -148,15 +144,11 @@ class Recipe:
             raise BadTree(f"a payload of {len(root)} bytes has a tree that ends at {self.end_bytes}")
         return np.frombuffer(root.data, np.uint8) if type(root.base) is np.ndarray else root
 
-    def _kept(self, root: Array) -> Recipe:
-        """As `whole`, for a long header, and kept."""
-        return _of_long_kept(self._header(root), self._node.offset, self._depth_max)
-
-    def _header(self, root: Array) -> bytes:
-        """The long header in a payload."""
+    def _header(self, root: Array) -> tuple[bytes, int]:
+        """The long header in a payload, and its offset."""
         if len(root) < self.end_bytes:
             raise BadTree(f"a payload of {len(root)} bytes has a tree header that ends at {self.end_bytes}")
-        return root[self._node.offset : self.end_bytes].tobytes()
+        return root[self._node.offset : self.end_bytes].tobytes(), self._node.offset
 
 
 def _of_long(header: bytes, start: int, depth_max: int, rest: Callable[[], object] = no_rest) -> Recipe:

@@ -1,7 +1,5 @@
-"""Where a node stands in a tree, and what is wrong with it, as the errors of packing.py say it.
-
-Owns: places, the words about values that no tree holds, and leaves whose content comes later. Does not own: the walk
-that finds them.
+"""Where a node stands in a tree, what is wrong with it, as the errors of packing.py say it, and leaves whose content
+comes later.
 
 Invariants: a place costs the walk one tuple, and text only in an error.
 """
@@ -47,11 +45,7 @@ def where(place: Place) -> str:
 
 
 def check_key(key: Any, place: Place) -> None:
-    """Checks a key of the dict at `place`, which is not a str.
-
-    Raises:
-        UnsupportedLeaf: it is neither bytes nor an int of 64 bits.
-    """
+    """Raises UnsupportedLeaf unless a key of the dict at `place`, which is no str, is bytes or an int of 64 bits."""
     kind = type(key)
     if kind is not bytes and (kind is not int or not INT_MIN <= key <= INT_MAX):
         raise UnsupportedLeaf(
@@ -81,11 +75,8 @@ def described(node: Any) -> str:
 
 
 def spec_of(spec: Spec, torch: ModuleType | None, place: Place) -> tuple[bool, str, DType, tuple[int, ...]]:
-    """Whether readers get the leaf as a tensor, the name of its dtype, the dtype, and its shape.
-
-    Raises:
-        UnsupportedLeaf: no leaf can have its dtype or its shape.
-    """
+    """Whether readers get the leaf as a tensor, the name of its dtype, the dtype, and its shape. Raises UnsupportedLeaf
+    if no leaf can have them."""
     is_tensor = torch is not None and isinstance(spec.dtype, torch.dtype)
     name = None
     if is_tensor and torch is not None:
@@ -96,8 +87,7 @@ def spec_of(spec: Spec, torch: ModuleType | None, place: Place) -> tuple[bool, s
         try:
             name = name_of(np.dtype(spec.dtype))
         except (TypeError, ValueError, SyntaxError):
-            # Not all exceptions: one of a signal handler is the caller's.
-            pass
+            pass  # not all exceptions: one of a signal handler is the caller's
     dtype = dtype_named(name) if name is not None else None
     if name is None or dtype is None:
         raise UnsupportedLeaf(f"{where(place)} is a Spec of dtype {shown(spec.dtype)}, which no leaf can have")
@@ -106,8 +96,6 @@ def spec_of(spec: Spec, torch: ModuleType | None, place: Place) -> tuple[bool, s
     except TypeError:
         shape = (-1,)
     if len(shape) > NDIM_MAX or any(length < 0 for length in shape):
-        raise UnsupportedLeaf(
-            f"{where(place)} is a Spec of shape {shown(spec.shape, brief=True)}; "
-            f"a shape is up to {NDIM_MAX} ints, none negative"
-        )
+        given = f"{where(place)} is a Spec of shape {shown(spec.shape, brief=True)}"
+        raise UnsupportedLeaf(f"{given}; a shape is up to {NDIM_MAX} ints, none negative")
     return is_tensor, name, dtype, shape

@@ -1,9 +1,7 @@
 """Conversion of torch tensors to arrays, for puts, and of arrays to tensors, for reads. The only module of shm that
 uses torch.
 
-Owns: the steps before a tensor's bytes can be read: copy from its device, resolve lazy views, check that its storage
-has them. Does not own: the choice to import torch. Encoding never imports it, since a tensor exists only if torch is
-loaded.
+Encoding never imports torch, since a tensor exists only if torch is loaded.
 
 Invariants: a tensor made here either owns its memory (`tensor_copy`) or keeps the array under it alive (`tensor_over`).
 A tensor that is read here is left as it was. So its memory is not read by `Tensor.numpy()`, after which torch resizes
@@ -31,7 +29,9 @@ _REMEDIES: Final = {
     "NestedTensor": "several tensors in one; pass x.unbind(), or x.to_padded_tensor(0)",
 }
 """By the class of a tensor."""
-
+_OF_A_SUBCLASS: Final = (
+    "a subclass of torch.Tensor that would not come back as one; pass x.as_subclass(torch.Tensor), or its local part"
+)
 
 Watch: TypeAlias = tuple[Callable[[], int], int, Callable[[], NoReturn]]
 """The address of a storage now, the address that was found, and what raises UnsupportedLeaf if they differ."""
@@ -57,11 +57,7 @@ def loaded_torch() -> ModuleType | None:
 
 
 def needed_torch(call: str) -> ModuleType:
-    """The torch module, imported for `call`.
-
-    Raises:
-        UsageError: torch is not installed.
-    """
+    """The torch module, imported for `call`. Raises UsageError if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -73,9 +69,7 @@ def needed_torch(call: str) -> ModuleType:
 
 def tensor_leaf(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> TensorLeaf:
     """A tensor as the leaf of a payload. `where` tells its place in the tree, for errors. A tensor on a device is
-    copied to the host.
-
-    A plain tensor costs nine calls.
+    copied to the host. A plain tensor costs nine calls.
 
     Raises:
         UnsupportedLeaf: no leaf can have its dtype, or the tensor has no plain memory.
@@ -152,12 +146,8 @@ def _gone(storage: Any, address: int, needed_bytes: int, where: Callable[[], str
 
 
 def bytes_of(tensor: Any, path: str) -> Array:
-    """A tensor's bytes in C order, (n,) uint8. Over its own memory if they lie there in this order, else a copy. The
-    tensor may have any dtype.
-
-    Raises:
-        UnsupportedLeaf: its storage does not have all of its elements.
-    """
+    """A tensor's bytes in C order, (n,) uint8, of any dtype. Over its own memory if they lie there in this order, else
+    a copy. Raises as `check_memory`."""
     torch = loaded_torch()
     assert torch is not None, "there is a tensor"
     check_memory(tensor, path)
@@ -166,12 +156,8 @@ def bytes_of(tensor: Any, path: str) -> Array:
 
 
 def check_tensor(leaf: Any, path: str) -> None:
-    """Checks that a leaf, if it is a tensor, has plain memory with all of its elements, on any device that tells.
-    Subclasses of torch.Tensor with values are left to `tensor_leaf`.
-
-    Raises:
-        UnsupportedLeaf: it has not, as for `tensor_leaf`.
-    """
+    """Raises as `tensor_leaf` if a leaf is a tensor without plain memory for all of its elements, on any device that
+    tells. Subclasses of torch.Tensor with values are left to `tensor_leaf`."""
     torch = loaded_torch()
     if torch is not None and (
         type(leaf) in (torch.Tensor, torch.nn.Parameter)
@@ -182,11 +168,7 @@ def check_tensor(leaf: Any, path: str) -> None:
 
 
 def check_memory(tensor: Any, path: str) -> None:
-    """Checks that a tensor's storage has all of its elements, on any device that tells.
-
-    Raises:
-        UnsupportedLeaf: it has not.
-    """
+    """Raises UnsupportedLeaf unless a tensor's storage has all of its elements, on any device that tells."""
     try:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -204,32 +186,21 @@ def check_memory(tensor: Any, path: str) -> None:
 
 
 def _name_of(torch: ModuleType, tensor: Any, path: str) -> str:
-    """The name of a tensor's dtype.
-
-    Raises: as `tensor_leaf`, but does not look at the tensor's memory.
-    """
+    """The name of a tensor's dtype. Raises as `tensor_leaf`, but does not look at the tensor's memory."""
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-        remedy = _REMEDIES.get(
-            kind.__name__,
-            "a subclass of torch.Tensor that would not come back as one; pass x.as_subclass(torch.Tensor), or its "
-            "local part",
-        )
+        remedy = _REMEDIES.get(kind.__name__, _OF_A_SUBCLASS)
         raise UnsupportedLeaf(f"{path} is a {kind.__module__}.{kind.__qualname__}, {remedy}")
     if tensor.is_nested:
         raise UnsupportedLeaf(f"{path} is a nested torch tensor, {_REMEDIES['NestedTensor']}")
     name = name_of_torch(torch, tensor.dtype)
     if name is None:
         instead = "x.dequantize(), or x.int_repr()" if tensor.is_quantized else "x.view(torch.uint8)"
-        raise UnsupportedLeaf(
-            f"{path} is a torch tensor of dtype {tensor.dtype}, which no leaf can have; "
-            f"pass {instead}, or another plain dtype"
-        )
+        what = f"{path} is a torch tensor of dtype {tensor.dtype}, which no leaf can have"
+        raise UnsupportedLeaf(f"{what}; pass {instead}, or another plain dtype")
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
-        raise UnsupportedLeaf(
-            f"{path} is a torch tensor with layout {tensor.layout} on {tensor.device}, without "
-            "plain memory; pass x.to_dense(), or a tensor with values"
-        )
+        what = f"{path} is a torch tensor with layout {tensor.layout} on {tensor.device}, without plain memory"
+        raise UnsupportedLeaf(f"{what}; pass x.to_dense(), or a tensor with values")
     return name
 
 
@@ -244,10 +215,8 @@ def tensor_copy(torch: ModuleType, array: Array) -> Any:
 
 
 def tensor_over(torch: ModuleType, array: Array) -> Any:
-    """A CPU tensor over the memory of `array`. The tensor keeps `array` alive.
-
-    Torch does not prevent writes to the tensor, even if `array` is read-only.
-    """
+    """A CPU tensor over the memory of `array`, which it keeps alive. Torch does not prevent writes to it, even if
+    `array` is read-only."""
     dtype = _torch_dtype(torch, name_of(array.dtype))
     moved_as = COPIED_AS.get(array.dtype)
     plain = array if moved_as is None else array.view(moved_as)

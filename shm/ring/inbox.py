@@ -1,7 +1,5 @@
 """An inbox as a file: a memfd, which the client creates and the daemon checks before it maps it.
 
-Owns: the memfd's mode, size and seals. Does not own: its mapping, its content, nor how many inboxes there may be.
-
 Invariant: a file that passes `check_inbox` keeps its size, and every page of it can be read without a SIGBUS, whatever
 the client does.
 """
@@ -36,12 +34,8 @@ def create_inbox(size_bytes: int) -> int:
 
 
 def check_inbox(fd: int, size_bytes: int) -> None:
-    """Checks that mapping a received descriptor can never cause a SIGBUS.
-
-    Raises:
-        SegmentError: the file is not a memfd with the three seals, is not of ordinary pages, or is not of the announced
-            size.
-    """
+    """Checks that mapping a received descriptor can never cause a SIGBUS. Raises SegmentError unless the file is a
+    memfd with the three seals, of ordinary pages, and of the announced size."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -51,19 +45,11 @@ def check_inbox(fd: int, size_bytes: int) -> None:
     there = os.fstat(fd).st_size
     if there != size_bytes:
         raise SegmentError(f"an inbox announced with {size_bytes} bytes has {there}")
-    filesystem = _filesystem(fd)
-    if filesystem != _TMPFS_MAGIC:
-        # A hole in huge pages causes a SIGBUS if no huge page is free. A hole in ordinary pages reads as zeros.
-        raise SegmentError(
-            f"an inbox must be a memfd of ordinary pages, this one's file system is {filesystem:#x}: "
-            "make it without MFD_HUGETLB"
-        )
-
-
-def _filesystem(fd: int) -> int:
-    """The magic number of the file system of a descriptor's file."""
     statfs = ctypes.create_string_buffer(256)
     if _libc.fstatfs(fd, statfs):
-        number = ctypes.get_errno()
-        raise SegmentError(f"an inbox's file system is unknown: {os.strerror(number)}")
-    return int.from_bytes(statfs.raw[:8], "little")
+        raise SegmentError(f"an inbox's file system is unknown: {os.strerror(ctypes.get_errno())}")
+    filesystem = int.from_bytes(statfs.raw[:8], "little")
+    if filesystem != _TMPFS_MAGIC:
+        # A hole in huge pages causes a SIGBUS if no huge page is free. A hole in ordinary pages reads as zeros.
+        wanted = f"a memfd of ordinary pages, this one's file system is {filesystem:#x}"
+        raise SegmentError(f"an inbox must be {wanted}: make it without MFD_HUGETLB")

@@ -18,9 +18,6 @@
     │ u64 per lane: refusals     │
     └────────────────────────────┘
 
-Owns: sizes, offsets, and the packed forms of the superblock, of a span's header and of a lane's header. Does not own:
-any memory.
-
 All times are seconds of CLOCK_BOOTTIME. Nobody can set this clock, it continues during suspend, and shared memory does
 not outlive a boot. So a time written by one daemon is right for the next daemon and for every client.
 
@@ -36,7 +33,7 @@ import time
 import zlib
 from binascii import crc_hqx
 from mmap import mmap
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -95,7 +92,7 @@ _SUPERBLOCK: Final = struct.Struct("@13Q")
 SPAN_HEADER: Final = struct.Struct("@IIQ32sQQddIIdQ32sI")
 SPAN_TAIL: Final = struct.Struct("=IQQ")
 """After a header's fields: their CRC-32, the checksum of the payload, and the time of expiry."""
-_NO_KEY: Final = bytes(KEY_BYTES)
+NO_KEY: Final = bytes(KEY_BYTES)
 _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
 _LANE_HEADER: Final = struct.Struct("@QQQ")
@@ -123,8 +120,7 @@ def span_bytes(payload_bytes: int) -> int:
 
 def punches_of(index: bytes | memoryview | mmap) -> int:
     """The count of punches in an index (PUNCHES_AT)."""
-    count: int = _WORD.unpack_from(index, PUNCHES_AT)[0]
-    return count
+    return int(_WORD.unpack_from(index, PUNCHES_AT)[0])
 
 
 def count_punch(index: mmap) -> None:
@@ -133,8 +129,8 @@ def count_punch(index: mmap) -> None:
 
 
 class IndexGeometry(Struct, frozen=True):
-    """The sizes of one index: `bucket_count` buckets of 8 slots (a power of two), and a table of generations for up to
-    `namespaces_max` invalidated namespaces."""
+    """The sizes of one index: `bucket_count` buckets of 8 slots (a power of two), and generations of up to
+    `namespaces_max` namespaces."""
 
     bucket_count: int
     namespaces_max: int = 1024
@@ -150,6 +146,8 @@ class IndexGeometry(Struct, frozen=True):
         slots = max(BUCKET_SLOTS, -(-max_entries * 3 // 2))
         return cls(1 << (-(-slots // BUCKET_SLOTS) - 1).bit_length(), namespaces_max)
 
+    buckets_at: ClassVar[int] = PAGE_BYTES
+
     @property
     def slot_count(self) -> int:
         return self.bucket_count * BUCKET_SLOTS
@@ -158,10 +156,6 @@ class IndexGeometry(Struct, frozen=True):
     def entries_max(self) -> int:
         """The most entries that fill no more than two thirds of the slots, as in `for_entries`."""
         return self.slot_count * 2 // 3
-
-    @property
-    def buckets_at(self) -> int:
-        return PAGE_BYTES
 
     @property
     def uses_at(self) -> int:
@@ -190,8 +184,7 @@ class Superblock(Struct, frozen=True):
 
     `instance_id` identifies the memory; a new ring has a new one. `epoch` is the incarnation of the daemon that serves
     it. `ring_bytes` is the size that clients map; it only grows. `limit_bytes`, at most `ring_bytes`, is the part of
-    the ring that may be used, and `max_entries` the limit on entries. Both are set when the ring is made and may be
-    configured later.
+    the ring that may be used, and `max_entries` the limit on entries; both may be configured later.
     """
 
     instance_id: int
@@ -203,21 +196,9 @@ class Superblock(Struct, frozen=True):
 
     def pack(self) -> bytes:
         g = self.geometry
-        return _SUPERBLOCK.pack(
-            _MAGIC,
-            LAYOUT_VERSION,
-            self.instance_id,
-            self.epoch,
-            self.ring_bytes,
-            g.bucket_count,
-            g.buckets_at,
-            g.uses_at,
-            g.index_bytes,
-            g.namespaces_max,
-            g.generations_at,
-            self.limit_bytes,
-            self.max_entries,
-        )
+        places = (g.bucket_count, g.buckets_at, g.uses_at, g.index_bytes, g.namespaces_max, g.generations_at)
+        whose = (_MAGIC, LAYOUT_VERSION, self.instance_id, self.epoch, self.ring_bytes)
+        return _SUPERBLOCK.pack(*whose, *places, self.limit_bytes, self.max_entries)
 
     @staticmethod
     def other_version(page: bytes) -> int | None:
@@ -234,22 +215,17 @@ class Superblock(Struct, frozen=True):
         Raises:
             LayoutMismatch: the page has no superblock, or one of another version; the message names both versions.
         """
+        purge = "`tensorctl purge --instance NAME` removes it"
         if len(page) < _SUPERBLOCK.size:
-            raise LayoutMismatch(
-                f"the index has {len(page)} bytes, and no superblock; `tensorctl purge --instance NAME` removes it"
-            )
+            raise LayoutMismatch(f"the index has {len(page)} bytes, and no superblock; {purge}")
         found = _SUPERBLOCK.unpack_from(page)
         magic, version, instance, epoch, ring, buckets, _, _, _, namespaces, _, limit_bytes, max_entries = found
         if magic != _MAGIC:
-            raise LayoutMismatch(
-                "the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it"
-            )
+            raise LayoutMismatch(f"the index does not begin with tensord's superblock; {purge}")
         _check_version(version)
         if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1) or not 0 < namespaces <= 1 << 32:
-            raise LayoutMismatch(
-                f"the superblock names {buckets} buckets, which has to be a power of two, and room for the generations "
-                f"of {namespaces} namespaces"
-            )
+            sizes = f"{buckets} buckets, which has to be a power of two, and the generations of {namespaces} namespaces"
+            raise LayoutMismatch(f"the superblock names {sizes}")
         made = cls(instance, epoch, ring, IndexGeometry(buckets, namespaces), limit_bytes, max_entries)
         if made.pack() != page[: _SUPERBLOCK.size]:
             raise LayoutMismatch(f"the superblock's offsets are not those of its version: {found[6:9]}, {found[10]}")
@@ -289,22 +265,9 @@ class SpanHeader(Struct, frozen=True):
 
     def pack(self, checksum: int | None = None) -> bytes:
         """The header's 192 bytes. `checksum` replaces the header's own checksum if given."""
-        fields = SPAN_HEADER.pack(
-            SPAN_MAGIC,
-            self.tree_bytes,
-            self.span_id,
-            self.key,
-            self.payload_bytes,
-            self.tokens,
-            self.ttl_s,
-            self.created_s,
-            self.owner_uid,
-            self.prefix_bytes,
-            self.cost_ms,
-            self.number,
-            self.parent or _NO_KEY,
-            self.parent is not None,
-        )
+        what = (SPAN_MAGIC, self.tree_bytes, self.span_id, self.key, self.payload_bytes, self.tokens)
+        whose = (self.ttl_s, self.created_s, self.owner_uid, self.prefix_bytes, self.cost_ms, self.number)
+        fields = SPAN_HEADER.pack(*what, *whose, self.parent or NO_KEY, self.parent is not None)
         tail = (self.checksum if checksum is None else checksum, expiry_word(self.expires_s))
         return (fields + SPAN_TAIL.pack(zlib.crc32(fields), *tail)).ljust(SPAN_HEADER_BYTES, b"\0")
 
@@ -329,10 +292,7 @@ class SpanHeader(Struct, frozen=True):
 
 def expiry_word(expires_s: float) -> int:
     """The header word for an entry's time of expiry: a float64 whose mantissa is rounded up to 37 bits, with a CRC-16
-    in place of the lowest 16 bits.
-
-    It is one word, since readers load it while the daemon stores it, and a daemon may be killed at any instruction.
-    """
+    in place of the lowest 16 bits. One word, since readers load it while the daemon stores it, or is killed."""
     [bits] = _WORD.unpack(_DOUBLE.pack(expires_s))
     high = bits + (1 << _EXPIRY_CHECK_BITS) - 1 >> _EXPIRY_CHECK_BITS
     return int(high << _EXPIRY_CHECK_BITS | _expiry_check(high))
@@ -352,19 +312,13 @@ def _expiry_check(high: int) -> int:
 
 
 def pack_lane_header(lane_id: int) -> bytes:
-    """The first words of a lane's first page. The daemon writes them before it hands the lane to a client.
-
-    Only that client reads them. The client can write the page too, so a daemon takes the lane's id from its file name.
-    """
+    """The first words of a lane's first page, which its client reads. The client can write the page too, so a daemon
+    takes the lane's id from its file name."""
     return _LANE_HEADER.pack(_LANE_MAGIC, LAYOUT_VERSION, lane_id)
 
 
-def unpack_lane_header(page: bytes | memoryview) -> int:
-    """The id of the lane whose first page this is.
-
-    Raises:
-        LayoutMismatch: the page is not a lane's, or has another layout version.
-    """
+def unpack_lane_header(page: mmap) -> int:
+    """The id of the lane whose first page this is. Raises LayoutMismatch if it is none of this layout version."""
     magic, version, lane_id = _LANE_HEADER.unpack_from(page)
     if magic != _LANE_MAGIC:
         raise LayoutMismatch(f"a lane with magic {magic:#x}; expected {_LANE_MAGIC:#x}")

@@ -1,11 +1,7 @@
-"""Named shared memory: creation, sizes, locks, prefaulting, removal.
+"""Named shared memory: creation, sizes, owners, locks, prefaulting, removal.
 
-Owns: the names under /dev/shm, the check that memory exists before it is promised, the check of a segment's owner, the
-lock that makes a daemon the only one of its instance. Does not own: the content of the memory, the rest of a lane's
-name (lanes/reader.py), nor inboxes, which have no name (client/writing/inbox.py).
-
-Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`. All have mode 0600, so
-that only the daemon's user can map one for writing, whatever descriptors other users were passed.
+Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]` (lanes/reader.py). All
+have mode 0600, so that only the daemon's user can map one for writing, whatever descriptors other users were passed.
 
 Invariants: every user can write to /dev/shm, so an existing segment is opened only if it is a regular file of this user
 with mode 0600. The daemon trusts only a lane's name, not its memory, which the lane's client writes.
@@ -21,6 +17,7 @@ import os
 import re
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -45,11 +42,7 @@ ADDRESS_LIMIT: Final = (
 """What an ENOMEM of a mapping means."""
 PREFAULT_PIECE_BYTES: Final = 64 << 20
 SEGMENT_MODE: Final = 0o600
-_INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_CLAIM_TRIES: Final = 10
-_CLAIM_EVERY_S: Final = 0.01
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
-_BLOCK_BYTES: Final = 512
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,12 +51,8 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def segment_name(instance: str, part: str) -> str:
-    """`/tensord.<instance>.<part>`.
-
-    Raises:
-        BadConfiguration: the instance name is not 1 to 32 characters of a-z, 0-9, _ and -, or begins with _ or -.
-    """
-    if not _INSTANCE.fullmatch(instance):
+    """`/tensord.<instance>.<part>`. Raises BadConfiguration for an instance that is no name."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", instance):
         raise BadConfiguration(
             f"instance {instance!r}: a name is 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit"
         )
@@ -80,20 +69,15 @@ def own(instance: str) -> list[str]:
     """The names from `existing` that are regular files of this user."""
     found = []
     for name in existing(instance):
-        try:
+        with suppress(FileNotFoundError):
             status = _path(name).lstat()
-        except FileNotFoundError:
-            continue
-        if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
-            found.append(name)
+            if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+                found.append(name)
     return found
 
 
 def create(name: str, size_bytes: int) -> int:
-    """Creates a segment of `size_bytes`, without allocating any page.
-
-    Returns:
-        A read-write descriptor. The caller closes it.
+    """Creates a segment of `size_bytes`, without allocating any page. Returns a read-write descriptor.
 
     Raises:
         NameTaken: a file of that name exists; the message describes the file and its owner.
@@ -152,14 +136,8 @@ def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int
 
 
 def remove(name: str) -> bool:
-    """Unlinks the segment. Its memory is freed with its last mapping.
-
-    Returns:
-        False if there was none.
-
-    Raises:
-        SegmentError: the file is another user's, or a folder.
-    """
+    """Unlinks the segment. Its memory is freed with its last mapping. Returns False if there was none. Raises
+    SegmentError if the file is another user's, or a folder."""
     try:
         _path(name).unlink()
     except FileNotFoundError:
@@ -170,37 +148,26 @@ def remove(name: str) -> bool:
 
 
 def rename(name: str, to: str) -> None:
-    """Renames a segment. An existing segment named `to` is replaced.
-
-    Raises:
-        SegmentError: the system refuses.
-    """
+    """Renames a segment. An existing segment named `to` is replaced. Raises SegmentError if the system refuses."""
     try:
         _path(name).rename(_path(to))
     except OSError as error:
-        raise SegmentError(
-            f"cannot rename {SHM_FOLDER}{name} to {to}: {error.strerror}; there is {_whose(to)}"
-        ) from error
+        why = f"{error.strerror}; there is {_whose(to)}"
+        raise SegmentError(f"cannot rename {SHM_FOLDER}{name} to {to}: {why}") from error
 
 
 def claim_instance(instance: str, *, uid: int | None = None) -> int:
-    """Locks the instance, so that only this process serves or purges it, until the descriptor is closed.
+    """Locks the instance, so that only this process serves or purges it, until the returned descriptor is closed.
 
     The lock is on a separate file that no client is ever passed, since processes that share a descriptor share its
-    lock.
-
-    Args:
-        uid: the required owner of the file; by default this user.
-
-    Returns:
-        A descriptor that holds the lock.
+    lock. `uid`: the required owner of the file; by default this user.
 
     Raises:
         InstanceBusy: another daemon, or a purge, holds the lock.
         SegmentError: the file is another user's.
     """
     name = segment_name(instance, "lock")
-    for _ in range(_CLAIM_TRIES):
+    for _ in range(10):
         try:
             fd = create(name, 0)
         except NameTaken:
@@ -215,10 +182,11 @@ def claim_instance(instance: str, *, uid: int | None = None) -> int:
         except BlockingIOError:
             os.close(fd)
             # `tensorctl doctor` takes the lock for a moment to see whether a daemon holds it.
-            time.sleep(_CLAIM_EVERY_S)
+            time.sleep(0.01)
             continue
-        if _leads_to(name, fd):
-            return fd
+        with suppress(FileNotFoundError):
+            if os.path.samestat(_path(name).lstat(), os.fstat(fd)):
+                return fd
         # A purge removed the file between the open and the lock.
         os.close(fd)
     pid = serving_pid(instance)
@@ -242,13 +210,6 @@ def _path(name: str) -> Path:
     return SHM_FOLDER / name.removeprefix("/")
 
 
-def _leads_to(name: str, fd: int) -> bool:
-    try:
-        return os.path.samestat(_path(name).lstat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False
-
-
 def _whose(name: str) -> str:
     """Describes the file under a name, for messages."""
     try:
@@ -264,11 +225,7 @@ def _described(status: os.stat_result) -> str:
 
 
 def allocate(fd: int, start: int, size_bytes: int) -> None:
-    """Allocates the range's pages now, so that a full /dev/shm raises an error here instead of a SIGBUS later.
-
-    Raises:
-        NotEnoughMemory: the pages cannot be allocated.
-    """
+    """Allocates the range's pages, so that a full /dev/shm raises NotEnoughMemory here, and no SIGBUS later."""
     try:
         os.posix_fallocate(fd, start, size_bytes)
     except OSError as error:
@@ -292,17 +249,12 @@ def ring_not_mapped(ring_bytes: int) -> ProcessLimit:
 def missing(fd: int) -> list[tuple[int, int]]:
     """The ranges of a segment without pages: the daemon punched them out, or was killed before it had allocated them.
 
-    Pages that were allocated but never written are reported as missing too, unless all pages are allocated. A partial
-    page at the end is allocated here instead of reported.
-
-    Returns:
-        (offset, bytes) of each range of whole pages, in ascending order.
-
-    Raises:
-        NotEnoughMemory: the partial page cannot be allocated.
+    (offset, bytes) of each range of whole pages, in ascending order. Pages that were allocated but never written are
+    reported as missing too, unless all pages are allocated. A partial page at the end is allocated here instead of
+    reported, which may raise NotEnoughMemory.
     """
     status = os.fstat(fd)
-    if status.st_blocks * _BLOCK_BYTES >= status.st_size:
+    if status.st_blocks * 512 >= status.st_size:
         return []
     whole = status.st_size // PAGE_BYTES * PAGE_BYTES
     if whole < status.st_size:
@@ -322,16 +274,14 @@ def missing(fd: int) -> list[tuple[int, int]]:
 
 
 def punch(fd: int, start: int, size_bytes: int) -> None:
-    """Frees the range's pages. The range then reads as zeros and must be allocated (`allocate`) before it is
-    written."""
+    """Frees the range's pages. It then reads as zeros, and must be allocated (`allocate`) before it is written."""
     if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, size_bytes):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def prefault(address: int, size_bytes: int, *, write: bool) -> None:
-    """Maps the pages without the GIL, which `mmap.madvise` would hold. A kernel before 5.14 does nothing; each page is
-    then mapped at its first access."""
+    """Maps the pages without the GIL, which `mmap.madvise` would hold. A kernel before 5.14 does nothing."""
     _libc.madvise(address, size_bytes, _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ)
 
 
@@ -347,18 +297,13 @@ def address_of(memory: mmap.mmap) -> int:
 
 def shm_free_bytes() -> int:
     """Free bytes in /dev/shm; 0 if it can hold no more files."""
-    stat = os.statvfs(SHM_FOLDER)
-    if stat.f_files and not stat.f_favail:
-        return 0
-    return stat.f_bavail * stat.f_frsize
+    found = os.statvfs(SHM_FOLDER)
+    return 0 if found.f_files and not found.f_favail else found.f_bavail * found.f_frsize
 
 
 def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring_bytes, or free memory") -> None:
-    """Checks that /dev/shm and this process can hold `size_bytes` more.
-
-    Raises:
-        NotEnoughMemory: they cannot; the message names the need (`what`), the free bytes, where, and the remedy.
-    """
+    """Raises NotEnoughMemory unless /dev/shm and this process can hold `size_bytes` more. The message names the need
+    (`what`), the free bytes, where, and the remedy."""
     from .cgroups import available_bytes  # a client hardly ever asks
 
     for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):

@@ -4,9 +4,6 @@ An object may be collected between any two instructions of any thread. Python co
 `__del__`, may be ended by a signal handler's exception, and what it was to free stays for ever. So memory and
 descriptors end with an object by C functions only (`Collected`).
 
-Owns: the addresses of such mappings, their replacement in a child, and descriptors that end with an object. Does not
-own: the bytes, nor the objects.
-
 The kernel leaves each mapping out of every child (MADV_DONTFORK), but arrays over the mapping are inherited. So the
 child maps the same file privately at the same address: it reads the file's bytes, and no other process sees its writes.
 The mappings lie in a range of addresses in which the kernel places nothing on its own, so that the child's range is
@@ -20,12 +17,12 @@ only.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
-_PROT_READ_WRITE: Final = 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED_NOREPLACE = 1, 2, 0x100000
 _MADV_DONTFORK: Final = 10
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -39,8 +36,6 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
 libc_close = _libc.close
 libc_close.argtypes = [ctypes.c_int]
 
@@ -70,15 +65,14 @@ def close_with(holder: object, fd: int) -> None:
 
 
 class _Mapping(NamedTuple):
+    """`fd`: a descriptor of the file; -1 if the mapping is private. `process`: the pid of the process that mapped it.
+    `ends`: what happens once the memory is collected. `close`: closes `fd` then."""
+
     size_bytes: int
     fd: int
-    """A descriptor of the file; -1 if the mapping is private."""
     process: int
-    """The pid of the process that mapped it."""
-    ends: tuple[Collected, ...] = ()
-    """What happens once the memory is collected."""
-    close: Collected | None = None
-    """Closes `fd` once the memory is collected."""
+    ends: tuple[Collected, ...]
+    close: Collected | None
 
 
 _mapped: dict[int, _Mapping] = {}
@@ -87,19 +81,13 @@ _place = _FIRST_PLACE
 
 
 class Unshared:
-    """The first `size_bytes` of the file behind `fd`, mapped for writing. Lives as long as any array over `memory`.
-
-    `memory` is a buffer for `numpy.ndarray`. `address` is where it begins.
-    """
+    """The first `size_bytes` of the file behind `fd`, mapped for writing. Lives as long as any array over `memory`, a
+    buffer for `numpy.ndarray`, which begins at `address`."""
 
     __slots__ = ("address", "memory")
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        """Maps the memory. The caller keeps `fd`.
-
-        Raises:
-            OSError: the process has no free descriptor or no address space.
-        """
+        """The caller keeps `fd`. Raises OSError if the process has no free descriptor or no address space."""
         own_fd = os.dup(fd)
         try:
             self.address = _map(_next_place(size_bytes), size_bytes, _MAP_SHARED, fd)
@@ -117,10 +105,7 @@ class Unshared:
 
 def after_fork_in_child() -> None:
     """Maps all such memory privately in a child, and closes the child's descriptors of it. Call it before inherited
-    arrays can be written or collected.
-
-    Mappings that this process made itself stay as they are.
-    """
+    arrays can be written or collected. Mappings that this process made itself stay as they are."""
     here = os.getpid()
     # SYNC POINT: the collector may run at any moment. Memory that is held here ends after its mapping is replaced, and
     # memory that has ended is not in the table any more. A list of integers: nothing is collected while it is filled.
@@ -167,7 +152,7 @@ def _next_place(size_bytes: int) -> int:
 
 
 def _map(address: int | None, size_bytes: int, flags: int, fd: int) -> int:
-    found: int | None = _libc.mmap(address, size_bytes, _PROT_READ_WRITE, flags, fd, 0)
+    found: int | None = _libc.mmap(address, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if found is None or found == _FAILED:
         raise _last_error()
     return found
