@@ -26,8 +26,7 @@ from .install import install
 from .leftovers import purge
 from .orders import clear, evict, limit, reload, room
 from .parameters import FILE, time_option
-from .show import advise, clients, config, latency, ls, watch, why
-from .status import health, status
+from .show import advise, clients, config, health, latency, ls, status, watch, why
 
 TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130

@@ -54,7 +54,7 @@ class Lane:
 
     Invariants: words return to `_state[1]`. It is `free` itself unless the lane is suspended or frozen; then `free`
     stays empty, whichever thread returns words. Words below `SPARE_END` are for grants alone, so that views of any
-    number leave room for puts; they return to `_spare`.
+    number leave room for puts; they return to `_spare_state[1]`.
     """
 
     __slots__ = (
@@ -64,7 +64,6 @@ class Lane:
         "_kept",
         "_map",
         "_misses",
-        "_spare",
         "_spare_state",
         "_state",
         "free",
@@ -84,7 +83,6 @@ class Lane:
         self.lane_id = unpack_lane_header(self._map)
         self.words = memoryview(self._map).cast("Q")
         self.free = list(range(PINS_AT + LANE_WORDS - 1, SPARE_END - 1, -1))
-        self._spare = list(range(PINS_AT, SPARE_END))
         self.frozen = False
         # While the lane is suspended: the free list from before, and the words that were in it.
         self._home: list[int] | None = None
@@ -99,7 +97,7 @@ class Lane:
         # of the cycle collector. The list keeps the references, and so the finalizers, until the last of them has run:
         # the lane may be collected before that.
         self._state: list[Any] = [self.words, self.free, self._batches, self.refs]
-        self._spare_state: list[Any] = [self.words, self._spare, self._batches, self.refs]
+        self._spare_state: list[Any] = [self.words, list(range(PINS_AT, SPARE_END)), self._batches, self.refs]
         # Made at need: all of them take longer than the rest of an attach, and a megabyte.
         self.releases: list[Callable[[object], None] | None] = [None] * LOG_AT
 
@@ -148,7 +146,7 @@ class Lane:
         try:
             word = self.free.pop()
         except IndexError:
-            word = self._spare.pop()
+            word = self._spare_state[1].pop()
         words[word] = span_id
         self.refs[word] = ref(held, self.releases[word] or self.new_release(word))
         return held
@@ -290,9 +288,9 @@ class Lane:
             return
         # Suspends before the words are replaced, so that no pin goes to the replacement.
         self.suspend()
-        self._spare_state[1] = []
+        spare, self._spare_state[1] = self._spare_state[1], []
         with suppress(IndexError):
-            self._kept.extend(iter(self._spare.pop, None))
+            self._kept.extend(iter(spare.pop, None))
         self._state[0] = self._spare_state[0] = self.words = memoryview(bytearray(LANE_BYTES)).cast("Q")
         self.frozen = True
 

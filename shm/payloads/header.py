@@ -19,10 +19,9 @@ Offsets of leaves are not stored: leaves follow in the header's order, each at t
 cannot describe overlapping or reordered leaves, and payloads of one shape have identical headers.
 
 How the limits were chosen: the daemon reads the header of each payload before it publishes it, whoever wrote it. Of all
-headers within the limits, those of 16,384 arrays with as many dtypes take longest: 70 to 120 ms of a processor. 10,000
-arrays take 30 ms, a megabyte of text 20. The copier's thread does that, in turns of clients, so other puts wait for one
-such header at most. The thread rests every REST_NODES nodes, about a millisecond, so that the event loop never waits
-long for the interpreter's lock. The event loop itself reads only headers of up to `copier.SMALL_TREE_BYTES`.
+headers within the limits, those of 16,384 arrays with as many dtypes take longest: 70 to 120 ms of a processor. The
+copier's thread does that, in turns of clients, and rests every REST_NODES nodes, about a millisecond, so that the event
+loop never waits long for the interpreter's lock.
 
 Invariants: for any input bytes, `read` ends within a bounded number of steps with a node or BadTree, and every leaf of
 the node lies within [start + len(header), end).

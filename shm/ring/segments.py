@@ -21,8 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import posix_ipc
-
 from ...errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, ProcessLimit, SegmentError
 from .layout import PAGE_BYTES
 
@@ -85,12 +83,10 @@ def create(name: str, size_bytes: int) -> int:
         SegmentError: the system refuses for another reason.
     """
     try:
-        # posix_ipc hides the number of the error that the process can open no more files.
-        os.close(os.open(SHM_FOLDER, os.O_PATH | os.O_DIRECTORY))
-        fd = int(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE).fd)
-    except posix_ipc.ExistentialError:
+        fd = os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, SEGMENT_MODE)
+    except FileExistsError:
         raise NameTaken(f"cannot create {SHM_FOLDER}{name}: there is {_whose(name)} already") from None
-    except (posix_ipc.Error, OSError) as error:
+    except OSError as error:
         raise _not_created(name, size_bytes, error) from error
     try:
         # fchmod, since the umask may have removed bits of the mode.
@@ -103,10 +99,9 @@ def create(name: str, size_bytes: int) -> int:
     return fd
 
 
-def _not_created(name: str, size_bytes: int, error: Exception) -> SegmentError:
-    number = error.errno if isinstance(error, OSError) else None
-    kind = NotEnoughMemory if number in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG) else SegmentError
-    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: FILE_LIMIT}.get(number or 0, error)
+def _not_created(name: str, size_bytes: int, error: OSError) -> SegmentError:
+    kind = NotEnoughMemory if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG) else SegmentError
+    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: FILE_LIMIT}.get(error.errno or 0, error)
     return kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {why}")
 
 
@@ -119,7 +114,7 @@ def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int
     """
     mode = os.O_RDONLY if read_only else os.O_RDWR
     try:
-        # Not shm_open(3), which blocks if a user has placed a FIFO there.
+        # Without O_NONBLOCK it would block if a user has placed a FIFO there.
         fd = os.open(_path(name), mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise SegmentError(f"cannot open {name} in {SHM_FOLDER}: {error.strerror}; there is {_whose(name)}") from error

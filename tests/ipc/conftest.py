@@ -39,9 +39,7 @@ def no_descriptor_leaks() -> Iterator[None]:
 
 
 @pytest.fixture
-def sockets(
-    no_descriptor_leaks: None,
-) -> Iterator[tuple[socket.socket, socket.socket]]:
+def sockets(no_descriptor_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     yield ours, theirs
     ours.close()

@@ -14,7 +14,7 @@ import pytest
 
 from tensord.errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TimedOut
 from tensord.ipc import places
-from tensord.ipc.wire.connect import connect
+from tensord.ipc.wire.blocking import connect
 
 NOBODY = 65534
 NO_NAME_GID = 54_321

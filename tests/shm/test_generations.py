@@ -45,34 +45,23 @@ def test_a_raised_generation_is_read_by_writer_readers_and_the_next_daemon(raise
         assert len(writer) == len(model)
 
 
-@pytest.mark.parametrize(
-    ("at", "bytes_"),
-    [
-        (0, (CAPACITY + 1).to_bytes(8, "little")),
-        (0, b"\xff" * 8),
-        (24, bytes(8)),
-        (24, (GENERATION_MAX + 1).to_bytes(8, "little")),
-        (24, (5).to_bytes(8, "little")),
-        (24, bytes(7)),
-        (40, b"aaaabbbb"),
-        (0, bytes(8)),
-        (0, bytes(48)),
-        (72, b"\x01"),
-    ],
-    ids=[
-        "more than there is room for",
-        "far more",
-        "generation 0",
-        "no generation",
-        "another generation",
-        "a lower one",
-        "a namespace twice",
-        "no count",
-        "no count and no entry",
-        "bytes behind the table",
-    ],
-)
-def test_a_damaged_table_is_refused_and_not_guessed(memory: mmap.mmap, at: int, bytes_: bytes) -> None:
+DAMAGES = {
+    "more than there is room for": (0, (CAPACITY + 1).to_bytes(8, "little")),
+    "far more": (0, b"\xff" * 8),
+    "generation 0": (24, bytes(8)),
+    "no generation": (24, (GENERATION_MAX + 1).to_bytes(8, "little")),
+    "another generation": (24, (5).to_bytes(8, "little")),
+    "a lower one": (24, bytes(7)),
+    "a namespace twice": (40, b"aaaabbbb"),
+    "no count": (0, bytes(8)),
+    "no count and no entry": (0, bytes(48)),
+    "bytes behind the table": (72, b"\x01"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_table_is_refused_and_not_guessed(memory: mmap.mmap, damage: str) -> None:
+    at, bytes_ = DAMAGES[damage]
     writer = GenerationWriter(memory, GEOMETRY)
     writer.raise_to(b"aaaabbbb", 3)
     writer.raise_to(b"bbbbaaaa", 4)

@@ -180,17 +180,6 @@ def test_a_free_slot_whose_seq_was_damaged_is_taken_all_the_same() -> None:
     assert not index.read(0).published
 
 
-def test_slots_of_higher_epochs_are_found_highest_first_whether_published_or_not() -> None:
-    index, writer, reader = index_over(16)
-    taken: list[int] = []
-    for number, epoch in enumerate([2, 5, 3, 0xFFFF, 1]):
-        taken.append(writer.take(key(number), epoch << 48 | 7, 16 << 48 | 64 * number, 64))
-        if number % 2:
-            writer.publish(taken[-1])
-    assert list(reader.later_than(2)) == [index.read(taken[number]) for number in (3, 1, 2)]
-    assert list(reader.later_than(0xFFFF)) == list(reader.later_than((1 << 64) - 1)) == []
-
-
 def test_a_fingerprint_across_two_cells_of_a_line_is_nobodys() -> None:
     """Keys made so that a slot read eight bytes too late would look like another key's."""
     _, writer, reader = index_over(1)

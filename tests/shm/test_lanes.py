@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tensord.errors import LayoutMismatch
 from tensord.shm.lanes.lane import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane
-from tensord.shm.lanes.reader import LaneReader
 from tensord.shm.ring.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS
 
 from ..memory_bench import attached, lane_file, memory_file
@@ -263,13 +262,3 @@ def test_views_leave_words_for_grants_also_once_grants_have_ended() -> None:
     lane.freeze()
     with pytest.raises(IndexError):
         lane.lend(99)
-
-
-def test_a_closed_or_truncated_lane_has_no_records() -> None:
-    fd = lane_file(7)
-    Lane(fd).log(3)
-    reader = LaneReader(fd, 7)
-    os.ftruncate(fd, 8 * HEAD_AT)
-    assert reader.drain() is None
-    reader.close()
-    assert reader.drain() is None

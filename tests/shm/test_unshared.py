@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,8 @@ def is_mapped(address: int) -> bool:
     return re.search(rf"^0*{address:x}-", Path("/proc/self/maps").read_text(), re.M) is not None
 
 
-def child_says(act: object) -> int:
+def child_says(act: Callable[[], object]) -> int:
     """The exit status of a child in which `act()` runs; 0 where it is true."""
-    assert callable(act)
     forked = os.fork()
     if not forked:
         status = 9
@@ -81,9 +81,7 @@ def test_a_mapping_ends_with_its_last_array_in_parent_and_child() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("cyclic", [False, True])
-def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_descriptor(
-    cyclic: bool,
-) -> None:
+def test_a_signal_handlers_exception_at_no_instruction_keeps_a_mapping_or_its_descriptor(cyclic: bool) -> None:
     fd = memory_file(SIZE_BYTES)
     # What other tests have left would be closed by a collection below.
     gc.collect()

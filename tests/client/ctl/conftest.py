@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import tensord
 from tensord.client.ctl import main
 from tensord.client.ctl.daemon import Daemon as Asked
 from tensord.client.ctl.daemon import told as answered
@@ -19,6 +20,8 @@ from tensord.client.ctl.daemon import told as answered
 from ...daemon_process import PATIENCE_S, Daemon
 
 COMMAND = (sys.executable, "-m", "tensord.client.ctl")
+SPACES = [tensord.Namespace(model=model, revision="r", dtype="f4", processor="p") for model in ("a", "b")]
+KEYS = [space.key("encoder", "image", bytes([number])) for space in SPACES for number in range(3)]
 
 
 @dataclass(frozen=True)

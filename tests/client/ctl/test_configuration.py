@@ -1,24 +1,29 @@
+"""The connection to a daemon, and the settings of a daemon that runs, and of one that is not started yet."""
+
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from tensord.client.ctl import daemon as asked
-from tensord.errors import BadConfiguration
+from tensord.client.ctl import daemon as asked_module
+from tensord.client.ctl.daemon import Daemon as Asked
+from tensord.errors import BadConfiguration, TimedOut
+from tensord.ipc.messages import control as messages
 
-from ...daemon_process import Daemon
+from ...daemon_process import PATIENCE_S, Daemon
 from .conftest import Ctl
 
 
 def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "_CHECK", ("false",))
+    monkeypatch.setattr(asked_module, "_CHECK", ("false",))
     with pytest.raises(BadConfiguration, match="ended with 1"):
-        asked.checked()
-    monkeypatch.setattr(asked, "_CHECK", ("sleep", "60"))
+        asked_module.checked()
+    monkeypatch.setattr(asked_module, "_CHECK", ("sleep", "60"))
     with pytest.raises(BadConfiguration, match="did not end"):
-        asked.checked(timeout_s=0.05)
+        asked_module.checked(timeout_s=0.05)
 
 
 def _settings(ctl: Ctl, *name: str) -> dict[str, tuple[str, str]]:
@@ -89,3 +94,37 @@ def test_a_reload_by_another_user_says_who_may(daemon: Daemon, ctl: Ctl) -> None
     finally:
         os.setresuid(0, 0, 0)
     assert f"cannot send SIGHUP to pid {daemon.pid} of uid 0" in err
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(daemon: Daemon) -> None:
+    asked = Asked(daemon.socket, timeout_s=PATIENCE_S)
+    assert asked.status()["pid"] == daemon.pid
+    daemon.pause()
+    asked.timeout_s = 0.2
+    with pytest.raises(TimedOut, match=r"--timeout"):
+        asked.status()
+    daemon.resume()
+    asked.timeout_s = PATIENCE_S
+    assert asked.ask(messages.ClientsQuery)["clients"] == []
+    asked.close()
+
+
+def test_orders_take_no_lane(daemon: Daemon) -> None:
+    asked = Asked(daemon.socket, timeout_s=PATIENCE_S)
+    asked.order(messages.Limit, 1 << 20)
+    (row,) = daemon.client_rows()
+    assert (row["name"], row["lane"]) == ("tensorctl", None)
+    assert daemon.lanes() == []
+    asked.close()
+
+
+def test_the_status_socket_is_the_one_beside_the_control_socket_unless_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Asked(Path("/a/control.sock")).status_path == Path("/a/status.sock")
+    assert Asked(Path("/a/control.sock"), Path("/b/s")).status_path == Path("/b/s")
+    monkeypatch.setenv("TENSORD_SOCKET", "/c/control.sock")
+    assert Asked().status_path == Path("/c/status.sock")
+    monkeypatch.setenv("TENSORD_STATUS_SOCKET", "/d/s")
+    assert Asked().status_path == Path("/d/s")
+    assert Asked(Path("/a/control.sock")).status_path == Path("/a/status.sock")

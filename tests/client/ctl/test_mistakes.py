@@ -16,74 +16,40 @@ from ...daemon_process import PATIENCE_S, Daemon
 from .conftest import COMMAND, Ctl
 
 MISTAKES = [
-    [""],
-    ["no-such-command"],
-    ["--no-such-option", "status"],
-    ["--timeout", "soon", "status"],
-    ["--timeout", "0", "status"],
-    ["--timeout", "nan", "status"],
-    ["--timeout", "2h", "status"],
-    ["--socket"],
-    ["--socket", "", "status"],
-    ["--status-socket", "", "status"],
-    ["status", "now"],
-    ["ls", "--count", "0"],
-    ["ls", "--namespace-tag", "12"],
-    ["why"],
-    ["why", "xyz"],
-    ["advise", "more"],
-    ["clients", "-x"],
-    ["latency", "--over", "soon"],
-    ["watch", "--count", "-1"],
-    ["limit", "much"],
-    ["limit", "0"],
-    ["limit", "999999TiB"],
-    ["room", "much"],
-    ["room", "8GiB", "--for", "0"],
-    ["room", "8GiB", "--wait", "25h"],
-    ["evict", "all"],
-    ["clear"],
-    ["clear", "--yes", "--namespace-tag", "x"],
-    ["install", "now"],
-    ["purge", "everything"],
-    ["health", "--quick"],
-    ["doctor", "--fix"],
-    ["config", "a", "b"],
-    ["reload", "now"],
+    *(
+        "''",
+        "no-such-command",
+        "--no-such-option status",
+        "--socket",
+        "--socket '' status",
+        "--status-socket '' status",
+    ),
+    *(f"--timeout {given} status" for given in ("soon", "0", "nan", "2h")),
+    *("status now", "health --quick", "doctor --fix", "config a b", "reload now", "install now", "purge everything"),
+    *("ls --count 0", "ls --namespace-tag 12", "why", "why xyz", "advise more", "clients -x", "latency --over soon"),
+    *("watch --count -1", "limit much", "limit 0", "limit 999999TiB", "evict all", "clear"),
+    *("clear --yes --namespace-tag x", "room much", "room 8GiB --for 0", "room 8GiB --wait 25h"),
 ]
 NEEDS_A_DAEMON = [
-    ["status"],
-    ["status", "--json"],
-    ["ls"],
-    ["why", "12"],
-    ["why", "12" * 32],
-    ["clients"],
-    ["watch"],
-    ["limit", "1GiB"],
-    ["room", "1GiB"],
-    ["evict", "12" * 32],
-    ["clear", "--yes"],
-    ["health"],
-    ["config"],
-    ["reload"],
-    ["latency"],
+    *("status", "status --json", "ls", "why 12", f"why {'12' * 32}", "clients", "watch", "limit 1GiB", "room 1GiB"),
+    *(f"evict {'12' * 32}", "clear --yes", "health", "config", "reload", "latency"),
 ]
 
 
-@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
-def test_a_usage_error_is_one_line_and_exit_code_2(alone: Ctl, words: list[str]) -> None:
-    told = alone(*words, code=2)
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_usage_error_is_one_line_and_exit_code_2(alone: Ctl, words: str) -> None:
+    told = alone(*shlex.split(words), code=2)
     assert told.out == ""
     assert "--help`" in told.err
 
 
 def test_there_is_a_mistake_for_every_command() -> None:
-    assert set(cli.commands) <= {words[0] for words in MISTAKES}
+    assert set(cli.commands) <= {words.split()[0] for words in MISTAKES}
 
 
-@pytest.mark.parametrize("words", NEEDS_A_DAEMON, ids=" ".join)
-def test_without_a_daemon_each_command_says_how_to_start_one(alone: Ctl, words: list[str]) -> None:
-    told = alone(*words, code=1)
+@pytest.mark.parametrize("words", NEEDS_A_DAEMON)
+def test_without_a_daemon_each_command_says_how_to_start_one(alone: Ctl, words: str) -> None:
+    told = alone(*shlex.split(words), code=1)
     assert "systemctl start tensord" in told.err
     assert told.out == ""
 

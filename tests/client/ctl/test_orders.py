@@ -16,11 +16,8 @@ from tensord.ipc.messages import control as messages
 
 from ...daemon_process import MIB, Daemon
 from . import documents
-from .conftest import Ctl
+from .conftest import KEYS, SPACES, Ctl
 from .documents import CARD, GIB
-
-SPACES = [tensord.Namespace(model=model, revision="r", dtype="f4", processor="p") for model in ("a", "b")]
-KEYS = [space.key("encoder", "image", bytes([number])) for space in SPACES for number in range(3)]
 
 
 @pytest.fixture

@@ -19,10 +19,8 @@ from tensord.client.ctl.show import advice_text
 from tensord.ipc.messages.control import Event
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
-from .conftest import Ctl
+from .conftest import KEYS, SPACES, Ctl
 
-SPACES = [tensord.Namespace(model=model, revision="r", dtype="f4", processor="p") for model in ("a", "b")]
-KEYS = [space.key("encoder", "image", bytes([number])) for space in SPACES for number in range(3)]
 KEY = KEYS[0]
 
 

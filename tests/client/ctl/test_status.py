@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensord.client.ctl.output import WIDTH
-from tensord.client.ctl.status import status_text
+from tensord.client.ctl.show import status_text
 
 from ...daemon_process import Daemon
 from . import documents
