@@ -71,9 +71,8 @@ class AgentStepGraph:
         if at in self._steps:
             raise BadGraph(f"step_index = {step.step_index}: agent {step.agent_id!r} has that step already")
         if len(self._steps) >= STEPS_MAX:
-            raise BadGraph(
-                f"a step of agent {step.agent_id!r} would be over {STEPS_MAX} steps: register several workflows"
-            )
+            over = f"a step of agent {step.agent_id!r} would be over {STEPS_MAX} steps"
+            raise BadGraph(f"{over}: register several workflows")
         self._steps[at] = step
         self._agents.setdefault(step.agent_id, len(self._agents))
 

@@ -33,11 +33,8 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 def home_folder(environ: Mapping[str, str]) -> Path:
-    """The home folder of this process's user. An empty HOME counts as not set: `Path.home()` would be `/`.
-
-    Raises:
-        KeyError: HOME is not set, and the user has no entry in the user database.
-    """
+    """The home folder of this process's user. An empty HOME counts as not set: `Path.home()` would be `/`. Raises
+    KeyError: HOME is not set, and the user has no entry in the user database."""
     return Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
 
 
@@ -55,10 +52,8 @@ def daemon_folder(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def control_socket(environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER) -> Path:
-    """The control socket that a client connects to. `uid` defaults to the effective uid of this process.
-
-    Raises SocketForbidden if the user's folder in /tmp belongs to another user or is writable for others.
-    """
+    """The control socket that a client connects to. `uid` defaults to the effective uid of this process. Raises
+    SocketForbidden if the user's folder in /tmp belongs to another user or is writable for others."""
     if given := environ.get("TENSORD_SOCKET"):
         return Path(given)
     uid = os.geteuid() if uid is None else uid
@@ -103,10 +98,8 @@ def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str]
     if not folder.is_dir():
         if os.path.lexists(folder):
             raise SocketForbidden(f"{folder} is not a folder: remove it, or set another socket")
-        raise SocketForbidden(
-            f"the socket's folder {folder} does not exist, and only default folders are created: create it, or set "
-            "another socket"
-        )
+        why = f"the socket's folder {folder} does not exist, and only default folders are created"
+        raise SocketForbidden(f"{why}: create it, or set another socket")
 
 
 def check_folder(folder: Path, uid: int) -> None:
@@ -118,6 +111,5 @@ def check_folder(folder: Path, uid: int) -> None:
     if found.st_uid != uid:
         raise SocketForbidden(f"{folder} belongs to uid {found.st_uid}, not to {uid}: {remedy}")
     if found.st_mode & 0o022:
-        raise SocketForbidden(
-            f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}, so that other users may write to it: {remedy}"
-        )
+        mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        raise SocketForbidden(f"{folder} has mode {mode}, so that other users may write to it: {remedy}")

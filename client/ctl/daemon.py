@@ -53,9 +53,7 @@ def told(body: Any) -> Any:
 
 class Daemon:
     """The daemon behind a pair of sockets: by default the usual control socket, and the status socket beside it.
-
-    Connects on first use. `timeout_s`: seconds for one answer.
-    """
+    Connects on first use. `timeout_s`: seconds for one answer."""
 
     def __init__(self, control: Path | None = None, status: Path | None = None, timeout_s: float = 5.0) -> None:
         self._control, self._status = control, status
@@ -92,11 +90,8 @@ class Daemon:
             after = bytes.fromhex(page["behind"])
 
     def ask(self, query: type[messages.StatusRequest], *fields: Any) -> dict[str, Any]:
-        """Sends one query on the status socket. `fields`: those after its id.
-
-        Raises:
-            DaemonUnavailable, SocketForbidden, TimedOut: there is no answer. Or the error that the daemon answered.
-        """
+        """Sends one query on the status socket. `fields`: those after its id. Raises DaemonUnavailable,
+        SocketForbidden, TimedOut: there is no answer. Or the error that the daemon answered."""
         if self._asking is None:
             try:
                 self._asking = BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())

@@ -133,11 +133,8 @@ def purge(instance: str | None, yes: bool) -> None:
 
 
 def _usual_instance() -> str:
-    """The instance of a daemon started here and now, according to that daemon.
-
-    An empty $TENSORD_INSTANCE is refused. A daemon treats it as not set; here the default instance would be freed
-    although another one was meant.
-    """
+    """The instance of a daemon started here and now, according to that daemon. An empty $TENSORD_INSTANCE is refused. A
+    daemon treats it as not set; here the default instance would be freed although another one was meant."""
     if os.environ.get("TENSORD_INSTANCE") == "":
         raise BadConfiguration("TENSORD_INSTANCE is empty: set it to an instance's name, unset it, or use --instance")
     try:

@@ -93,11 +93,8 @@ def time_option(option: str, name: str, most_s: float, default: str, help: str) 
 
 
 def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
-    """The key for each prefix. A whole key stands for itself, stored or not.
-
-    Raises:
-        BadKey: no stored key begins with a prefix, or several do.
-    """
+    """The key for each prefix. A whole key stands for itself, stored or not. Raises BadKey: no stored key begins with a
+    prefix, or several do."""
     found: dict[str, list[str]] = {prefix: [] for prefix in prefixes if len(prefix) < KEY_DIGITS}
     # One pass over the entries; over those of one namespace, if all prefixes contain the same tag.
     tags = {prefix[:TAG_DIGITS] for prefix in found}

@@ -41,7 +41,6 @@ _SHOWN_DIGITS: Final = TAG_DIGITS + 12
 _SHARES: Final = (0.5, 0.9, 0.99, 0.999)
 Rows = list[tuple[str, str]]
 
-_HEAD: Final = "tensord {version}, instance {instance}: pid {pid}, uid {uid}, epoch {epoch}, up {uptime_s}"
 _STORE: Final = {
     "pinned": "pins for a time {pins} ({pinned_bytes}); evicted entries that readers hold {retired_bytes}",
     "lookups": "hits {hits}, misses {misses}",
@@ -49,7 +48,6 @@ _STORE: Final = {
     "evictions": "{evictions}; {evicted_bytes} in all",
     "claims": "held {claims_held}, waited for {claims_waiting}; granted {claims_granted}",
 }
-_CLIENTS: Final = "{clients}, with leases {pins}; lanes {lanes}, {lanes_orphaned} of closed connections"
 _REMOTE: Final = "; {remote}; read {remote_read_bytes}, written {remote_written_bytes}"
 _UNSTORABLE: Final = "namespace {namespace}: values {count}, the last {ago_s} ago: {code}: {text}"
 _WORKFLOW: Final = "{workflow}: client {client}, at step {step}; steps {steps} of agents {agents}"
@@ -83,10 +81,14 @@ _DEVICE: Final = {
 def status_text(body: dict[str, Any], health: dict[str, Any]) -> str:
     """A status as text."""
     store, governor = body["store"], body["governor"]
+    head = "tensord {version}, instance {instance}: pid {pid}, uid {uid}, epoch {epoch}, up {uptime_s}"
     rows = [("PROBLEM", problem) for problem in health["problems"]]
     rows += [("notice", notice) for notice in health["notices"]]
-    rows += [("NOT STORED", unstorable(each)) for each in store["unstorable"]]
-    rows += [*_memory(body, store), ("clients", words(body, _CLIENTS))]
+    rows += [("NOT STORED", words(each, _UNSTORABLE)) for each in store["unstorable"]]
+    rows += _memory(body, store)
+    rows.append(
+        ("clients", words(body, "{clients}, with leases {pins}; lanes {lanes}, {lanes_orphaned} of closed connections"))
+    )
     rows += [(name, words(store, template)) for name, template in _STORE.items()]
     rows.append(("refusals", words(body, "{store[refusals]}; by quota: {quotas[refusals]}")))
     rows += _ratios(store["hit_ratios"])
@@ -95,12 +97,7 @@ def status_text(body: dict[str, Any], health: dict[str, Any]) -> str:
     if remote := body["remote"]:
         serves = f"{remote['address']} {'serves' if remote['serves'] else 'LEFT ALONE'}"
         rows.append(("remote", serves + words(store, _REMOTE)))
-    return f"{words(body, _HEAD)}\n\n{pairs(rows)}\n\n{pairs(_pressure(governor))}"
-
-
-def unstorable(reason: Mapping[str, Any]) -> str:
-    """Why values of a namespace cannot be stored."""
-    return words(reason, _UNSTORABLE)
+    return f"{words(body, head)}\n\n{pairs(rows)}\n\n{pairs(_pressure(governor))}"
 
 
 def _memory(body: dict[str, Any], store: dict[str, Any]) -> Rows:

@@ -74,12 +74,9 @@ class Attach(AttachmentRequest, frozen=True):
 
 
 class OpenInbox(AttachmentRequest, frozen=True):
-    """Brings the descriptor of a sealed memory file of `inbox_bytes`, from which the daemon copies.
-
-    A client that may not write into the ring writes payloads into it, at the same offsets at which the daemon lends
-    places of the ring; then it is as large as the ring. Prefix queries are read from it too. A later one takes the
-    place of an earlier one.
-    """
+    """Brings the descriptor of a sealed memory file of `inbox_bytes`, from which the daemon copies. A client that may
+    not write into the ring writes payloads into it, at the same offsets at which the daemon lends places of the ring;
+    then it is as large as the ring. Prefix queries are read from it too. A later one replaces an earlier one."""
 
     answered_by = Done
     inbox_bytes: SomeBytes
@@ -102,12 +99,10 @@ class OpenRing(AttachmentRequest, frozen=True):
 
 
 class GrantsLent(Reply, frozen=True):
-    """Answers AskForGrants: places that are the client's to write in. `error`: why there is none.
-
-    A grant: (number, offset, size in bytes, span id, slot, seq of the slot). The client pins the span id and then reads
-    the slot of the index. As long as the slot has that seq and span id, the place is the client's until the pin ends.
-    For a client that writes into its own inbox, the span id is 0, and the place is at the same offset of the inbox.
-    """
+    """Answers AskForGrants: places that are the client's to write in. `error`: why there is none. The client pins the
+    span id of a grant and then reads the slot of the index. As long as the slot has that seq and span id, the place is
+    the client's until the pin ends. For a client that writes into its own inbox, the span id is 0, and the place is at
+    the same offset of the inbox."""
 
     grants: GrantList
     error: ErrorBody | None = None
@@ -129,11 +124,9 @@ class PlacesWanted(Answer, frozen=True):
 
 
 class AskForGrants(StoreRequest, Question, frozen=True):
-    """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first.
-
-    Answered once, with as many as can be lent now, but only after the first can be lent or is refused. `returned`: as
-    `ReturnGrants`. `ahead`: no put waits for the places; then there are none if the client has enough unused ones.
-    """
+    """Asks for places of `sizes` bytes each (of spans, headers included), the most urgent one first. Answered once,
+    with as many as can be lent now, but only after the first can be lent or is refused. `returned`: as `ReturnGrants`.
+    `ahead`: no put waits for the places; then there are none if the client has enough unused ones."""
 
     answered_by = GrantsLent
     pushes = (PutRefused, Settled, PlacesWanted)
@@ -155,10 +148,8 @@ class Doorbell(StoreRequest, frozen=True):
 
 class Claimed(Reply, frozen=True):
     """Answers RequestClaim. After `wait` another Claimed with this id follows. `alone`: compute without a claim.
-
     `lasts_s`: with `compute`, the time until the claim has to be renewed. With `wait`, the time in which the holder
-    expects to have stored the payload; 0 if the holder did not say.
-    """
+    expects to have stored the payload; 0 if the holder did not say."""
 
     answer: Literal["hit", "compute", "wait", "alone"]
     token: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] = 0
@@ -181,23 +172,18 @@ class Renew(StoreRequest, frozen=True):
 
 
 class Abandon(StoreRequest, frozen=True):
-    """Gives a claim up. No answer. The claim is handed over to the first waiting client, at most once.
-
-    `error`: why the value cannot be stored, by any client. Then all waiting clients compute, and for a minute nobody
-    gets a claim on the key.
-    """
+    """Gives a claim up. No answer. The claim is handed over to the first waiting client, at most once. `error`: why the
+    value cannot be stored, by any client. Then all waiting clients compute, and for a minute nobody gets a claim."""
 
     token: Token
     error: ErrorBody | None = None
 
 
 class FetchRun(StoreRequest, Question, frozen=True):
-    """Has the daemon read entries from its remote store into the ring. The answer counts the keys, from the first one
-    on, whose entries are in the ring then. It comes at once if asking the store is not worth it.
-
-    `keys`: of one namespace and generation, in order: an entry's parent comes before it. `within_s`: the time that
-    computing the entries would take; 0 if not known. Only for daemons whose Welcome says `remote`.
-    """
+    """Has a daemon whose Welcome says `remote` read entries into the ring. The answer counts the keys, from the first
+    one on, whose entries are in the ring then. It comes at once if asking the store is not worth it. `keys`: of one
+    namespace and generation, an entry's parent before it. `within_s`: the time that computing the entries would take;
+    0 if not known."""
 
     answered_by = Counted
     keys: Keys
@@ -288,11 +274,9 @@ class Limit(StoreRequest, Question, frozen=True):
 
 
 class Matched(Reply, frozen=True):
-    """Answers MatchPrefix: the first `offset` tokens are cached.
-
-    `blocks`: the blocks with these tokens, in order; the last block may have more tokens. `snapshot`: the snapshot at
-    exactly that offset. Nothing is pinned: if a block is evicted before the client looks it up, the match is shorter.
-    """
+    """Answers MatchPrefix: the first `offset` tokens are cached. `blocks`: the blocks with these tokens, in order; the
+    last one may have more tokens. `snapshot`: the one at exactly that offset. Nothing is pinned: if a block is evicted
+    before the client looks it up, the match is shorter."""
 
     offset: Count
     blocks: Blocks
@@ -300,12 +284,9 @@ class Matched(Reply, frozen=True):
 
 
 class MatchPrefix(PrefixRequest, frozen=True):
-    """Asks for the longest cached prefix of a sequence.
-
-    The query is a packed `shm.payloads.prefix.PrefixRecord` of `query_bytes`: all tokens, with the identities of
-    media folded in, and all media. It is at `inbox_offset` of the inbox. The client may reuse these bytes once the
-    answer has come.
-    """
+    """Asks for the longest cached prefix of a sequence. The query is a packed `shm.payloads.prefix.PrefixRecord` of
+    `query_bytes`: all tokens, with the identities of media folded in, and all media. It is at `inbox_offset` of the
+    inbox, until the answer has come."""
 
     answered_by = Matched
     namespace: NamespaceTag
@@ -322,11 +303,8 @@ class NameAgent(StoreRequest, frozen=True):
 
 
 class AgentTurn(StoreRequest, Question, frozen=True):
-    """Says when an agent runs.
-
-    "began": a turn of it begins. "tool_call": its model call ended in a tool call, and it continues with the result.
-    "turn_ended": its turn ended, and it continues after the next input. "finished": it never runs again.
-    """
+    """Says when an agent runs. "began": a turn of it begins. "tool_call": its model call ended in a tool call, and it
+    continues with the result. "turn_ended": it continues after the next input. "finished": it never runs again."""
 
     answered_by = Done
     needs_lane = False

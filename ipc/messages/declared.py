@@ -52,6 +52,12 @@ class Counted(Reply, frozen=True):
     count: Count
 
 
+class Document(Reply, frozen=True):
+    """Answers a query. `body`: a map of names, numbers, lists and further maps."""
+
+    body: dict[str, Any]
+
+
 class Error(Answer, frozen=True):
     """A request was refused; without an id, the connection ends. `code`: the error's type."""
 
@@ -124,6 +130,8 @@ class GaugeRequest(ControlRequest, frozen=True):
 class StatusRequest(Question, frozen=True):
     """May come on the status socket. Answered by the store's actor."""
 
+    answered_by = Document
+
 
 class DaemonQuery(StatusRequest, frozen=True):
     """Answered by the store's actor and by the governor's actor. The status actor merges the two answers."""
@@ -133,7 +141,7 @@ class DaemonQuery(StatusRequest, frozen=True):
 
 
 def declared(base: type[Declared]) -> list[type[Declared]]:
-    """The classes of the messages that are declared with `base`, directly or through another base."""
+    """The classes of the messages with `base`, directly or through another base."""
     found: list[type[Declared]] = []
     for kind in base.__subclasses__():
         found += declared(kind) or [kind]
@@ -142,19 +150,13 @@ def declared(base: type[Declared]) -> list[type[Declared]]:
 
 def answers(requests: Iterable[type[Request]]) -> list[type[Answer]]:
     """The classes of the messages that the daemon may send because of `requests`, each once."""
-    found: dict[type[Answer], None] = {}
-    for request in requests:
-        found |= dict.fromkeys(request.pushes)
-        if request.answered_by is not None:
-            found[request.answered_by] = None
-    return [*found, Error]
+    sent = [kind for request in requests for kind in (*request.pushes, request.answered_by) if kind is not None]
+    return [*dict.fromkeys(sent), Error]
 
 
 def handlers(base: type[Message], table: Mapping[type[Any], Handler]) -> dict[type[Any], Handler]:
-    """The handler of every message declared with `base`: what `table` has for its class, or else for its base.
-
-    Raises TypeError, as the daemon starts, if a message has no handler, or `table` names a class without that base.
-    """
+    """The handler of every message declared with `base`: what `table` has for its class, or else for its base. Raises
+    TypeError, as the daemon starts, if a message has no handler, or `table` names a class without that base."""
     found: dict[type[Any], Handler] = {}
     for kind in declared(base):
         named = next((each for each in kind.__mro__ if each in table), None)
@@ -168,6 +170,5 @@ def handlers(base: type[Message], table: Mapping[type[Any], Handler]) -> dict[ty
 
 
 def id_of(message: Message) -> int | None:
-    """The message's id, None for a message that has none."""
     number: int | None = getattr(message, "id", None)
     return number

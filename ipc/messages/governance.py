@@ -97,12 +97,9 @@ class DeviceOpened(Reply, frozen=True):
 
 
 class Order(Answer, frozen=True):
-    """A push: tells a client to offload, drop or promote entries.
-
-    `promote`: the client reads the entries from the host tier and registers them again. The client acknowledges
-    `offload` and `drop` with the number `order`; it does not acknowledge `promote`. `reason`: the mode, `budget` or
-    `reservation`.
-    """
+    """A push: tells a client to offload, drop or promote entries. `promote`: the client reads the entries from the host
+    tier and registers them again. It acknowledges `offload` and `drop` with the number `order`, and no `promote`.
+    `reason`: the mode, `budget` or `reservation`."""
 
     order: Token
     device: GaugeName
@@ -125,12 +122,9 @@ class Registered(Reply, frozen=True):
 
 
 class RegisterEntry(GovernorRequest, Question, frozen=True):
-    """Registers a tree of tensors in this client's VRAM. Of a key that this client has registered, it is a use.
-
-    `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
-    `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from `tokens`.
-    `new_bytes`: the memory that was taken for it, and that no registration or reservation of this client has counted.
-    """
+    """Registers a tree of tensors in this client's VRAM. Of a key that this client has registered, it is a use. `uses`:
+    those under the former daemon. `cost_ms`: the time that computing the tensors took; 0: not known, and estimated from
+    `tokens`. `new_bytes`: the memory that was taken for it, and that nothing else of this client has counted."""
 
     answered_by = Registered
     device: GaugeName
@@ -159,11 +153,9 @@ class ReleaseEntries(GovernorRequest, Question, frozen=True):
 
 
 class AcknowledgeOrder(GovernorRequest, Question, frozen=True):
-    """Reports the outcome of an order for all of its entries or for some. Each entry is in exactly one list.
-
-    `offloaded`: now in the ring. `dropped`: deleted without a copy in the ring. `kept`: in use by this client, so they
-    stay device entries. `freed_bytes`: the memory returned to the driver for the entries of this message.
-    """
+    """Reports the outcome of an order for all of its entries or for some, each in exactly one list. `offloaded`: now in
+    the ring. `dropped`: deleted without a copy there. `kept`: in use by this client, so they stay device entries.
+    `freed_bytes`: the memory returned to the driver for the entries of this message."""
 
     answered_by = Done
     device: GaugeName
@@ -182,15 +174,10 @@ class Reserved(Reply, frozen=True):
 
 
 class ReserveDevice(GovernorRequest, Question, frozen=True):
-    """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason.
-
-    A reservation that does not fit waits up to `wait_s` for its answer. Requests of a device are granted in order
-    of arrival. Cached entries leave for them.
-
-    `promotes`: the memory is for an entry of the host tier, so the device must stay below pressure. Never waits.
-    `held`: the client has held the memory since before this connection, for `for_s` more. Granted at once, whatever the
-    gauge shows.
-    """
+    """Reserves free memory of a device for `for_s` at most. One that does not fit waits up to `wait_s` for its answer.
+    Requests of a device are granted in order of arrival. Cached entries leave for them. `promotes`: the memory is for
+    an entry of the host tier, so the device must stay below pressure. Never waits. `held`: the client has held the
+    memory since before this connection, for `for_s` more. Granted at once, whatever the gauge shows."""
 
     answered_by = Reserved
     device: GaugeName
@@ -210,11 +197,9 @@ class ReleaseReservation(GovernorRequest, Question, frozen=True):
 
 class RoomStep(Struct, frozen=True):
     """What one holder of a device's memory did for a room: the cached tensors, or a neighbour by its name.
-
     `freed_bytes`: the fall of the device's gauge during the step. `outcome`: "freed"; "nothing", if nothing could go,
     or a neighbour accepted the request and the gauge did not fall; "left alone", if it is busy; "asked", if it has not
-    answered yet; "failed". `why`: the reason, unless it freed; then what a neighbour keeps all the same.
-    """
+    answered yet; "failed". `why`: the reason, unless it freed; then what a neighbour keeps all the same."""
 
     who: Name
     outcome: RoomOutcome
@@ -235,10 +220,8 @@ class RoomMade(Reply, frozen=True):
 
 class MakeRoom(GovernorRequest, Question, frozen=True):
     """Makes room on a device: cached entries leave, then the configured neighbours are asked for theirs, until
-    `size_bytes` are free. They are reserved for `for_s` at most, also after the end of this connection.
-
-    `wait_s`: the most seconds until the answer.
-    """
+    `size_bytes` are free. They are reserved for `for_s` at most, also after the end of this connection. `wait_s`: the
+    most seconds until the answer."""
 
     answered_by = RoomMade
     device: GaugeName
@@ -255,11 +238,8 @@ class EndRoom(GovernorRequest, Question, frozen=True):
 
 
 class ReadDevice(GaugeRequest, frozen=True):
-    """A device's memory as the driver reports it to this client. No answer.
-
-    Sent if the daemon has no gauge of its own for the device. `read_at_s`: CLOCK_MONOTONIC as the client began to read,
-    which is before anything that the reading does not show; 0: the daemon takes the time of arrival.
-    """
+    """A device's memory as the driver reports it to this client, for a daemon without a gauge of its own. No answer.
+    `read_at_s`: CLOCK_MONOTONIC as the client began to read; 0: the daemon takes the time of arrival."""
 
     device: GaugeName
     used_bytes: Bytes

@@ -6,14 +6,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from .declared import Answer, DaemonQuery, Reply, StatusRequest
+from .declared import Answer, DaemonQuery, StatusRequest
 from .schema import ENTRIES_MAX, Count, Key, NamespaceTag
-
-
-class Document(Reply, frozen=True):
-    """Answers a query. `body`: a map of names, numbers, lists and further maps."""
-
-    body: dict[str, Any]
 
 
 class Event(Answer, frozen=True):
@@ -26,14 +20,11 @@ class Event(Answer, frozen=True):
 class StatusQuery(DaemonQuery, frozen=True):
     """Asks for the sizes and counters of the store and the governor."""
 
-    answered_by = Document
-
 
 class EntriesQuery(StatusRequest, frozen=True):
     """Asks for at most `count` entries, from the first one on, or behind the cursor `after`, which is `behind` of the
     answer before; there are no more if that is None. It means nothing to another daemon."""
 
-    answered_by = Document
     after: Key | None = None
     count: Annotated[int, Meta(ge=1, le=ENTRIES_MAX)] = 100
     namespace: NamespaceTag | None = None
@@ -42,43 +33,31 @@ class EntriesQuery(StatusRequest, frozen=True):
 class WhyQuery(StatusRequest, frozen=True):
     """Asks why the key's entry is still stored, or why it was removed."""
 
-    answered_by = Document
     key: Key
 
 
 class AdviseQuery(StatusRequest, frozen=True):
     """Asks for the hit ratios that a ring of another size would give."""
 
-    answered_by = Document
-
 
 class ClientsQuery(StatusRequest, frozen=True):
     """Asks for one row for each lane: its client, and the entries that it pins."""
-
-    answered_by = Document
 
 
 class HealthQuery(DaemonQuery, frozen=True):
     """Asks whether the daemon is healthy, and for the findings that an operator has to look at."""
 
-    answered_by = Document
-
 
 class ConfigQuery(StatusRequest, frozen=True):
     """Asks for every setting in force with its source, and for the verdict of the last reload."""
-
-    answered_by = Document
 
 
 class LatencyQuery(StatusRequest, frozen=True):
     """Asks for histograms of the time from a request's arrival to its answer, by kind, and of the event loop's lag; and
     for the last requests that took longer than the setting log.slow_s, the latest first."""
 
-    answered_by = Document
-
 
 class Watch(StatusRequest, frozen=True):
     """Answered by a Document; Events follow until the connection ends."""
 
-    answered_by = Document
     pushes = (Event,)

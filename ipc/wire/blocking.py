@@ -68,11 +68,9 @@ class BlockingChannel:
 
     def send(self, *messages: Message, fds: Sequence[int] = (), timeout_s: float) -> None:
         """Sends the messages in one call. Raises TimedOut, DaemonUnavailable, what `Connection.send` raises, or on a
-        new connection the error with which the daemon has refused it.
-
-        After TimedOut either nothing was sent, or the channel is closed. A signal handler that has interrupted a send
-        of its own thread gets TimedOut. After an exception of a signal handler the channel is closed.
-        """
+        new connection the error with which the daemon has refused it. After TimedOut either nothing was sent, or the
+        channel is closed. A signal handler that has interrupted a send of its own thread gets TimedOut. After an
+        exception of a signal handler the channel is closed."""
         here = object()
         deadline = time.monotonic() + timeout_s
         try:
@@ -149,9 +147,7 @@ class BlockingChannel:
 
     def receive_one(self, kind: type[Answer], deadline: float) -> tuple[Answer, tuple[int, ...]]:
         """The next message, which must be of this kind, and its descriptors. `deadline`: a time of `time.monotonic`.
-
-        Raises DaemonUnavailable for another message, the error that the peer sent instead, or what `receive` raises.
-        """
+        Raises DaemonUnavailable for another message, the error that the peer sent instead, or what `receive` raises."""
         message, fds = self.receive(max(0.0, deadline - time.monotonic()))
         if isinstance(message, kind):
             return message, fds
@@ -288,10 +284,8 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
     where = Path(path)
     size = len(os.fsencode(where))
     if size > SOCKET_PATH_BYTES_MAX:
-        raise BadConfiguration(
-            f"the socket's path {where} has {size} bytes; a Unix socket's has at most "
-            f"{SOCKET_PATH_BYTES_MAX}: set TENSORD_SOCKET to a shorter one"
-        )
+        why = f"the socket's path {where} has {size} bytes; a Unix socket's has at most {SOCKET_PATH_BYTES_MAX}"
+        raise BadConfiguration(f"{why}: set TENSORD_SOCKET to a shorter one")
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as error:
@@ -323,15 +317,12 @@ def _refusal(error: OSError, where: Path, timeout_s: float) -> Unavailable:
     if where.exists() and not where.is_socket():
         kind, folder = ("folder", where) if where.is_dir() else ("file", where.parent)
         path = folder / CONTROL_NAME
-        return DaemonUnavailable(
-            f"{where} is a {kind}, not a socket: give the path of the daemon's socket, such as {path}"
-        )
+        wanted = f"give the path of the daemon's socket, such as {path}"
+        return DaemonUnavailable(f"{where} is a {kind}, not a socket: {wanted}")
     folder = where.absolute().parent
     missing = error.strerror if os.path.exists(folder) else f"there is no folder {folder}"
-    return DaemonUnavailable(
-        f"no daemon at {where} ({missing}): start it with `systemctl start tensord`, or run `tensord`; TENSORD_SOCKET "
-        "names another socket"
-    )
+    remedy = "start it with `systemctl start tensord`, or run `tensord`; TENSORD_SOCKET names another socket"
+    return DaemonUnavailable(f"no daemon at {where} ({missing}): {remedy}")
 
 
 def _set_send_timeout(sock: socket.socket, seconds: float) -> None:

@@ -32,11 +32,9 @@ HELD_FDS_MAX: Final = 64
 
 
 class AsyncChannel:
-    """The connection to one peer, on the running loop. Call all methods on that loop's thread.
-
-    An asynchronous iterator of (message, fds), which ends with the connection: `failure` is the peer's error, or None.
-    It stops reading while INBOX_MESSAGES_MAX messages wait to be consumed.
-    """
+    """The connection to one peer, on the running loop. Call all methods on that loop's thread. An asynchronous iterator
+    of (message, fds), which ends with the connection: `failure` is the peer's error, or None. It stops reading while
+    INBOX_MESSAGES_MAX messages wait to be consumed."""
 
     def __init__(self, sock: socket.socket, connection: Connection, *, read_bytes: int = READ_BYTES) -> None:
         sock.setblocking(False)
@@ -88,10 +86,8 @@ class AsyncChannel:
 
     def send(self, *messages: Message, fds: Sequence[int] = ()) -> bool:
         """Sends the messages in one call, and buffers the bytes that the socket does not take. Never blocks. Raises
-        what `Connection.send` raises.
-
-        Returns False if the channel is closed, or if this call closed it because the peer left too many bytes unread.
-        """
+        what `Connection.send` raises. Returns False if the channel is closed, or if this call closed it because the
+        peer left too many bytes unread."""
         if self.closed:
             return False
         self._write(self.connection.send(*messages, fds=len(fds)), fds)

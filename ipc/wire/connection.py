@@ -181,10 +181,8 @@ class Connection:
         if type(theirs) is not int or theirs == PROTOCOL_VERSION:
             return
         peer, here = ("client", "daemon") if self.serving else ("daemon", "client")
-        raise VersionMismatch(
-            f"the {peer} speaks protocol version {theirs}, this {here} {PROTOCOL_VERSION}: "
-            "install the same release of tensord on both sides"
-        )
+        versions = f"the {peer} speaks protocol version {theirs}, this {here} {PROTOCOL_VERSION}"
+        raise VersionMismatch(f"{versions}: install the same release of tensord on both sides")
 
     def _fds_for(self, name: str, count: int) -> tuple[int, ...]:
         """The descriptors of a message. If some of them were lost, the last one is _LOST."""
@@ -192,10 +190,8 @@ class Connection:
         if _LOST in there:
             there = there[: there.index(_LOST) + 1]
         elif count > len(there):
-            raise ProtocolError(
-                f"{name} declares {count} descriptors, {len(there)} came with it: send them in the same "
-                "sendmsg call as the message's first byte"
-            )
+            why = f"{name} declares {count} descriptors, {len(there)} came with it"
+            raise ProtocolError(f"{why}: send them in the same sendmsg call as the message's first byte")
         return tuple(self._fds.popleft() for _ in there)
 
     def _refuse_undeclared(self) -> None:

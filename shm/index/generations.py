@@ -64,11 +64,8 @@ class GenerationWriter:
     """The daemon's side, the only writer of the table."""
 
     def __init__(self, memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
-        """Takes over the table of an earlier daemon, or a new one (`create`).
-
-        Raises:
-            LayoutMismatch: the table is damaged. Without it, results of old weights could pass as those of new weights.
-        """
+        """Takes over the table of an earlier daemon, or a new one (`create`). Raises LayoutMismatch: the table is
+        damaged. Without it, results of old weights could pass as those of new weights."""
         self._memory = memoryview(memory).cast("B")
         self._words = self._memory.cast("Q")
         self._count_at = geometry.generations_at >> 3

@@ -134,11 +134,9 @@ class IndexReader:
 
     def find(self, key: bytes) -> Hit | None:
         """The published slot of `key`, or None. The caller checks `words[at] == seq` after it has used the result, for
-        instance after it has pinned the span. Raises BadKey if `key` is not 32 bytes.
-
-        A miss is looked up twice: the daemon may have moved the entry, while it was looked up, to a place where the
-        lookup had been before. The new slot is published before the old one is hidden, so the second lookup finds it.
-        """
+        instance after it has pinned the span. Raises BadKey if `key` is not 32 bytes. A miss is looked up twice: the
+        daemon may have moved the entry, while it was looked up, to a place where the lookup had been before. The new
+        slot is published before the old one is hidden, so the second lookup finds it."""
         return self.probe(key) or self.probe(key)
 
     def probe(self, key: bytes) -> Hit | None:

@@ -57,24 +57,6 @@ class Lane:
     number leave room for puts; they return to `_spare_state[1]`.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_batches",
-        "_home",
-        "_kept",
-        "_map",
-        "_misses",
-        "_spare_state",
-        "_state",
-        "free",
-        "frozen",
-        "heads",
-        "lane_id",
-        "refs",
-        "releases",
-        "words",
-    )
-
     def __init__(self, fd: int) -> None:
         """Maps the lane behind `fd`, which the caller keeps. Raises LayoutMismatch if it is none of this layout."""
         if os.fstat(fd).st_size != LANE_BYTES:
@@ -210,11 +192,9 @@ class Lane:
             self.words[MISSES_AT] = number
 
     def suspend(self) -> None:
-        """Gives out no word until `resume`, as if all words were taken. Calls may be repeated and nested.
-
-        A thread that loaded the free list earlier either takes its word before the list is drained, and the word counts
-        as in use, or finds the list empty.
-        """
+        """Gives out no word until `resume`, as if all words were taken. Calls may be repeated and nested. A thread that
+        loaded the free list earlier either takes its word before the list is drained, and the word counts as in use, or
+        finds the list empty."""
         home = self._home
         if home is None:
             home = self._home = self.free
@@ -280,10 +260,8 @@ class Lane:
 
     def freeze(self) -> None:
         """Stops writing this lane for ever. Finalizers continue, on a private copy of the words that no process reads.
-
         After a fork, both processes have views that depend on the same words, so neither may clear them. The kernel
-        lock tells the daemon when both processes have unmapped the lane.
-        """
+        lock tells the daemon when both processes have unmapped the lane."""
         if self.frozen:
             return
         # Suspends before the words are replaced, so that no pin goes to the replacement.

@@ -67,11 +67,8 @@ class LaneReader:
 
     def pins(self, into: Array) -> Array:
         """The span ids that the lane pins now; none once the reader is closed. `into` is scratch memory, (4096,)
-        uint64.
-
-        A word that is torn during the read belongs to a pin made after the fence, whose reader will find its slot
-        changed. Pins made before the fence are read whole.
-        """
+        uint64. A word that is torn during the read belongs to a pin made after the fence, whose reader will find its
+        slot changed. Pins made before the fence are read whole."""
         if self._fd < 0:
             return into[:0]
         got = os.preadv(self._fd, [into.data], PAGE_BYTES)

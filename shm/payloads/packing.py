@@ -237,10 +237,8 @@ class _Packing:
             self._tokens += (form.LIST if type(node) is list else form.TUPLE, count)
         self._nodes += count
         if self._nodes > form.NODES_MAX:
-            raise ObjectTooLarge(
-                f"the tree has more than {form.NODES_MAX} nodes (a value that occurs twice counts twice); "
-                "make one array of many, or put the tree in parts"
-            )
+            what = f"the tree has more than {form.NODES_MAX} nodes (a value that occurs twice counts twice)"
+            raise ObjectTooLarge(f"{what}; make one array of many, or put the tree in parts")
         inside = above | {own}
         tokens = self._tokens
         for key, child in items if is_dict else enumerate(items):
@@ -305,10 +303,8 @@ class _Packing:
 
     def _check_scalars(self) -> None:
         if len(self._tokens) > form.SCALARS_MAX:
-            raise ObjectTooLarge(
-                f"the tree's header has more than {form.SCALARS_MAX} values, those of short lists and of shapes "
-                "included; turn lists into arrays, or put the tree in parts"
-            )
+            what = f"the tree's header has more than {form.SCALARS_MAX} values, with those of short lists and of shapes"
+            raise ObjectTooLarge(f"{what}; turn lists into arrays, or put the tree in parts")
 
     def _text(self, node: str | bytes) -> None:
         packed = node.encode("utf-8", "surrogatepass") if isinstance(node, str) else node

@@ -176,12 +176,9 @@ def unpacked_media(packed: bytes | bytearray | memoryview) -> tuple[Media, ...]:
 
 def ordered(media: Iterable[Media], tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:
     """`media` of a sequence of `tokens` tokens, sorted by (start, modality), after validation. `may_be_cut`: whether an
-    item may end past the sequence's end, as when a prefill stopped within the item.
-
-    Raises:
-        BadPrefix: an item is out of range, ends past the sequence's end, or overlaps another of its modality; the
-            message names the item. Or there are more than MEDIA_MAX items.
-    """
+    item may end past the sequence's end, as when a prefill stopped within the item. Raises BadPrefix: an item is out of
+    range, ends past the sequence's end, or overlaps another of its modality; the message names the item. Or there are
+    more than MEDIA_MAX items."""
     items = sorted((Media(*item) for item in media), key=lambda item: (item.start, str(item.modality)))
     if len(items) > MEDIA_MAX:
         raise BadPrefix(f"a sequence with {len(items)} media; {MEDIA_MAX} are possible")

@@ -41,12 +41,10 @@ _LONG_KEPT: Final = 4
 
 
 class Recipe:
-    """Makes trees from payloads with one header. Immutable, and shared by all payloads with that header.
-
-    `single` is (shape, dtype, offset) if the tree is one array or tensor, else None; `single_is_tensor` says which of
-    the two. `end_bytes` is the end of the last leaf: every payload has at least as many bytes. `is_long`: the header
-    is the first leaf, so payloads with one recipe may have different trees.
-    """
+    """Makes trees from payloads with one header. Immutable, and shared by all payloads with that header. `single` is
+    (shape, dtype, offset) if the tree is one array or tensor, else None; `single_is_tensor` says which of the two.
+    `end_bytes` is the end of the last leaf: every payload has at least as many bytes. `is_long`: the header is the
+    first leaf, so payloads with one recipe may have different trees."""
 
     __slots__ = ("_depth_max", "_node", "end_bytes", "is_long", "single", "single_is_tensor")
 
@@ -63,10 +61,8 @@ class Recipe:
 
     def whole(self, root: Array, rest: Callable[[], object] = no_rest) -> Recipe:
         """The recipe of the tree of one payload, which is not kept. `root`: as for `view`. `rest`: as for `read`.
-
-        Raises:
-            BadTree: the header in the payload does not describe a tree, or the payload is shorter than that header.
-        """
+        Raises BadTree: the header in the payload does not describe a tree, or the payload is shorter than that
+        header."""
         return _of_long(*self._header(root), self._depth_max, rest) if self.is_long else self
 
     @property
@@ -75,15 +71,9 @@ class Recipe:
         return [node for _, node in _leaves(self._node, "tree")]
 
     def view(self, root: Array) -> Any:
-        """The tree with a numpy view of `root` for every array or tensor leaf. Long str and bytes are copied.
-
-        Args:
-            root: the payload, (payload_bytes,) uint8. Every view keeps it alive. A read-only root gives read-only
-                views.
-
-        Raises:
-            BadTree: the payload is shorter than its tree.
-        """
+        """The tree with a numpy view of `root` for every array or tensor leaf. Long str and bytes are copied. `root`:
+        the payload, (payload_bytes,) uint8. Every view keeps it alive. A read-only root gives read-only views. Raises
+        BadTree: the payload is shorter than its tree."""
         if len(root) < self.end_bytes or type(root.base) is np.ndarray:
             root = self._held(root)
         single = self.single
@@ -159,11 +149,8 @@ _of_long_kept: Final = lru_cache(_LONG_KEPT)(_of_long)
 
 
 def recipe(header: bytes, *, depth_max: int = DEPTH_MAX, rest: Callable[[], object] = no_rest) -> Recipe:
-    """Validates a tree header and returns the Recipe for its trees. `rest`: as for `read`.
-
-    Raises:
-        BadTree: the bytes do not describe a tree, or the tree is over a limit; the message names the fault.
-    """
+    """Validates a tree header and returns the Recipe for its trees. `rest`: as for `read`. Raises BadTree: the bytes do
+    not describe a tree, or the tree is over a limit; the message names the fault."""
     return Recipe(*read(header, depth_max, rest=rest), depth_max)
 
 

@@ -48,10 +48,8 @@ def check_key(key: Any, place: Place) -> None:
     """Raises UnsupportedLeaf unless a key of the dict at `place`, which is no str, is bytes or an int of 64 bits."""
     kind = type(key)
     if kind is not bytes and (kind is not int or not INT_MIN <= key <= INT_MAX):
-        raise UnsupportedLeaf(
-            f"{where(place)} has the key {shown(key, brief=True)} of type {kind.__name__}; "
-            f"keys are str, bytes, or int in {INT_RANGE}"
-        )
+        what = f"{where(place)} has the key {shown(key, brief=True)} of type {kind.__name__}"
+        raise UnsupportedLeaf(f"{what}; keys are str, bytes, or int in {INT_RANGE}")
 
 
 def described(node: Any) -> str:

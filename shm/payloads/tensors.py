@@ -69,11 +69,8 @@ def needed_torch(call: str) -> ModuleType:
 
 def tensor_leaf(torch: ModuleType, tensor: Any, where: Callable[[], str]) -> TensorLeaf:
     """A tensor as the leaf of a payload. `where` tells its place in the tree, for errors. A tensor on a device is
-    copied to the host. A plain tensor costs nine calls.
-
-    Raises:
-        UnsupportedLeaf: no leaf can have its dtype, or the tensor has no plain memory.
-    """
+    copied to the host. A plain tensor costs nine calls. Raises UnsupportedLeaf: no leaf can have its dtype, or the
+    tensor has no plain memory."""
     given, kind = tensor, type(tensor)
     if (
         (kind is not torch.Tensor and kind is not torch.nn.Parameter)

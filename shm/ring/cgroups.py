@@ -62,11 +62,9 @@ class CgroupFolder(Struct, frozen=True):
         return self.path / "memory.stat"
 
     def reclaimable_bytes(self, stat: str) -> int:
-        """The bytes that the kernel can take back at once, by the text of memory.stat.
-
-        That is clean page cache, used twice or not, and the slab of dentries and inodes, as in MemAvailable. The ring,
-        other shared memory and locked files are in neither list of file pages. Version 1 does not tell the slab.
-        """
+        """The bytes that the kernel can take back at once, by the text of memory.stat. That is clean page cache, used
+        twice or not, and the slab of dentries and inodes, as in MemAvailable. The ring, other shared memory and locked
+        files are in neither list of file pages. Version 1 does not tell the slab."""
         found = {name: int(number) for name, number in re.findall(r"(?m)^(\w+) (\d+)$", stat)}
         prefix, unclean = ("", "file_") if self.version == 2 else ("total_", "total_")
         clean = sum(found.get(f"{prefix}{name}", 0) for name in ("active_file", "inactive_file"))
@@ -75,10 +73,8 @@ class CgroupFolder(Struct, frozen=True):
 
 
 def cgroup_folders(pid: int | None = None, root: Path = ROOT, proc: Path = PROC) -> Iterator[CgroupFolder]:
-    """The folders of a process's cgroups, by default of this one: its own, then those above it up to the mount.
-
-    `root`: where cgroup v2 is taken to be mounted if /proc/self/mountinfo names no mount.
-    """
+    """The folders of a process's cgroups, by default of this one: its own, then those above it up to the mount. `root`:
+    where cgroup v2 is taken to be mounted if /proc/self/mountinfo names no mount."""
     membership = text_of(proc / (str(pid) if pid else "self") / "cgroup")
     mounts = []
     for shown, point, kind, options in _MOUNT.findall(text_of(proc / "self/mountinfo")):

@@ -181,11 +181,9 @@ class IndexGeometry(Struct, frozen=True):
 
 class Superblock(Struct, frozen=True):
     """The first page of the index segment: the facts that a client or the next daemon needs to read the rest.
-
     `instance_id` identifies the memory; a new ring has a new one. `epoch` is the incarnation of the daemon that serves
     it. `ring_bytes` is the size that clients map; it only grows. `limit_bytes`, at most `ring_bytes`, is the part of
-    the ring that may be used, and `max_entries` the limit on entries; both may be configured later.
-    """
+    the ring that may be used, and `max_entries` the limit on entries; both may be configured later."""
 
     instance_id: int
     epoch: int
@@ -210,11 +208,8 @@ class Superblock(Struct, frozen=True):
 
     @classmethod
     def unpack(cls, page: bytes | memoryview) -> Superblock:
-        """Reads the superblock from the first page of an index.
-
-        Raises:
-            LayoutMismatch: the page has no superblock, or one of another version; the message names both versions.
-        """
+        """Reads the superblock from the first page of an index. Raises LayoutMismatch: the page has no superblock, or
+        one of another version; the message names both versions."""
         purge = "`tensorctl purge --instance NAME` removes it"
         if len(page) < _SUPERBLOCK.size:
             raise LayoutMismatch(f"the index has {len(page)} bytes, and no superblock; {purge}")
@@ -274,10 +269,7 @@ class SpanHeader(Struct, frozen=True):
     @classmethod
     def unpack(cls, span: bytes | memoryview) -> SpanHeader:
         """Reads a header from the first bytes of a span. `expires_s` is up to one part in 2 ** 36 later than packed.
-
-        Raises:
-            Corrupt: the bytes are not a span header, or a damaged one.
-        """
+        Raises Corrupt: the bytes are not a span header, or a damaged one."""
         magic, tree, span_id, key, payload, tokens, ttl, created, uid, *rest = SPAN_HEADER.unpack_from(span)
         prefix, cost, number, parent, has_parent = rest
         if magic != SPAN_MAGIC:
@@ -328,7 +320,6 @@ def unpack_lane_header(page: mmap) -> int:
 
 def _check_version(version: int) -> None:
     if version != LAYOUT_VERSION:
-        raise LayoutMismatch(
-            f"the shared memory has layout version {version}, this tensord reads {LAYOUT_VERSION}: install the same "
-            "release of tensord for the daemon and its clients, and restart them"
-        )
+        versions = f"the shared memory has layout version {version}, this tensord reads {LAYOUT_VERSION}"
+        remedy = "install the same release of tensord for the daemon and its clients, and restart them"
+        raise LayoutMismatch(f"{versions}: {remedy}")

@@ -107,11 +107,8 @@ def _not_created(name: str, size_bytes: int, error: OSError) -> SegmentError:
 
 def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int:
     """Opens an existing segment of `uid`, by default of this user, with a file description (and locks) of its own.
-
-    Raises:
-        SegmentError: the segment does not exist, or is not a regular file of that user with mode 0600; the message
-            describes the file, its owner, and what to do.
-    """
+    Raises SegmentError: the segment does not exist, or is not a regular file of that user with mode 0600; the message
+    describes the file, its owner, and what to do."""
     mode = os.O_RDONLY if read_only else os.O_RDWR
     try:
         # Without O_NONBLOCK it would block if a user has placed a FIFO there.
@@ -243,11 +240,9 @@ def ring_not_mapped(ring_bytes: int) -> ProcessLimit:
 
 def missing(fd: int) -> list[tuple[int, int]]:
     """The ranges of a segment without pages: the daemon punched them out, or was killed before it had allocated them.
-
     (offset, bytes) of each range of whole pages, in ascending order. Pages that were allocated but never written are
     reported as missing too, unless all pages are allocated. A partial page at the end is allocated here instead of
-    reported, which may raise NotEnoughMemory.
-    """
+    reported, which may raise NotEnoughMemory."""
     status = os.fstat(fd)
     if status.st_blocks * 512 >= status.st_size:
         return []

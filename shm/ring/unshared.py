@@ -42,10 +42,8 @@ libc_close.argtypes = [ctypes.c_int]
 
 class Collected(ref[Any]):
     """A weak reference whose callback is a C function with all of its arguments bound. Keep it until the callback runs.
-
     The interpreter passes the reference itself as the last argument. Functions of libc ignore it; `dict.pop` takes it
-    as the default. Of several references to one object, the last one made is called first.
-    """
+    as the default. Of several references to one object, the last one made is called first."""
 
     __slots__ = ()
     _as_parameter_: Final = 0

@@ -1,7 +1,7 @@
 """Runs the fuzzers, two at a time, and reports the rounds with findings.
 
     python -m tests.fuzz.fuzz --minutes 30                     runs every fuzzer for 30 minutes
-    python -m tests.fuzz.fuzz --only lanes --first 17 --rounds 1   repeats round 17 of one fuzzer
+    python -m tests.fuzz.fuzz --only queues --first 17 --rounds 1  repeats round 17 of one fuzzer
 
 The number of a round determines its input, but not the timing of other processes. Each finding is a file in
 `fuzz-findings/`. The file holds the round, the violated condition and the daemon's log.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..ended_cleanly import end_cleanly
-from . import lanes, queues, segments, sockets
+from . import queues, segments, sockets
 from .besieged import Besieged
 
 ROOT: Final = Path(__file__).parents[2]
@@ -66,8 +66,7 @@ def _hosts(chance: random.Random) -> None:
 TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
     "control": _in_daemon(sockets.control),
     "status": _in_daemon(sockets.status),
-    # The clients of this fuzzer may send Hello late on a busy machine. This fuzzer does not test the limit on Hello.
-    "lanes": _in_daemon(lanes.lanes, hello_s_max=30.0),
+    # Clients may send Hello late on a busy machine. These fuzzers do not test the limit on Hello.
     "queues": _in_daemon(partial(queues.queues, in_place=True), hello_s_max=30.0),
     "other_uids": _in_daemon(partial(queues.queues, in_place=False), hello_s_max=30.0, write_in_place="off"),
     "segments": _hosts,
@@ -79,9 +78,7 @@ def run(name: str, first: int, rounds: int | None, for_minutes: float) -> int:
     """Runs one fuzzer in this process. Returns 1 at the first finding, else 0."""
     ends_at = time.monotonic() + for_minutes * 60
     number = first
-    while rounds is None or number < first + rounds:
-        if rounds is None and time.monotonic() >= ends_at:
-            break
+    while number < first + rounds if rounds is not None else time.monotonic() < ends_at:
         try:
             TARGETS[name](random.Random(f"{name} {number}"))
         except Exception:
@@ -108,23 +105,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = int(time.time()) if given.first is None else given.first
     if given.only is not None:
         return run(given.only, first, given.rounds, given.minutes)
-    running: list[subprocess.Popen[Any]] = []
+    words = ["--first", str(first), "--minutes", str(given.minutes)]
+    words += ["--rounds", str(given.rounds)] if given.rounds is not None else []
 
     def status_of(name: str) -> int:
-        words = ["--only", name, "--first", str(first), "--minutes", str(given.minutes)]
-        words += ["--rounds", str(given.rounds)] if given.rounds is not None else []
         print(f"{name}: from round {first} on", flush=True)
-        process = subprocess.Popen([sys.executable, "-m", "tests.fuzz.fuzz", *words], cwd=ROOT)
-        running.append(process)
-        return process.wait()
+        # The terminal's Ctrl-C reaches the fuzzers too.
+        return subprocess.run([sys.executable, "-m", "tests.fuzz.fuzz", "--only", name, *words], cwd=ROOT).returncode
 
     with ThreadPoolExecutor(given.jobs) as pool:
-        try:
-            failed = [name for name, status in zip(TARGETS, pool.map(status_of, TARGETS), strict=True) if status]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in running:
-                process.terminate()
+        failed = [name for name, status in zip(TARGETS, pool.map(status_of, TARGETS), strict=True) if status]
     print(f"found by: {', '.join(failed)}; see {FINDINGS}" if failed else "nothing was found")
     return 1 if failed else 0
 

@@ -1,5 +1,5 @@
-"""Fuzzes the queues of records: hostile clients add records of any content, and ask for grants and return them in any
-order.
+"""Fuzzes lanes and their queues: hostile clients add records of any content, ask for grants and return them in any
+order, and overwrite, cut and extend their lanes, while the daemon evicts and restarts.
 
 A client that writes into the ring writes in its own places only: it could damage any other in a better way. What it
 puts there may be no tree, and readers miss it. What comes through an inbox is checked before any reader sees it.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Final
 
 from tensord.errors import Corrupt, TensordError
@@ -17,8 +18,19 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PREFIX_BYTES_MAX
 from tensord.shm.lanes.records import NO_KEY, RECORD, SUBMITTED_AT, WAITS_AT
 from tensord.shm.ring.inbox import create_inbox
-from tensord.shm.ring.layout import LANE_BYTES, QUEUE_AT, QUEUE_RECORDS, RECORD_BYTES, SPAN_HEADER_BYTES
+from tensord.shm.ring.layout import (
+    LANE_BYTES,
+    LANE_HEADER_WORDS,
+    LANE_WORDS,
+    QUEUE_AT,
+    QUEUE_RECORDS,
+    RECORD_BYTES,
+    SPAN_HEADER_BYTES,
+)
 
+from ..daemon_process import until
+from ..faults.payloads import key as other_key
+from ..faults.payloads import payload as other_payload
 from ..faults.raw import RawClient
 from . import words
 from .besieged import Besieged, key
@@ -26,8 +38,10 @@ from .besieged import Besieged, key
 STEPS: Final = 250
 CHECK_EVERY: Final = 25
 HOSTILE_MAX: Final = 3
-_RARE: Final = ("join", "leave", "return", "head", "waits", "bytes", "read", "bell", "cut")
-_STEPS: Final = [*["put"] * 12, *["ask"] * 3, *_RARE]
+_RARE: Final = ("join", "leave", "return", "head", "waits", "bytes", "read", "bell", "cut", "rows", "restart")
+_STEPS: Final = [*["put"] * 12, *["ask"] * 3, *["words"] * 3, *["store"] * 3, *_RARE]
+_LANE_SIZES: Final = (0, 1, 8, 4095, 4096, QUEUE_AT, QUEUE_AT + 100, LANE_BYTES - 1, LANE_BYTES, LANE_BYTES + 4096)
+_WORDS: Final = (0, 1, 2, (1 << 64) - 1, 1 << 63, (1 << 48) + 1, 2 << 48 | 1, 0xFFFF << 48 | 5)
 _SIZES: Final = (1, 64, 191, 192, 256, 4096, 20_000, 100_000, 1 << 20, 1 << 40, (1 << 48) - 1)
 _NUMBERS: Final = (0, 1, 63, 64, 191, 1 << 16, 1 << 31, 1 << 47, 1 << 48, (1 << 63) - 1, 1 << 63, (1 << 64) - 64)
 _TIMES: Final = (0.0, 1e-9, 0.01, 5.0, 1e9, 1e300, -1.0, float("nan"), float("inf"), float("-inf"))
@@ -52,6 +66,7 @@ class Hostile:
 def queues(chance: random.Random, besieged: Besieged, *, in_place: bool) -> None:
     """Plays one round with clients that write into the ring, or have an inbox, as those of another uid."""
     hostile: list[Hostile] = []
+    puts = count(1)
     ring_bytes = int(besieged.client.status()["store"]["ring_bytes"])
     try:
         for step in range(STEPS):
@@ -62,6 +77,17 @@ def queues(chance: random.Random, besieged: Besieged, *, in_place: bool) -> None
                     hostile.append(_joined(besieged, ring_bytes, in_place=in_place))
                 elif what == "read":
                     _read(besieged, chance.choice(words.KEYS), sound=not in_place)
+                elif what == "store":
+                    for number in islice(puts, chance.randrange(1, 12)):
+                        besieged.client.put(other_key(number), other_payload(number, chance.choice([4096, 200_000])))
+                elif what == "rows":
+                    besieged.daemon.client_rows()
+                elif what == "restart" and chance.random() < 0.15:
+                    for each in hostile:
+                        each.grants.clear()
+                    besieged.end(at_once=chance.random() < 0.5)
+                    besieged.daemon.start()
+                    until(lambda: besieged.client.wait_connected(1.0), "the witness client to attach again")
                 elif one is not None:
                     _attack(chance, one, what, [grant for each in hostile for grant in each.grants])
                     if what == "leave":
@@ -121,15 +147,25 @@ def _attack(chance: random.Random, one: Hostile, what: str, grants: list[tuple[i
         case "waits":
             os.pwrite(lane_fd, chance.choice([one.number, *_NUMBERS]).to_bytes(8, "little"), WAITS_AT * 8)
         case "bytes":
-            os.pwrite(
-                lane_fd, chance.randbytes(chance.choice([8, 160, 4096])), chance.randrange(QUEUE_AT, LANE_BYTES - 4096)
-            )
+            size = chance.choice([8, 160, 4096])
+            os.pwrite(lane_fd, chance.randbytes(size), chance.randrange(QUEUE_AT, LANE_BYTES - 4096))
+        case "words":
+            _overwrite(chance, lane_fd)
         case "cut" if chance.random() < 0.2:
-            os.ftruncate(lane_fd, chance.choice([0, 4096, QUEUE_AT, QUEUE_AT + 100, LANE_BYTES]))
+            os.ftruncate(lane_fd, chance.choice(_LANE_SIZES))
         case "leave":
             one.close()
         case _:
             pass
+
+
+def _overwrite(chance: random.Random, fd: int) -> None:
+    """Writes words that may be span ids or positions into the lane's header, pins or log, or across their borders."""
+    first = chance.choice([0, 0, 1, 2, 8, 16, LANE_HEADER_WORDS, LANE_HEADER_WORDS + LANE_WORDS, LANE_BYTES // 8 - 1])
+    size = chance.choice([1, 1, 8, 600, LANE_WORDS])
+    drawn = (chance.choice([*_WORDS, 1 << 48 | chance.randrange(1, 2000), chance.getrandbits(64)]) for _ in range(64))
+    content = b"".join(word.to_bytes(8, "little") for word in islice(drawn, size))
+    os.pwrite(fd, content * (size // 64 or 1), first * 8 + chance.choice([0, 0, 0, 3]))
 
 
 def _put(chance: random.Random, one: Hostile, grants: list[tuple[int, int, int]]) -> None:

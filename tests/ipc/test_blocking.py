@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -51,24 +50,6 @@ def test_messages_of_many_threads_are_never_mixed(channel: BlockingChannel, sock
     for thread in threads:
         thread.join()
     assert sorted(found) == [1000 * n + k + 1 for n in range(4) for k in range(100)]
-
-
-def test_a_cut_call_sends_its_descriptors_once(channel: BlockingChannel, sockets: Sockets) -> None:
-    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
-    many = m.Renew([2**40] * 4000)
-    sender = threading.Thread(target=lambda: channel.send(m.OpenInbox(3, 4096), many, fds=[0], timeout_s=60))
-    sender.start()
-    whole = len(pack(m.OpenInbox(3, 4096))) + len(pack(many))
-    got, came = 0, []
-    while got < whole:
-        data, fds, _, _ = socket.recv_fds(sockets[1], 1 << 16, 16)
-        got += len(data)
-        came += fds
-    sender.join()
-    for fd in came:
-        os.close(fd)
-    assert got == whole
-    assert len(came) == 1
 
 
 @pytest.mark.parametrize(

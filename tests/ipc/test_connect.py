@@ -67,10 +67,7 @@ def test_a_daemon_that_accepts_nobody_costs_the_time_limit(tmp_path: Path, no_de
         while len(waiting) < 100:
             waiting.append(connect(tmp_path / "s", 0.01))
 
-    with (
-        listening(tmp_path / "s", backlog=0),
-        pytest.raises(TimedOut, match=r"did not accept within 0\.01 s"),
-    ):
+    with listening(tmp_path / "s", backlog=0), pytest.raises(TimedOut, match=r"did not accept within 0\.01 s"):
         fill_backlog()
     for sock in waiting:
         sock.close()

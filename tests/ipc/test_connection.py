@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.errors import (
-    DaemonUnavailable,
-    MessageTooLarge,
-    ProcessLimit,
-    ProtocolError,
-    VersionMismatch,
-)
+from tensord.errors import DaemonUnavailable, MessageTooLarge, ProcessLimit, ProtocolError, VersionMismatch
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits, Message
 from tensord.ipc.wire.connection import CONTROL_REQUESTS, FDS_MAX, Arrival, Connection, ConnectionState

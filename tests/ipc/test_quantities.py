@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.ipc.quantities import (
-    DURATION_WANTS,
-    SIZE_WANTS,
-    read_duration,
-    read_size,
-    show_duration,
-    show_size,
-)
+from tensord.ipc.quantities import DURATION_WANTS, SIZE_WANTS, read_duration, read_size, show_duration, show_size
 
 SIZES = [("0", 0), ("1048576", 1 << 20), ("4GiB", 4 << 30), ("4 gib", 4 << 30), ("4G", 4 << 30), ("4GB", 4 * 10**9)]
 SIZES += [("1.5KiB", 1536), ("7B", 7)]

@@ -1,7 +1,5 @@
-"""A machine with a real systemd for tests: private namespaces on this host, started in a fraction of a second.
-
-Owns: the namespaces, their cgroup, and the units that systemd itself needs. Does not own what a test installs there:
-that stands in an overlay of the host's file system and goes with the machine. The network is the host's.
+"""A machine with a real systemd for tests: private namespaces on this host, started in a fraction of a second. What a
+test installs there stands in an overlay of the host's file system and goes with the machine. The network is the host's.
 """
 
 from __future__ import annotations
@@ -27,12 +25,7 @@ PATIENCE_S: Final = 60.0
 _numbers = count()
 
 _TARGETS: Final = ("basic", "sysinit", "sockets", "paths", "timers", "slices", "shutdown", "multi-user", "exit")
-_SYSTEMD_UNITS: Final = (
-    "systemd-exit.service",
-    "systemd-journald.service",
-    "systemd-journald.socket",
-    "systemd-journald-dev-log.socket",
-)
+_JOURNALD: Final = ("journald.service", "journald.socket", "journald-dev-log.socket")
 _TEST_TARGET: Final = """\
 [Unit]
 Description=the machine is up
@@ -67,20 +60,15 @@ class Machine:
         for name in _TARGETS:
             (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
         (units / "test.target").write_text(_TEST_TARGET)
-        for name in _SYSTEMD_UNITS:
-            shutil.copy(Path("/lib/systemd/system") / name, units)
+        for name in ("exit.service", *_JOURNALD):
+            shutil.copy(f"/lib/systemd/system/systemd-{name}", units)
         found = _cgroup2()
         assert found is not None, "missing() says why no machine can be booted"
         self._cgroup = found / f"tensord-test-{os.getpid()}-{next(_numbers)}"
         self._cgroup.mkdir()
-        with self._console.open("wb") as console:
-            self._process = subprocess.Popen(
-                ["bash", BOOT, self._cgroup, units, CHECKOUT],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-                start_new_session=True,
-            )
+        command, nothing = ["bash", *map(str, (BOOT, self._cgroup, units, CHECKOUT))], subprocess.DEVNULL
+        with self._console.open("wb") as out:
+            self._process = subprocess.Popen(command, stdin=nothing, stdout=out, stderr=out, start_new_session=True)
         try:
             self._wait_for_systemd()
         except BaseException:
@@ -112,14 +100,8 @@ class Machine:
         return [*enter, *(("runuser", "-u", user, "--") if user else ()), *command]
 
     def run(self, *command: str, user: str = "", check: bool = True, text: str = "") -> str:
-        """Runs a command within the machine, and gives its standard output.
-
-        Args:
-            text: its standard input.
-
-        Raises:
-            AssertionError: it failed, and `check` is set; the message has all that it printed.
-        """
+        """Runs a command within the machine, and gives its standard output. `text`: its standard input. Raises
+        AssertionError with all that it printed if it failed, and `check` is set."""
         done = subprocess.run(
             self.command(*command, user=user), input=text, capture_output=True, text=True, timeout=600, cwd="/"
         )
@@ -133,14 +115,8 @@ class Machine:
 
     def journal(self, *arguments: str) -> str:
         """What the journal has of the service."""
-        found = subprocess.run(
-            self.command("journalctl", "--no-pager", "-u", "tensord.service", *arguments),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            cwd="/",
-        )
-        return found.stdout
+        command = self.command("journalctl", "--no-pager", "-u", "tensord.service", *arguments)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd="/").stdout
 
     def until(self, name: str, *wanted: str, unit: str = "tensord.service") -> str:
         """Waits until a unit's property is one of `wanted`, and gives it."""

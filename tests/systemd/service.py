@@ -14,10 +14,7 @@ import pytest
 
 from .machine import CHECKOUT, Machine, missing
 
-BOOTED: Final = [
-    pytest.mark.booted,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "can boot"),
-]
+BOOTED: Final = [pytest.mark.booted, pytest.mark.skipif(bool(missing()), reason=missing() or "can boot")]
 
 CONTROL: Final = "/run/tensord/control.sock"
 STATUS: Final = "/run/tensord/status.sock"
@@ -49,13 +46,8 @@ class Reading:
     """A client within the machine that reads and verifies all the time, as the user alice."""
 
     def __init__(self, machine: Machine) -> None:
-        self._process = subprocess.Popen(
-            machine.command(PYTHON, str(READER), CONTROL, user="alice"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",
-        )
+        command, pipe = machine.command(PYTHON, str(READER), CONTROL, user="alice"), subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd="/")
 
     def __enter__(self) -> Self:
         assert self._line() == "reading"

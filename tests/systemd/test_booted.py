@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from ..daemon_process import until
+from . import service
 from .machine import Machine
-from .service import BOOTED, CONTROL, CTL, GET_AGAIN, PYTHON, READER, RENEW, STATUS, UNITS, Reading, configure, status
+from .service import BOOTED, CONTROL, CTL, GET_AGAIN, PYTHON, READER, STATUS, UNITS, Reading, configure, status
 
 pytestmark = BOOTED
 
@@ -51,7 +52,7 @@ def test_sockets_that_were_removed_are_made_anew_by_each_daemon_and_by_systemd_o
         reading.assert_only_right()
         machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
         machine.run("rm", "-r", str(Path(CONTROL).parent))
-        machine.run("bash", "-euc", RENEW)
+        machine.run("bash", "-euc", service.RENEW)
         machine.run("systemctl", "stop", "tensord.service")
         assert looks() == before, "systemd's own sockets, which start the service again"
         machine.run("runuser", "-u", "alice", "--", PYTHON, "-c", GET_AGAIN)
@@ -148,3 +149,30 @@ def test_the_sandbox_is_in_force(machine: Machine) -> None:
     finally:
         machine.run("rm", "-r", str(Path(drop_in).parent))
         machine.run("systemctl", "daemon-reload")
+
+
+def test_a_second_installation_changes_nothing(machine: Machine) -> None:
+    before = machine.run("bash", "-c", "cat /etc/systemd/system/tensord*")
+    done = machine.run(CTL, "install").splitlines()
+    assert [line for line in done if line.startswith(("write", "remove"))] == []
+    assert machine.run("bash", "-c", "cat /etc/systemd/system/tensord*") == before
+    assert status(machine)["pid"] == int(machine.property("MainPID")), "the daemon serves on"
+
+
+def test_a_wrong_configuration_file_is_found_by_the_installation(machine: Machine) -> None:
+    configure(machine, "ring_bites = 1")
+    refused = machine.run(CTL, "install", check=False)
+    assert "did you mean 'ring_bytes'" in refused
+
+
+def test_an_uninstallation_stops_the_units_and_leaves_only_what_was_changed(machine: Machine) -> None:
+    machine.run("bash", "-euc", service.UNINSTALL)
+    try:
+        assert machine.property("LoadState") == "not-found"
+        assert machine.run("bash", "-c", "find /etc /run -path '*tensord*' -type f -o -name 'tensord*.wants'") == (
+            "/etc/tensord/tensord.toml\n"
+        )
+        assert machine.run("pgrep", "-u", "tensord", check=False) == ""
+    finally:
+        machine.run("bash", "-euc", "\n".join(service.INSTALL.splitlines()[1:]))
+    machine.until("SubState", "running")

@@ -41,11 +41,7 @@ def store(**changed: Any) -> dict[str, Any]:
         "since_start": {"requests": 4096, "here": 3072, "lru": 2048},
         "sampled": 8,
     }
-    evicted = {
-        "entries": 100,
-        "age_s": {"median": 400.0, "tenth": 40.0},
-        "idle_s": {"median": 60.0, "tenth": 20.0},
-    }
+    evicted = {"entries": 100, "age_s": {"median": 400.0, "tenth": 40.0}, "idle_s": {"median": 60.0, "tenth": 20.0}}
     idle_s = {"bounds": [1.0, 60.0], "counts": [10, 80, 10], "sum": 4000.0}
     return (
         {"epoch": 3, "policy": "hazard", "entries": 640, "max_entries": 131072, "tokens": 655360, "used_bytes": 5 * GIB}

@@ -123,26 +123,6 @@ def test_dropped_events_are_counted(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -
     assert "1,005 events were dropped" in told.err
 
 
-def test_each_kind_of_request_is_counted_once_for_each_answer(daemon: Daemon, ctl: Ctl) -> None:
-    def counts() -> dict[str, int]:
-        kinds = json.loads(ctl("latency", "--json").out)["kinds"]
-        return {kind: sum(found["counts"]) for kind, found in kinds.items()}
-
-    client = daemon.client()
-    for number in range(3):
-        client.touch(bytes([number] * 32))
-    # Two connections ask for one key: the second one waits, and is answered twice.
-    first, second = client.claim(KEY), daemon.client().claim(KEY)
-    until(lambda: {first.state, second.state} == {"compute", "waiting"}, "both claims to be answered")
-    client.put(KEY, 1, wait=True)
-    until(lambda: counts().get("RequestClaim") == 2, "the claims to be counted")
-    found = counts()
-    assert (found["Touch"], found["RequestClaim"]) == (3, 2)
-    assert found["AskForGrants"] >= 1
-    assert found["LatencyQuery"] >= 1
-    assert "Doorbell" not in found and "Hello" not in found
-
-
 def test_latency_names_the_slow_request_its_client_and_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     with Daemon() as daemon:
         file = daemon.folder / "tensord.toml"
