@@ -74,14 +74,11 @@ def status_socket(environ: Mapping[str, str], uid: int | None = None, system_fol
 
 
 def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Creates `folder` for a socket if it is missing and is one of the default folders.
-
-    The default folders are the system's, those of `daemon_folder` and `user_folder`, and one level of folders in them,
-    for instances. The system's folder gets mode 0755, any other 0700; folders in /tmp are checked. The parents of
-    default folders, and all other folders, must exist already: a mistyped path creates no folder.
-
-    Raises SocketForbidden if the folder is missing and is not created, or if a folder in /tmp fails the check.
-    """
+    """Creates `folder` for a socket if it is missing and is one of the default folders. The default folders are the
+    system's, those of `daemon_folder` and `user_folder`, and one level of folders in them, for instances. The system's
+    folder gets mode 0755, any other 0700; folders in /tmp are checked. The parents of default folders, and all other
+    folders, must exist already: a mistyped path creates no folder. Raises SocketForbidden if the folder is missing and
+    is not created, or if a folder in /tmp fails the check."""
     uid = os.geteuid() if uid is None else uid
     usual = {SYSTEM_FOLDER, daemon_folder(environ, uid), user_folder(environ, uid)}
     for each in (folder.parent, folder):

@@ -152,14 +152,8 @@ class Daemon:
 
 
 def checked(timeout_s: float = 30.0) -> tuple[list[dict[str, Any]], list[str]]:
-    """The configuration of a daemon started here and now.
-
-    Returns:
-        Rows with key, value, source and reload, one for each setting, and a text for each ignored variable.
-
-    Raises:
-        BadConfiguration: the configuration is invalid; the message is the daemon's.
-    """
+    """The configuration of a daemon started here and now: rows with key, value, source and reload, one for each
+    setting, and a text for each ignored variable. Raises BadConfiguration with the daemon's message."""
     try:
         asked = subprocess.run(_CHECK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -61,12 +61,8 @@ def look(instance: str) -> Leftover | None:
 
 
 def remove(there: Leftover) -> Leftover:
-    """Removes all segments of an instance without a daemon, and returns them. Views of them stay valid.
-
-    Raises:
-        InstanceBusy: a daemon serves the instance.
-        SegmentError: the instance, or one of its segments, is another user's.
-    """
+    """Removes all segments of an instance, and returns them. Views of them stay valid. Raises InstanceBusy if a daemon
+    serves it, and SegmentError if anything of it is another user's."""
     instance, uid = there.instance, os.geteuid()
     if uid not in (0, there.uid):
         raise SegmentError(f"instance {instance!r} belongs to uid {there.uid}, you are uid {uid}: run it as that user")

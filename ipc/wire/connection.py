@@ -204,15 +204,10 @@ class Connection:
     # ---- what goes out
 
     def send(self, *messages: Message, fds: int = 0) -> bytes:
-        """The bytes of `messages`. The caller sends them in one call, with `fds` descriptors.
-
-        Only the first message may bring descriptors. They travel with the first byte of the call, and the socket may
-        take no more than the first message.
-
-        Raises:
-            MessageTooLarge: a message is over the limit. None of them counts as sent then.
-            DaemonUnavailable: the connection is closed.
-        """
+        """The bytes of `messages`. The caller sends them in one call, with `fds` descriptors. Only the first message
+        may bring descriptors. They travel with the first byte of the call, and the socket may take no more than the
+        first message. Raises MessageTooLarge, and then none of them counts as sent, or DaemonUnavailable if the
+        connection is closed."""
         if self.closed:
             raise DaemonUnavailable("the connection is closed: connect anew")
         declared_fds = [getattr(message, "fds", 0) for message in messages]

@@ -69,14 +69,9 @@ class FrameReader:
         self._ends = msgpack.Unpacker(read_size=4096)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that `data` completes. Read the iterator to its end before the next feed.
-
-        After an error the start of the next message is unknown: feed no more.
-
-        Raises:
-            MessageTooLarge: a message, complete or not, has more than `bytes_max`.
-            BadMessage: the bytes are not MessagePack.
-        """
+        """The messages that `data` completes. Read the iterator to its end before the next feed. Raises
+        MessageTooLarge, for a message that is complete or not, or BadMessage if the bytes are no MessagePack. The start
+        of the next message is unknown then: feed no more."""
         begin = self._at + len(self.held)  # the position in the stream at which `data` begins
         used = 0
         self._ends.feed(data)
@@ -126,12 +121,8 @@ class UnknownMessage(BadMessage):
 
 
 def decode(frame: bytes, known: Kinds) -> Message:
-    """The typed message of one frame. Its class is one of `known`.
-
-    Raises:
-        UnknownMessage: the message's type is not in `known`.
-        BadMessage: the message is wrong in another way. The text names field, value and limit.
-    """
+    """The typed message of one frame. Raises UnknownMessage if its class is not one of `known`, or BadMessage, which
+    names field, value and limit."""
     try:
         return known.decode(frame)
     except (MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -57,6 +57,11 @@ class Lane:
     number leave room for puts; they return to `_spare_state[1]`.
     """
 
+    __slots__ = (
+        *("__weakref__", "_batches", "_home", "_kept", "_map", "_misses", "_spare_state", "_state"),
+        *("free", "frozen", "heads", "lane_id", "refs", "releases", "words"),
+    )
+
     def __init__(self, fd: int) -> None:
         """Maps the lane behind `fd`, which the caller keeps. Raises LayoutMismatch if it is none of this layout."""
         if os.fstat(fd).st_size != LANE_BYTES:

@@ -78,15 +78,13 @@ class Media(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefixRecord:
-    """A record: a block of tokens, a snapshot (without tokens), or a query (a whole sequence).
+    """A record: a block of `count` tokens, a snapshot (without tokens), or a query (a whole sequence).
 
     Args:
         scope: 16 bytes that identify the namespace at its generation. Only records of one scope are compared.
         layout: 16 bytes that identify the model's layers and the block size. Sequences of one layout share blocks.
         exact: whether sequences of the layout can be continued only at a snapshot.
-        snapshot: whether this is a snapshot, for position `start`.
-        start: the position of the first token in the sequence.
-        count: the number of tokens.
+        start: the position of the first token in the sequence; of a snapshot, its own.
         parent: the parent's key; None at the beginning of a sequence. A snapshot's parent is the block in which, or at
             whose end, its position lies.
         media: the items that begin in this block, in the order of (start, modality), with positions in the sequence. A

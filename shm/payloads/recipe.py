@@ -84,12 +84,9 @@ class Recipe:
         return _made(self._node, lambda leaf: _viewed(leaf, root))
 
     def torch(self, root: Array, copy: bool = True) -> Any:
-        """The tree with a torch tensor for every array, whether it was put as an array or as a tensor.
-
-        Args:
-            root: as for `view`.
-            copy: False gives tensors over the payload itself, which keep `root` alive. Torch has no read-only tensors:
-                if `root` is read-only memory, an in-place operation on such a tensor ends the process with SIGSEGV.
+        """The tree with a torch tensor for every array, whether it was put as an array or as a tensor. `root`: as for
+        `view`. `copy`: False gives tensors over the payload itself, which keep `root` alive. Torch has no read-only
+        tensors: if `root` is read-only memory, an in-place operation on such a tensor ends the process with SIGSEGV.
 
         Raises:
             BadTree: as `view`.
@@ -99,14 +96,8 @@ class Recipe:
         return self._converted(root, (ARRAY, TENSOR), "lease.torch()", copy)
 
     def value(self, root: Array, copy: bool = True) -> Any:
-        """The tree as it was put: numpy leaves as views of `root`, torch leaves as tensors.
-
-        Args:
-            root: as for `view`.
-            copy: whether to copy tensors. False gives tensors over the payload itself, as for `torch`.
-
-        Raises: as `torch`.
-        """
+        """The tree as it was put: numpy leaves as views of `root`, torch leaves as tensors, copies unless `copy` is
+        False. Arguments and errors are those of `torch`."""
         return self._converted(root, (TENSOR,), "an entry with tensors", copy)
 
     def _converted(self, root: Array, tags: tuple[int, ...], what: str, copy: bool) -> Any:

@@ -75,13 +75,8 @@ def own(instance: str) -> list[str]:
 
 
 def create(name: str, size_bytes: int) -> int:
-    """Creates a segment of `size_bytes`, without allocating any page. Returns a read-write descriptor.
-
-    Raises:
-        NameTaken: a file of that name exists; the message describes the file and its owner.
-        NotEnoughMemory: /dev/shm has no room for another file, or RLIMIT_FSIZE is smaller.
-        SegmentError: the system refuses for another reason.
-    """
+    """Creates a segment of `size_bytes`, without allocating any page. Returns a read-write descriptor. Raises NameTaken
+    if a file of that name exists, NotEnoughMemory if /dev/shm or RLIMIT_FSIZE has no room, or else SegmentError."""
     try:
         fd = os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, SEGMENT_MODE)
     except FileExistsError:
@@ -149,15 +144,10 @@ def rename(name: str, to: str) -> None:
 
 
 def claim_instance(instance: str, *, uid: int | None = None) -> int:
-    """Locks the instance, so that only this process serves or purges it, until the returned descriptor is closed.
-
-    The lock is on a separate file that no client is ever passed, since processes that share a descriptor share its
-    lock. `uid`: the required owner of the file; by default this user.
-
-    Raises:
-        InstanceBusy: another daemon, or a purge, holds the lock.
-        SegmentError: the file is another user's.
-    """
+    """Locks the instance, so that only this process serves or purges it, until the returned descriptor is closed. The
+    lock is on a separate file that no client is ever passed, since processes that share a descriptor share its lock.
+    `uid`: the required owner of the file; by default this user. Raises InstanceBusy if another daemon, or a purge,
+    holds the lock, and SegmentError if the file is another user's."""
     name = segment_name(instance, "lock")
     for _ in range(10):
         try:

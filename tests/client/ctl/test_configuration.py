@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -116,15 +115,3 @@ def test_orders_take_no_lane(daemon: Daemon) -> None:
     assert (row["name"], row["lane"]) == ("tensorctl", None)
     assert daemon.lanes() == []
     asked.close()
-
-
-def test_the_status_socket_is_the_one_beside_the_control_socket_unless_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert Asked(Path("/a/control.sock")).status_path == Path("/a/status.sock")
-    assert Asked(Path("/a/control.sock"), Path("/b/s")).status_path == Path("/b/s")
-    monkeypatch.setenv("TENSORD_SOCKET", "/c/control.sock")
-    assert Asked().status_path == Path("/c/status.sock")
-    monkeypatch.setenv("TENSORD_STATUS_SOCKET", "/d/s")
-    assert Asked().status_path == Path("/d/s")
-    assert Asked(Path("/a/control.sock")).status_path == Path("/a/status.sock")
