@@ -23,9 +23,8 @@ import numpy as np
 from ...errors import NotEnoughMemory
 from ...ipc.messages.schema import PREFIX_BYTES_MAX
 from ...ipc.wire.descriptors import no_descriptor
-from ...shm.ring.inbox import create_inbox
 from ...shm.ring.layout import PAGE_BYTES
-from ...shm.ring.segments import ADDRESS_LIMIT, FILE_LIMIT, punch
+from ...shm.ring.segments import ADDRESS_LIMIT, FILE_LIMIT, create_inbox, punch
 from .memory import WritableMemory
 from .wire import Granted
 

@@ -34,8 +34,8 @@ from ...shm.payloads.copy import copy_checked
 from ...shm.payloads.header import may_be_long
 from ...shm.payloads.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord, Tokens
 from ...shm.payloads.recipe import recipe
-from ...shm.ring.inbox import check_inbox
 from ...shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
+from ...shm.ring.segments import check_inbox
 from ..claims.turns import Turns
 from ..forms.effects import Move
 from ..forms.events import Moved

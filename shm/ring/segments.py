@@ -1,10 +1,11 @@
-"""Named shared memory: creation, sizes, owners, locks, prefaulting, removal.
+"""Named shared memory: creation, sizes, owners, locks, prefaulting, removal; and inboxes, memfds without a name.
 
 Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]` (lanes/reader.py). All
 have mode 0600, so that only the daemon's user can map one for writing, whatever descriptors other users were passed.
 
 Invariants: every user can write to /dev/shm, so an existing segment is opened only if it is a regular file of this user
-with mode 0600. The daemon trusts only a lane's name, not its memory, which the lane's client writes.
+with mode 0600. The daemon trusts only a lane's name, not its memory, which the lane's client writes. A file that
+passes `check_inbox` keeps its size, and every page of it can be read without a SIGBUS, whatever the client does.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ PREFAULT_PIECE_BYTES: Final = 64 << 20
 SEGMENT_MODE: Final = 0o600
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+INBOX_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_TMPFS_MAGIC: Final = 0x01021994
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
@@ -289,3 +293,38 @@ def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring
     for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
         if size_bytes > there:
             raise NotEnoughMemory(f"{what} needs {size_bytes} bytes, and {there} are {where}{remedy}")
+
+
+def create_inbox(size_bytes: int) -> int:
+    """Creates an inbox, a client's staging memory: a memfd that no process can resize any more."""
+    fd = os.memfd_create("tensord-inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, size_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, INBOX_SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_inbox(fd: int, size_bytes: int) -> None:
+    """Checks that mapping a received descriptor can never cause a SIGBUS. Raises SegmentError unless the file is a
+    memfd with the three seals, of ordinary pages, and of the announced size."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise SegmentError("an inbox must be a memfd; this descriptor is of another file") from None
+    if seals & INBOX_SEALS != INBOX_SEALS:
+        raise SegmentError(f"an inbox must be sealed against SHRINK, GROW and SEAL; its seals are {seals:#x}")
+    there = os.fstat(fd).st_size
+    if there != size_bytes:
+        raise SegmentError(f"an inbox announced with {size_bytes} bytes has {there}")
+    statfs = ctypes.create_string_buffer(256)
+    if _libc.fstatfs(fd, statfs):
+        raise SegmentError(f"an inbox's file system is unknown: {os.strerror(ctypes.get_errno())}")
+    filesystem = int.from_bytes(statfs.raw[:8], "little")
+    if filesystem != _TMPFS_MAGIC:
+        # A hole in huge pages causes a SIGBUS if no huge page is free. A hole in ordinary pages reads as zeros.
+        wanted = f"a memfd of ordinary pages, this one's file system is {filesystem:#x}"
+        raise SegmentError(f"an inbox must be {wanted}: make it without MFD_HUGETLB")

@@ -18,8 +18,8 @@ from tensord.shm.lanes import fence
 from tensord.shm.lanes.lane import Lane
 from tensord.shm.lanes.records import NO_KEY, SUBMITTED_AT, Submissions
 from tensord.shm.payloads.packing import pack
-from tensord.shm.ring.inbox import create_inbox
 from tensord.shm.ring.layout import ASLEEP_AT, LANE_PLACES, PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, span_bytes
+from tensord.shm.ring.segments import create_inbox
 
 from ..daemon_process import MIB, PATIENCE_S, until
 

@@ -17,7 +17,6 @@ from tensord.errors import Corrupt, TensordError
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PREFIX_BYTES_MAX
 from tensord.shm.lanes.records import NO_KEY, RECORD, SUBMITTED_AT, WAITS_AT
-from tensord.shm.ring.inbox import create_inbox
 from tensord.shm.ring.layout import (
     LANE_BYTES,
     LANE_HEADER_WORDS,
@@ -27,6 +26,7 @@ from tensord.shm.ring.layout import (
     RECORD_BYTES,
     SPAN_HEADER_BYTES,
 )
+from tensord.shm.ring.segments import create_inbox
 
 from ..daemon_process import until
 from ..faults.payloads import key as other_key

@@ -11,7 +11,7 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION
 from tensord.ipc.wire import connection
 from tensord.ipc.wire.frames import pack
-from tensord.shm.ring.inbox import create_inbox
+from tensord.shm.ring.segments import create_inbox
 
 from . import words
 from .besieged import Besieged

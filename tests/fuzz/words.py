@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tensord.shm.payloads.packing import pack
-from tensord.shm.ring.inbox import INBOX_SEALS, create_inbox
+from tensord.shm.ring.segments import INBOX_SEALS, create_inbox
 
 INBOX_BYTES: Final = 1 << 17
 KEYS: Final = [b"fuzzfuzz" + bytes([number]) * 24 for number in range(6)]

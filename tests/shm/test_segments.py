@@ -14,7 +14,7 @@ import pytest
 
 from tensord.errors import BadConfiguration, NameTaken, NotEnoughMemory, SegmentError
 from tensord.shm.ring import segments
-from tensord.shm.ring.inbox import INBOX_SEALS, check_inbox, create_inbox
+from tensord.shm.ring.segments import INBOX_SEALS, check_inbox, create_inbox
 
 PAGE = 4096
 
