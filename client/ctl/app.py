@@ -62,8 +62,10 @@ class _Commands(click.Group):
 @time_option("--timeout", "timeout", 3600.0, "5s", "Time limit for one answer.")
 @click.pass_context
 def cli(ctx: click.Context, socket: Path | None, status_socket: Path | None, timeout: float) -> None:
-    """Shows the state of a tensord daemon, and controls it. Exit codes: 0 done; 1 refused, not reachable or unhealthy;
-    2 invalid arguments."""
+    """Shows the state of a tensord daemon, and controls it.
+
+    Exit codes: 0 done; 1 refused, not reachable or unhealthy; 2 invalid arguments.
+    """
     ctx.obj = daemon = Daemon(socket, status_socket, timeout)
     ctx.call_on_close(daemon.close)
 

@@ -114,7 +114,9 @@ def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
 @click.command()
 @click.argument("size_bytes", metavar="SIZE", type=SIZE)
 @click.option(
-    "--card", help="The card, by its name, or its number from 0 in the order of names; by default the only one."
+    "--card",
+    metavar="CARD",
+    help="The card, by its name, or its number from 0 in the order of names; by default the only one.",
 )
 @time_option("--for", "for_s", 86400.0, "10m", "How long it is held.")
 @time_option("--wait", "wait_s", 86400.0, "1m", "How long it may take.")
