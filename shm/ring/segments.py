@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import posix_ipc
+
 from ...errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, ProcessLimit, SegmentError
 from .layout import PAGE_BYTES
 
@@ -82,10 +84,12 @@ def create(name: str, size_bytes: int) -> int:
     """Creates a segment of `size_bytes`, without allocating any page. Returns a read-write descriptor. Raises NameTaken
     if a file of that name exists, NotEnoughMemory if /dev/shm or RLIMIT_FSIZE has no room, or else SegmentError."""
     try:
-        fd = os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, SEGMENT_MODE)
-    except FileExistsError:
+        # posix_ipc hides the number of the error that the process can open no more files.
+        os.close(os.open(SHM_FOLDER, os.O_PATH | os.O_DIRECTORY))
+        fd = int(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE).fd)
+    except posix_ipc.ExistentialError:
         raise NameTaken(f"cannot create {SHM_FOLDER}{name}: there is {_whose(name)} already") from None
-    except OSError as error:
+    except (posix_ipc.Error, OSError) as error:
         raise _not_created(name, size_bytes, error) from error
     try:
         # fchmod, since the umask may have removed bits of the mode.
@@ -98,9 +102,10 @@ def create(name: str, size_bytes: int) -> int:
     return fd
 
 
-def _not_created(name: str, size_bytes: int, error: OSError) -> SegmentError:
-    kind = NotEnoughMemory if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG) else SegmentError
-    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: FILE_LIMIT}.get(error.errno or 0, error)
+def _not_created(name: str, size_bytes: int, error: Exception) -> SegmentError:
+    number = error.errno if isinstance(error, OSError) else None
+    kind = NotEnoughMemory if number in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG) else SegmentError
+    why = {errno.EROFS: f"{error}; {MAKE_WRITABLE}", errno.EFBIG: FILE_LIMIT}.get(number or 0, error)
     return kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {why}")
 
 
