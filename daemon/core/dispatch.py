@@ -267,7 +267,7 @@ class Dispatch:
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
         if self._parts.lifetimes.sweeps.invalidate(client, request):
             self._outbox.send_verdicts(self._claims.void(request.namespace))
-            self._parts.remote.agreement.invalidated(request.namespace, now)
+            self._parts.remote.agreement.invalidated(request.namespace)
 
     def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
         self._parts.policy.turn(self._parts.agents.named(request.agent), request.state, now)

@@ -36,7 +36,7 @@ class Parts(Entries):
         self, memory: StoreMemory, policy: str, limits: StoreLimits, quotas: Quotas, epoch: int, seed: int
     ) -> None:
         super().__init__(memory, policy, epoch, seed)
-        table, slots, tenants, spans = self.table, self.slots, self.tenants, self.spans
+        table, slots, spans = self.table, self.slots, self.spans
         self.limits = limits
         self.quotas = quotas
         self.index = memory.index
@@ -59,13 +59,9 @@ class Parts(Entries):
         self.commit_own: Callable[[memoryview, float], object] = lambda record, now: None
         """Set by the store."""
         self.remote = Remote(
-            table,
-            slots,
-            tenants,
-            self.own,
+            self,
             self.lending,
             lambda record, now: self.commit_own(record, now),
-            self.generations,
             self.invalidate,
             claims,
             outbox,

@@ -26,6 +26,7 @@ the namespace too, both may have the same number, and the two invalidations coun
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import chain, compress, islice
 from typing import Final
 
@@ -35,7 +36,6 @@ from ...shm.index.keys import generation_of
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..claims.claims import NOBODY, ClaimTable
 from ..forms.effects import AskGenerations, RaiseGeneration
-from ..forms.outbox import StoreOutbox
 from ..store.tenants import Tenants
 from .link import RemoteLink
 
@@ -45,39 +45,29 @@ TAGS_MAX: Final = 1024
 """Namespaces that are asked for at once."""
 
 
+@dataclass(eq=False, repr=False)
 class Agreement:
     """The generations that this host and one store agree on.
 
     Args:
-        generations: those of this host.
         invalidate: (namespace, generation): raises the namespace's generation to this one, and ends the entries of
             earlier ones. Raises LimitReached.
+        to_raise: namespaces whose generation the store has to raise to the host's. True: to one that is nobody else's,
+            since this host has invalidated.
+        raising: those of them that the store raises now.
+        why: why the store has not raised a generation when it was told to last.
     """
 
-    def __init__(
-        self,
-        tenants: Tenants,
-        generations: GenerationWriter,
-        invalidate: Callable[[bytes, int], object],
-        claims: ClaimTable,
-        link: RemoteLink,
-        outbox: StoreOutbox,
-    ) -> None:
-        self._tenants = tenants
-        self._generations = generations
-        self._invalidate = invalidate
-        self._claims = claims
-        self._link = link
-        self._outbox = outbox
-        self.to_raise: dict[bytes, bool] = {}
-        """Namespaces whose generation the store has to raise to the host's. True: to one that is nobody else's, since
-        this host has invalidated."""
-        self.raising: set[bytes] = set()
-        """Those of them that the store is raising now."""
-        self.why = ""
-        """Why the store has not raised a generation when it was told to last."""
-        self._asking = False
-        self._ask_at = 0.0
+    _link: RemoteLink
+    _tenants: Tenants
+    _generations: GenerationWriter
+    _invalidate: Callable[[bytes, int], object]
+    _claims: ClaimTable
+    to_raise: dict[bytes, bool] = field(default_factory=dict)
+    raising: set[bytes] = field(default_factory=set)
+    why: str = ""
+    _asking: bool = False
+    _ask_at: float = 0.0
 
     def next_timer(self) -> float | None:
         """When `tick` is due; None while there is nothing to ask."""
@@ -93,7 +83,7 @@ class Agreement:
         tag = key[:NAMESPACE_TAG_BYTES]
         return tag not in self.to_raise and generation_of(key) == self._generations.current(tag)
 
-    def invalidated(self, tag: bytes, now: float) -> None:
+    def invalidated(self, tag: bytes) -> None:
         """A client of this host has invalidated the namespace."""
         if self._link.limits.remote_s:
             self.to_raise[tag] = True
@@ -117,9 +107,8 @@ class Agreement:
         if error is not None or generation is None:
             # `tick` tries again.
             self.why = str(error)
-            self._outbox.counters.remote["raise_failed"] += 1
-            return
-        if request.least == self._generations.current(tag) <= generation:
+            self._link.counts["raise_failed"] += 1
+        elif request.least == self._generations.current(tag) <= generation:
             del self.to_raise[tag]
             self._follow(tag, generation)
         else:
@@ -134,27 +123,23 @@ class Agreement:
             self.told(tag, generation)
 
     def tick(self, now: float) -> None:
-        """Asks the store for the generations of the namespaces that this host has entries of, and to raise those that
-        it has not raised. A store that is left alone is probed so, also if there are none."""
+        """Asks for the generations of stored entries, and again to raise those that the store has not raised."""
         due = self.next_timer()
         if due is not None and now >= due:
-            self._ask_at = now + EVERY_S
             self._asking = True
             stored = compress(self._tenants.tags, self._tenants.entries)
             tags = tuple(islice(dict.fromkeys(chain(self.to_raise, stored)), TAGS_MAX))
-            self._outbox.add(AskGenerations(tags))
+            self._link.outbox.add(AskGenerations(tags))
             self._raise()
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         assert self.raising <= self.to_raise.keys()
 
     def _raise(self) -> None:
-        if not self._link.breaker.closed:
-            return
-        for tag in self.to_raise.keys() - self.raising:
-            self.raising.add(tag)
-            self._outbox.add(RaiseGeneration(tag, self._generations.current(tag), self.to_raise[tag]))
+        if self._link.breaker.closed:
+            for tag in self.to_raise.keys() - self.raising:
+                self.raising.add(tag)
+                self._link.outbox.add(RaiseGeneration(tag, self._generations.current(tag), self.to_raise[tag]))
 
     def _follow(self, tag: bytes, generation: int) -> None:
         """This host takes over the store's generation, and ends its entries of earlier ones."""
@@ -162,6 +147,6 @@ class Agreement:
             try:
                 self._invalidate(tag, generation)
             except LimitReached as error:
-                self._outbox.count_refusal(NOBODY, error)
+                self._link.outbox.count_refusal(NOBODY, error)
                 return
-            self._outbox.send_verdicts(self._claims.void(tag))
+            self._link.outbox.send_verdicts(self._claims.void(tag))

@@ -41,11 +41,8 @@ from ..claims.claims import ClaimTable, Verdict
 from ..claims.deadlines import Deadlines
 from ..forms.effects import ReadRemote, Seek
 from ..forms.events import RemoteEntry, Sought
-from ..forms.outbox import StoreOutbox
-from ..store.commit import Submitter
+from ..store.entries import Entries, OverEntries
 from ..store.grants import LentGrant
-from ..store.table import RowTable
-from ..store.tenants import Tenants
 from .agreement import Agreement
 from .link import RemoteLink
 from .writes import Writes
@@ -110,39 +107,35 @@ class Fetch:
     children: list[Fetch] = field(default_factory=list)
 
 
-class Fetches:
+class Fetches(OverEntries):
     """The fetches of one store.
 
     Args:
-        own: the daemon's own side of a queue; `places` adds its grants.
-        commit: (one record of `own`, now): has it taken, and answers those who wait for the key (`Commits.take`).
+        places: lends the daemon places to read entries into.
+        commit: (one record of the daemon's own, now): has it taken, and answers those who wait for its key.
     """
 
     def __init__(
         self,
-        table: RowTable,
-        tenants: Tenants,
-        own: Submitter,
-        places: Lending,
-        commit: Callable[[memoryview, float], object],
-        claims: ClaimTable,
+        entries: Entries,
         link: RemoteLink,
         agreement: Agreement,
         writes: Writes,
-        outbox: StoreOutbox,
+        claims: ClaimTable,
+        places: Lending,
+        commit: Callable[[memoryview, float], object],
     ) -> None:
-        self._table = table
-        self._stored = table.by_key
-        self._tenants = tenants
-        self._own = own
-        self._places = places
-        self._commit = commit
-        self._claims = claims
+        super().__init__(entries)
+        self._stored = entries.table.by_key
         self._link = link
         self._agreement = agreement
         self._writes = writes
-        self._outbox = outbox
-        self._counts = outbox.counters.remote
+        self._claims = claims
+        self._places = places
+        self._commit = commit
+        self._own = places.own
+        self._outbox = link.outbox
+        self._counts = link.counts
         self._made = 0
         self._under_way: dict[bytes, Fetch] = {}
         self._looks: Deadlines[bytes] = Deadlines()
@@ -173,29 +166,22 @@ class Fetches:
     def run(self, client: int, uid: int, request: messages.FetchRun, now: float) -> None:
         """Seeks the missing keys of a client, or answers at once."""
         first = request.keys[0] if request.keys else b""
-        alike = takewhile(
-            lambda key: (
-                key[:NAMESPACE_TAG_BYTES] == first[:NAMESPACE_TAG_BYTES] and generation_of(key) == generation_of(first)
-            ),
-            dict.fromkeys(request.keys),
-        )
+        alike = takewhile(lambda key: _group(key) == _group(first), dict.fromkeys(request.keys))
         missing = (key for key in alike if key not in self._stored)
         wanted = list(islice(missing, max(0, RUN_KEYS_MAX - self._run_keys)))
         own = [key for key in wanted if key not in self._under_way]
-        ends_at = 0.0
+        for_s = 0.0
         if own and all(map(self._may_be_sought, own)):
-            cost_s = request.within_s or (self._link.cost_s(first) or UNKNOWN_S) * len(own)
-            if for_s := self._patience_s(cost_s, now):
-                ends_at = now + for_s
-            else:
+            for_s = self._patience_s(request.within_s or (self._link.cost_s(first) or UNKNOWN_S) * len(own), now)
+            if not for_s:
                 self._counts["unasked"] += len(own)
         run = AskedRun(client, request, len(wanted))
-        if not wanted or (own and not ends_at):
+        if not wanted or (own and not for_s):
             # What is sought already is found without this client.
             self._answer(run)
             return
         for key in own:
-            self._add(key, uid, 0, now, ends_at)
+            self._add(key, uid, 0, now, now + for_s)
         for key in wanted:
             self._under_way[key].runs.append(run)
         if own:
@@ -266,7 +252,6 @@ class Fetches:
             self._store(fetch)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         assert self._run_keys <= RUN_KEYS_MAX
         assert len(self._under_way) <= SOUGHT_MAX + self._run_keys
         assert all(fetch.waited for fetch in self._under_way.values() if self._looks.when(fetch.key) is not None)
@@ -374,3 +359,8 @@ class Fetches:
     def _answer(self, run: AskedRun) -> None:
         count = sum(1 for _ in takewhile(lambda key: key in self._stored, run.request.keys))
         self._outbox.send(run.client, messages.Counted(run.request.id, count))
+
+
+def _group(key: bytes) -> tuple[bytes, int]:
+    """A key's namespace and generation. Keys of one group are sought together."""
+    return key[:NAMESPACE_TAG_BYTES], generation_of(key)

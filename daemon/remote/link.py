@@ -59,7 +59,6 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether requests may be made."""
         return not self.why
 
     def may_try(self, now: float) -> bool:
@@ -73,8 +72,7 @@ class Breaker:
         return was_open
 
     def failed(self, why: str, now: float, *, refused: bool) -> bool:
-        """A request has failed; `refused`: the store would refuse the next one too. Returns whether this has opened the
-        breaker."""
+        """A request has failed; `refused`: so would the next one. Returns whether this has opened the breaker."""
         opens = self.closed
         if opens:
             self._failures += 1
@@ -112,6 +110,8 @@ class RemoteLink:
     """The daemon's knowledge of one remote store, and the limits in force."""
 
     def __init__(self, outbox: StoreOutbox, limits: StoreLimits) -> None:
+        self.outbox = outbox
+        self.counts = outbox.counters.remote
         self.limits = limits
         self.breaker = Breaker()
         self.taking = Breaker()
@@ -126,7 +126,6 @@ class RemoteLink:
         """Seconds that reading takes, for each byte of a large payload."""
         self._costs_s: OrderedDict[bytes, float] = OrderedDict()
         self._claims: dict[bytes, None] = {}
-        self._outbox = outbox
 
     @property
     def serves(self) -> bool:
@@ -142,14 +141,14 @@ class RemoteLink:
         """The store has answered."""
         first, self.reached = not self.reached, True
         if self.breaker.succeeded():
-            self._outbox.add(RemoteTurned("", first=first))
+            self.outbox.add(RemoteTurned("", first=first))
 
     def failed(self, error: TensordError, now: float) -> None:
         """A request of the store has ended with an error."""
         if not isinstance(error, TierFull | TierReadOnly):
             refused = isinstance(error, TierRefused) or not self.reached
             if self.breaker.failed(str(error), now, refused=refused):
-                self._outbox.add(RemoteTurned(str(error)))
+                self.outbox.add(RemoteTurned(str(error)))
             return
         self.succeeded()
         if isinstance(error, TierTooLarge):
@@ -158,12 +157,12 @@ class RemoteLink:
         opened = self.taking.failed(str(error), now, refused=True)
         if opened or full != self.full:
             self.full, self.taking.why = full, str(error)
-            self._outbox.add(RemoteTurned(str(error), "writes"))
+            self.outbox.add(RemoteTurned(str(error), "writes"))
 
     def changed(self) -> None:
         """The store has taken a write, or a removal although it was not full: it takes others."""
         if self.taking.succeeded():
-            self._outbox.add(RemoteTurned("", "writes"))
+            self.outbox.add(RemoteTurned("", "writes"))
 
     def read(self, size_bytes: int, took_s: float, now: float) -> None:
         """A payload was read. The time of a small one is that of an answer, and says nothing of large ones."""
@@ -200,4 +199,4 @@ class RemoteLink:
         if key in self._claims:
             del self._claims[key]
             if not written and self.breaker.closed:
-                self._outbox.add(WithdrawClaim(key))
+                self.outbox.add(WithdrawClaim(key))

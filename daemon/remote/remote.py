@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...shm.index.generations import GenerationWriter
 from ..claims.claims import ClaimTable
 from ..forms.effects import (
     AskGenerations,
@@ -26,10 +25,7 @@ from ..forms.effects import (
 from ..forms.events import RemoteDone
 from ..forms.limits import StoreLimits
 from ..forms.outbox import StoreOutbox
-from ..store.commit import Submitter
-from ..store.slots import Slots
-from ..store.table import RowTable
-from ..store.tenants import Tenants
+from ..store.entries import Entries
 from .agreement import Agreement
 from .fetches import Fetches
 from .link import RemoteLink
@@ -40,35 +36,23 @@ if TYPE_CHECKING:
 
 
 class Remote:
-    """The remote store of one ring.
-
-    Args:
-        own: the daemon's own side of a queue.
-        places: lends the daemon places to read entries into.
-        commit: (one record of `own`, now): has it taken, and answers those who wait for its key.
-        invalidate: (namespace, generation): raises the namespace's generation to this one for the daemon itself, and
-            ends the entries of earlier ones. Raises LimitReached.
-    """
+    """The remote store of one ring. `places` and `commit`: as for Fetches; `invalidate`: as for Agreement."""
 
     def __init__(
         self,
-        table: RowTable,
-        slots: Slots,
-        tenants: Tenants,
-        own: Submitter,
+        entries: Entries,
         places: Lending,
         commit: Callable[[memoryview, float], object],
-        generations: GenerationWriter,
         invalidate: Callable[[bytes, int], object],
         claims: ClaimTable,
         outbox: StoreOutbox,
         limits: StoreLimits,
     ) -> None:
-        self._counts = outbox.counters.remote
         self.link = link = RemoteLink(outbox, limits)
-        self.agreement = Agreement(tenants, generations, invalidate, claims, link, outbox)
-        self.writes = Writes(table, slots, link, self.agreement, outbox)
-        self.fetches = Fetches(table, tenants, own, places, commit, claims, link, self.agreement, self.writes, outbox)
+        generations = entries.memory.index.generations
+        self.agreement = Agreement(link, entries.tenants, generations, invalidate, claims)
+        self.writes = Writes(entries, link, self.agreement)
+        self.fetches = Fetches(entries, link, self.agreement, self.writes, claims, places, commit)
         claims.given_up = link.end_claim
 
     def handle(self, done: RemoteDone, now: float) -> None:
@@ -91,7 +75,7 @@ class Remote:
             case WithdrawClaim():
                 # One that could not be withdrawn ends by itself.
                 if answer:
-                    self._counts["withdrawn"] += 1
+                    self.link.counts["withdrawn"] += 1
             case AskGenerations():
                 self.agreement.answered(answer, now)
             case RaiseGeneration() as request:
@@ -116,9 +100,8 @@ class Remote:
         return min((timer for timer in timers if timer is not None), default=None)
 
     def state(self, now: float) -> dict[str, Any] | None:
-        """What the daemon knows of the remote store, for the status; None without one. `why`: the error for which it is
-        left alone; `refuses_writes`: the one for which it is only read; `not_agreed`: namespaces whose generation it
-        does not take."""
+        """For status; None without a store. `why`: the error for which it is left alone; `refuses_writes`: the one for
+        which it is only read; `not_agreed`: namespaces whose generation it does not take."""
         link, writes = self.link, self.writes
         if not link.limits.remote_s:
             return None
@@ -136,7 +119,7 @@ class Remote:
             "writes": int(writes.under_way is not None),
             "queued": len(writes.queue),
             "removals": len(writes.removed_keys),
-            "removals_dropped": self._counts["removals_dropped"],
+            "removals_dropped": self.link.counts["removals_dropped"],
             "answer_s": link.answer_s.known(now) or None,
             "read_bytes_per_s": 1.0 / s_per_byte if (s_per_byte := link.s_per_byte.known(now)) else None,
         }
@@ -146,6 +129,5 @@ class Remote:
         self.link.limits = limits
 
     def check_invariants(self) -> None:
-        """Asserts what the docstrings of the parts promise."""
         for part in (self.agreement, self.fetches, self.writes):
             part.check_invariants()

@@ -35,9 +35,8 @@ import numpy as np
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..forms.effects import RemoveRemote, SaveRemote
 from ..forms.events import RemoteSaved
-from ..forms.outbox import StoreOutbox
-from ..store.slots import Slots
-from ..store.table import EDGE, RowTable
+from ..store.entries import Entries, OverEntries
+from ..store.table import EDGE
 from .agreement import Agreement
 from .link import RemoteLink
 
@@ -57,24 +56,16 @@ NOT_WORTH: Final = 2
 """The row's entry is quicker to compute than to read back, which was counted."""
 
 
-class Writes:
+class Writes(OverEntries):
     """The writes of one store."""
 
-    def __init__(
-        self,
-        table: RowTable,
-        slots: Slots,
-        link: RemoteLink,
-        agreement: Agreement,
-        outbox: StoreOutbox,
-    ) -> None:
-        self._table = table
-        self._slots = slots
+    def __init__(self, entries: Entries, link: RemoteLink, agreement: Agreement) -> None:
+        super().__init__(entries)
         self._link = link
         self._agreement = agreement
-        self._outbox = outbox
-        self._counts = outbox.counters.remote
-        self._marks = np.zeros(table.row_mask + 1, np.uint8)
+        self._outbox = link.outbox
+        self._counts = link.counts
+        self._marks = np.zeros(entries.table.row_mask + 1, np.uint8)
         self.queue: OrderedDict[bytes, None] = OrderedDict()
         """The keys that wait."""
         self._leaving: set[bytes] = set()
@@ -236,7 +227,6 @@ class Writes:
             self._tried.clear()
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         assert len(self.queue) <= QUEUED_MAX
         assert all(map(self.has, self._leaving))
         assert not self._leaving or (self._ends_at is not None and not self._late)
