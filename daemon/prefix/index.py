@@ -27,7 +27,7 @@ from ..store.table import RowTable
 from .nodes import Nodes, common
 from .query import Query, checked, initial_digest, next_digest
 from .snapshots import Snapshots
-from .trees import Tree, Trees, name_of
+from .trees import Tree, TreeName, Trees
 
 
 class Found(NamedTuple):
@@ -83,7 +83,7 @@ class PrefixIndex:
             self._snapshots.add(row, above, tree, record.start)
             nodes.enter(row, tree.number, record_at + record.text_at, 0)
         else:
-            size = tree.block_tokens
+            size = tree.name.block_tokens
             depth = self._table.depths[above] + 1 if above else 0
             if record.start != depth * size or (above and nodes.count(above) != size):
                 raise BadPrefix(
@@ -96,7 +96,10 @@ class PrefixIndex:
             checked(record.media, record.start, record.start + record.count)
             nodes.enter(row, tree.number, record_at + record.text_at, record.count)
             if record.count == size and not (depth + 1) * size % tree.step:
-                self._mark(row, above, tree)
+                digest = self._digest(row, above, tree)
+                if digest is not None:
+                    self._digests[row] = digest
+                    tree.checkpoints[digest] = row
             nodes.insert(above or -tree.number, row)
         self._trees.joined(tree)
 
@@ -107,7 +110,7 @@ class PrefixIndex:
         if not number:
             return
         tree = self._trees.by_number[number]
-        if row in self._snapshots:
+        if not nodes.count(row):
             self._snapshots.remove(row)
         else:
             above = self._table.parents[row]
@@ -138,18 +141,13 @@ class PrefixIndex:
             limit = min(agreement, asked.count - 1)
             if limit <= best.offset:
                 continue
-            if tree.exact:
+            if tree.name.exact:
                 snapshot, position = self._snapshots.last(path, tree, asked, limit, best.offset)
-                if not snapshot:
-                    continue
             else:
-                position = asked.uncut(limit)
-                if position <= best.offset:
-                    continue
-                level = (position - 1) // tree.block_tokens
-                above = path[level - 1] if level else 0
-                snapshot = self._snapshots.at(above, tree, asked, position, level * tree.block_tokens)
-            del path[-(-position // tree.block_tokens) :]
+                snapshot, position = 0, asked.uncut(limit)
+            if position <= best.offset:
+                continue
+            del path[-(-position // tree.name.block_tokens) :]
             best = Found(position, path, snapshot)
         return best
 
@@ -163,7 +161,7 @@ class PrefixIndex:
         for row in rows:
             assert self._table.records[row], "a node without a record"
             above = self._table.parents[row] or -nodes.trees[row]
-            if row not in self._snapshots:
+            if nodes.count(row):
                 assert (above > 0 and not nodes.trees[above]) or row in nodes.children(above), "a node is not in order"
         for row, digest in self._digests.items():
             tree = self._trees.by_number[nodes.trees[row]]
@@ -175,27 +173,21 @@ class PrefixIndex:
         """The tree of a new block. It may be new and not stored anywhere yet."""
         if not above:
             return self._trees.for_first(tag, record)
-        if above in self._snapshots:
-            raise BadPrefix("the parent is a snapshot, which has no children")
         number = self._nodes.trees[above]
         if not number:
             raise ParentGone("the parent block is not indexed yet after a restart: put it again in a while")
+        if not self._nodes.count(above):
+            raise BadPrefix("the parent is a snapshot, which has no children")
         tree = self._trees.by_number[number]
-        if tree.name != name_of(tag, record):
+        if tree.name != TreeName.of(tag, record):
             raise BadPrefix("the parent block is of another namespace, scope, layout or block size")
         return tree
-
-    def _mark(self, row: int, above: int, tree: Tree) -> None:
-        digest = self._digest(row, above, tree)
-        if digest is not None:
-            self._digests[row] = digest
-            tree.checkpoints[digest] = row
 
     def _digest(self, row: int, above: int, tree: Tree) -> int | None:
         """The digest of everything up to a block's end; None if a block or the digest before it is missing."""
         nodes, parents = self._nodes, self._table.parents
         stretch = [row]
-        for _ in range(tree.step // tree.block_tokens - 1):
+        for _ in range(tree.step // tree.name.block_tokens - 1):
             if not above or not nodes.trees[above]:
                 return None
             stretch.append(above)
@@ -209,7 +201,7 @@ class PrefixIndex:
     def _walk(self, tree: Tree, query: Query) -> tuple[int, list[int]]:
         """The largest number of tokens that a sequence of the tree has in common with the query, and the blocks up to
         there."""
-        nodes, size = self._nodes, tree.block_tokens
+        nodes, size = self._nodes, tree.name.block_tokens
         path = self._to_checkpoint(tree, query)
         node = path[-1] if path else -tree.number
         at = len(path) * size

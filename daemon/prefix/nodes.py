@@ -144,7 +144,6 @@ class Nodes:
         return low
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         trees = np.frombuffer(self.trees, np.uint16)
         assert np.array_equal(np.flatnonzero(trees), np.flatnonzero(np.frombuffer(self._places, np.uint64)))
         only = np.frombuffer(self._only, np.uint32)

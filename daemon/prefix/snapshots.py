@@ -39,16 +39,13 @@ class Snapshots:
         """By level, the offsets of snapshots and the number at each. A row is used again, so a level is named by the
         span id of the row, and that of a tree's first blocks by the tree's number."""
 
-    def __contains__(self, row: object) -> bool:
-        return row in self._listed
-
     def add(self, row: int, block: int, tree: Tree, position: int) -> None:
         """Adds the snapshot `row` in a block of a tree.
 
         Raises:
             BadPrefix: the position is not within the block or at its end. Nothing has changed then.
         """
-        offset = position - self._rows.depths[block] * tree.block_tokens
+        offset = position - self._rows.depths[block] * tree.name.block_tokens
         if not 0 < offset <= self._nodes.count(block):
             raise BadPrefix(f"a snapshot for position {position}, which is not in its block")
         media = self._nodes.media(block)
@@ -76,36 +73,26 @@ class Snapshots:
         if not offsets:
             del self._levels[level]
 
-    def at(self, above: int, tree: Tree, query: Query, position: int, start: int) -> int:
-        """A snapshot at a position in the children of the row `above` (0: in first blocks), which begin at token
-        `start`, of a sequence that agrees with the query up to there; 0 if there is none."""
-        level = self._name(above, tree)
-        if position - start not in self._levels.get(level, ()):
-            return 0
-        text, media = query.text(start, position), query.packed(start, position)
-        for row in self._found.get(snapshot_digest(self._start, level, position - start, text, media), ()):
-            if self._rows.states[row] == LIVE:
-                return row
-        return 0
-
     def last(self, path: Sequence[int], tree: Tree, query: Query, limit: int, least: int) -> tuple[int, int]:
         """The last snapshot after `least` and up to `limit` that cuts no item, on a path that the query shares up to
         `limit`, and its position. Zeros if there is none, or LOOKS_MAX probes did not find it."""
-        size, looks = tree.block_tokens, 0
+        size, looks = tree.name.block_tokens, 0
         for depth in range(len(path) - 1, least // size - 1, -1):
-            above = path[depth - 1] if depth else 0
-            for offset in sorted(self._levels.get(self._name(above, tree), ()), reverse=True):
-                position = depth * size + offset
+            start = depth * size
+            level = self._name(path[depth - 1] if depth else 0, tree)
+            for offset in sorted(self._levels.get(level, ()), reverse=True):
+                position = start + offset
                 if position > limit or query.uncut(position) != position:
                     continue
                 looks += 1
-                row = self.at(above, tree, query, position, depth * size)
+                text, media = query.text(start, position), query.packed(start, position)
+                rows = self._found.get(snapshot_digest(self._start, level, offset, text, media), ())
+                row = next((row for row in rows if self._rows.states[row] == LIVE), 0)
                 if row or looks == LOOKS_MAX:
                     return (row, position) if row and position > least else (0, 0)
         return 0, 0
 
     def check_invariants(self) -> None:
-        """Asserts that the tables agree."""
         assert {row for rows in self._found.values() for row in rows} == self._listed.keys()
         levels: dict[int, dict[int, int]] = {}
         for row, (digest, level, offset) in self._listed.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...errors import BadPrefix, LimitReached
 from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, PrefixRecord
@@ -18,8 +18,20 @@ LAYOUTS_MAX: Final = 16
 """Layouts of one scope of a namespace generation; each has a tree that is searched separately."""
 TREES_MAX: Final = 0xFFFF
 
-Name = tuple[bytes, bytes, bytes, int, bool]
-"""The identity of a tree: namespace tag, scope, layout, tokens of a block, exact."""
+
+class TreeName(NamedTuple):
+    """The identity of a tree. `exact`: its sequences are continued at snapshots only."""
+
+    tag: bytes
+    scope: bytes
+    layout: bytes
+    block_tokens: int
+    exact: bool
+
+    @classmethod
+    def of(cls, tag: bytes, record: PrefixRecord) -> TreeName:
+        """That of a record in the namespace `tag`."""
+        return cls(tag, record.scope, record.layout, record.block_tokens, record.exact)
 
 
 @dataclass(slots=True, eq=False)
@@ -28,18 +40,10 @@ class Tree:
     blocks by the digests of everything up to their ends."""
 
     number: int
-    name: Name
+    name: TreeName
     step: int
     count: int = 0
     checkpoints: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def block_tokens(self) -> int:
-        return self.name[3]
-
-    @property
-    def exact(self) -> bool:
-        return self.name[4]
 
 
 class Trees:
@@ -49,7 +53,7 @@ class Trees:
     """The minimum distance between checkpoints."""
 
     def __init__(self) -> None:
-        self._by_scope: dict[tuple[bytes, bytes], dict[Name, Tree]] = {}
+        self._by_scope: dict[tuple[bytes, bytes], dict[TreeName, Tree]] = {}
         self.by_number: dict[int, Tree] = {}
         self._last_number = 0
 
@@ -64,7 +68,7 @@ class Trees:
             BadPrefix: the size of a block is impossible, or the scope has too many layouts.
             LimitReached: there are too many trees.
         """
-        name = name_of(tag, record)
+        name = TreeName.of(tag, record)
         layouts = self._by_scope.get(name[:2], {})
         tree = layouts.get(name)
         if tree is not None:
@@ -103,8 +107,3 @@ class Trees:
             del layouts[tree.name]
             if not layouts:
                 del self._by_scope[tree.name[:2]]
-
-
-def name_of(tag: bytes, record: PrefixRecord) -> Name:
-    """The identity of the tree that a record belongs to."""
-    return tag, record.scope, record.layout, record.block_tokens, record.exact

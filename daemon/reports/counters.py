@@ -16,21 +16,7 @@ import numpy as np
 
 from .removal_history import REASONS, Array
 
-BOUNDS_S: Final = (
-    0.1,
-    1.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
-    3600.0,
-    6 * 3600.0,
-    86400.0,
-    7 * 86400.0,
-)
+BOUNDS_S: Final = (0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 6 * 3600.0, 86400.0, 7 * 86400.0)
 """Upper bounds of buckets in seconds. They include the idle times at which modes evict (30 s, 2 min, 10 min)."""
 
 

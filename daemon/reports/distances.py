@@ -14,7 +14,6 @@ Invariant: every held key is in the sample. The held keys, scaled, have at most 
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -37,21 +36,20 @@ Array = np.ndarray[Any, Any]
 
 
 def keys_for(ring_bytes: int) -> int:
-    """The most keys for a ring: a hundredth of the ring's bytes, from KEYS_MIN to KEYS_MAX keys."""
+    """The most keys for a ring."""
     return max(KEYS_MIN, min(KEYS_MAX, ring_bytes // MEMORY_SHARE // KEY_BYTES))
 
 
 class ReuseDistances:
-    """The sampled keys in the order of their last requests, and a Fenwick tree of their sizes in that order."""
+    """The sampled keys, and their sizes in the order of their last requests."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
         self._mask = 0
-        # By key, least recently used first: its position in the tree, and its size.
-        self._held: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self._positions = 2 * (keys_max + 1)
-        self._tree = array("q", bytes(8 * (self._positions + 1)))
-        self._last = 0
+        # By key, least recently used first: the place of its size. Places before the end that no key has hold 0.
+        self._held: OrderedDict[int, int] = OrderedDict()
+        self._sizes = np.zeros(2 * (keys_max + 1), np.int64)
+        self._end = 0
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -83,12 +81,9 @@ class ReuseDistances:
         """
         if number & self._mask:
             return None
-        held, factor = self._held.get(number), self._mask + 1
-        if held is None:
-            distance_bytes = FAR
-        else:
-            since_bytes = self._bytes - self._sum(held[0])
-            distance_bytes = (since_bytes + size_bytes) * factor
+        place, distance_bytes = self._held.get(number), FAR
+        if place is not None:
+            distance_bytes = (int(self._sizes[place + 1 : self._end].sum()) + size_bytes) * self.factor
         self._hold(number, size_bytes, capacity_bytes)
         return distance_bytes
 
@@ -107,64 +102,38 @@ class ReuseDistances:
 
     def check_invariants(self, capacity_bytes: int) -> None:
         """Asserts the invariants of the module's docstring."""
-        assert len(self._held) <= self._keys_max
+        places = list(self._held.values())
+        assert len(places) <= self._keys_max and places == sorted(set(places))
         assert not any(number & self._mask for number in self._held)
-        assert self._bytes == sum(size for _, size in self._held.values()) == self._sum(self._positions)
+        assert self._bytes == self._sizes[places].sum() == self._sizes[: self._end].sum()
         assert self._bytes * self.factor <= REACH * capacity_bytes
-        positions = [position for position, _ in self._held.values()]
-        assert positions == sorted(set(positions))
-        assert not positions or positions[-1] <= self._last <= self._positions
 
     def _hold(self, number: int, size_bytes: int, capacity_bytes: int) -> None:
         """Makes the key the most recently used."""
-        if number in self._held:
-            self._drop(number)
-        if self._last == self._positions:
-            self._renumber()
-        self._last += 1
-        self._held[number] = (self._last, size_bytes)
-        self._add(self._last, size_bytes)
+        self.ended(number)
+        if self._end == len(self._sizes):
+            self._close_up()
+        self._held[number] = self._end
+        self._sizes[self._end] = size_bytes
+        self._end += 1
         self._bytes += size_bytes
         while len(self._held) > self._keys_max:
             self._halve()
-        self._fit(capacity_bytes)
+        while self._bytes * self.factor > REACH * capacity_bytes:
+            self._drop(next(iter(self._held)))
 
     def _halve(self) -> None:
         self._mask = 2 * self._mask + 1
         for number in [number for number in self._held if number & self._mask]:
             self._drop(number)
 
-    def _fit(self, capacity_bytes: int) -> None:
-        while self._bytes * self.factor > REACH * capacity_bytes:
-            self._drop(next(iter(self._held)))
-
     def _drop(self, number: int) -> None:
-        position, size_bytes = self._held.pop(number)
-        self._add(position, -size_bytes)
-        self._bytes -= size_bytes
+        place = self._held.pop(number)
+        self._bytes -= int(self._sizes[place])
+        self._sizes[place] = 0
 
-    def _renumber(self) -> None:
-        """Gives the keys the positions from 1 on, in their order. Takes keys_max steps, after as many requests."""
-        sizes = [size for _, size in self._held.values()]
-        self._held = OrderedDict(zip(self._held, enumerate(sizes, 1), strict=True))
-        self._last = len(sizes)
-        tree = array("q", [0, *sizes, *([0] * (self._positions - len(sizes)))])
-        for position in range(1, self._positions + 1):
-            parent = position + (position & -position)
-            if parent <= self._positions:
-                tree[parent] += tree[position]
-        self._tree = tree
-
-    def _add(self, position: int, size_bytes: int) -> None:
-        tree, positions = self._tree, self._positions
-        while position <= positions:
-            tree[position] += size_bytes
-            position += position & -position
-
-    def _sum(self, position: int) -> int:
-        """The sizes of the keys up to this position."""
-        tree, total = self._tree, 0
-        while position:
-            total += tree[position]
-            position &= position - 1
-        return total
+    def _close_up(self) -> None:
+        """Gives the keys the first places, in their order: after at least keys_max requests."""
+        self._end = len(self._held)
+        self._sizes[: self._end] = self._sizes[list(self._held.values())]
+        self._held = OrderedDict(zip(self._held, range(self._end), strict=True))

@@ -57,23 +57,16 @@ SAMPLED_PER_S_MAX: Final = 1_000
 """Sampled requests in a second, of some 10 µs each. With more, the sample is halved."""
 
 
-def column_of(distance_bytes: int) -> int:
-    """The column of a distance."""
+def _column(distance_bytes: int) -> tuple[int, float]:
+    """The column of a distance, and the share of the column that is below the distance."""
     octave = distance_bytes.bit_length() - 1
     if octave >= _OCTAVES:
-        return _COLUMNS - 1
+        return _COLUMNS - 1, 0.0
     if octave < _STEP_BITS:
-        return max(distance_bytes, 0)
-    return (octave << _STEP_BITS) + (distance_bytes >> (octave - _STEP_BITS)) - (1 << _STEP_BITS)
-
-
-def _within(size_bytes: int) -> float:
-    """The share of the column of `size_bytes` that is below `size_bytes`."""
-    octave = size_bytes.bit_length() - 1
-    if octave < _STEP_BITS or octave >= _OCTAVES:
-        return 0.0
+        return distance_bytes, 0.0
     width = 1 << (octave - _STEP_BITS)
-    return (size_bytes & (width - 1)) / width
+    step, rest_bytes = divmod(distance_bytes, width)
+    return (octave << _STEP_BITS) + step - (1 << _STEP_BITS), rest_bytes / width
 
 
 def _standard_error(hits: Array, requests: Array, sampled_share: float) -> float:
@@ -106,7 +99,7 @@ class HitCurve:
     def sampled(self, number: int, distance_bytes: int, factor: int, *, here: bool) -> None:
         """Counts a sampled request. `factor`: the number of requests that it stands for."""
         self._unsampled -= here * factor
-        self._counts[number >> _GROUP_SHIFT & GROUPS - 1, column_of(distance_bytes)] += factor
+        self._counts[number >> _GROUP_SHIFT & GROUPS - 1, _column(distance_bytes)[0]] += factor
         self._sampled += 1
         if self._sampled >= HALVE_AFTER:
             self._counts *= 0.5
@@ -128,8 +121,8 @@ class HitCurve:
     def _point(self, size_bytes: int, sampled_share: float) -> tuple[float, float]:
         """The hit ratio of a cache of `size_bytes`, and its error. `sampled_share`: the share of the keys that are in
         the sample. The sample lacks `_unsampled` requests for stored keys, or has too many of them if below 0."""
-        counts, column, unsampled = self._counts, column_of(size_bytes), self._unsampled
-        below = _within(size_bytes)
+        counts, unsampled = self._counts, self._unsampled
+        column, below = _column(size_bytes)
         hits = counts[:, :column].sum(axis=1) + below * counts[:, column]
         requests = counts.sum(axis=1)
         total = float(requests.sum())
@@ -148,30 +141,22 @@ class Recent:
     The error is at most one part in SLOTS of the stretch.
     """
 
-    def __init__(self, stretch: float, width: int) -> None:
-        """`width`: the number of amounts added together."""
+    def __init__(self, stretch: float) -> None:
         self._slot = stretch / SLOTS
-        self._width = width
-        self._sums: deque[tuple[int, list[int]]] = deque(maxlen=SLOTS)
+        self._sums: deque[tuple[int, Array]] = deque(maxlen=SLOTS)
 
-    def __len__(self) -> int:
-        """The number of parts kept, at most SLOTS."""
-        return len(self._sums)
-
-    def add(self, at: float, amounts: Sequence[int]) -> None:
+    def add(self, at: float, amounts: Array) -> None:
         """Adds amounts at position `at`, which never decreases."""
         now = int(at / self._slot)
         if not self._sums or self._sums[-1][0] < now:
-            self._sums.append((now, [0] * self._width))
-        last = self._sums[-1][1]
-        for place, amount in enumerate(amounts):
-            last[place] += amount
+            self._sums.append((now, np.zeros_like(amounts)))
+        self._sums[-1][1][:] += amounts
 
-    def sums(self, at: float) -> list[int]:
-        """The sums, as of `at`."""
+    def sums(self, at: float, names: Sequence[str]) -> dict[str, int]:
+        """The sums, as of `at`, by the names of the amounts."""
         now = int(at / self._slot)
-        lately = [amounts for slot, amounts in self._sums if slot > now - SLOTS]
-        return [sum(amounts[place] for amounts in lately) for place in range(self._width)]
+        total = sum((amounts for slot, amounts in self._sums if slot > now - SLOTS), np.zeros(len(names), np.int64))
+        return dict(zip(names, total.tolist(), strict=True))
 
 
 class Hits:
@@ -186,7 +171,7 @@ class Hits:
         self._counts = np.zeros(3, np.int64)
         self._curve = HitCurve()
         # Lookups that hit, all lookups, and the counts of requests.
-        self._minute, self._ring = Recent(MINUTE_S, 5), Recent(ring_bytes, 5)
+        self._minute, self._ring = Recent(MINUTE_S), Recent(ring_bytes)
         self._put_bytes = 0
         self._paced_at, self._sampled_since = 0.0, 0
 
@@ -215,13 +200,12 @@ class Hits:
 
     def as_dict(self, now: float) -> dict[str, Any]:
         """For status. `minute` and `ring` have `hits`: lookups that hit; `lookups`; `requests`: sampled and scaled up;
-        `here`: requests for stored keys; `lru`: requests that would have hit under LRU. `since_start`: the last three
-        since the daemon started. `sampled`: one in this number of keys is sampled. `sampled_keys`: the keys that are
-        held for it."""
+        `here`: requests for stored keys; `lru`: requests that would have hit under LRU. `since_start` has the last
+        three. `sampled`: one in this number of keys is sampled. `sampled_keys`: the keys that are held for it."""
         names = ("hits", "lookups", "requests", "here", "lru")
         return {
-            "minute": dict(zip(names, self._minute.sums(now), strict=True)),
-            "ring": dict(zip(names, self._ring.sums(self._put_bytes), strict=True)),
+            "minute": self._minute.sums(now, names),
+            "ring": self._ring.sums(self._put_bytes, names),
             "since_start": dict(zip(names[2:], self._counts.tolist(), strict=True)),
             "sampled": self._distances.factor,
             "sampled_keys": len(self._distances),
@@ -242,7 +226,7 @@ class Hits:
         for row in rows[chosen].tolist():
             self._sampled(row, capacity_bytes, here=here)
         self._pace(len(chosen), now)
-        self._add((0, 0, *(self._counts - before).tolist()), now)
+        self._add((0, 0, *(self._counts - before)), now)
 
     def _pace(self, sampled: int, now: float) -> None:
         """Halves the sample while it takes too much time."""
@@ -264,5 +248,6 @@ class Hits:
         self._curve.sampled(number, distance_bytes, factor, here=here)
 
     def _add(self, amounts: Sequence[int], now: float) -> None:
-        self._minute.add(now, amounts)
-        self._ring.add(self._put_bytes, amounts)
+        added = np.array(amounts, np.int64)
+        self._minute.add(now, added)
+        self._ring.add(self._put_bytes, added)
