@@ -11,7 +11,11 @@ process that writes removes it, an hour later. A machine that loses power may le
 under the name of an object. Their checksum is wrong, so they are misses. Files have the mode 0660, folders 0770, less
 the umask: users that share a directory need a group in common.
 
-Owns: the files. Does not own: the bound on their size, and removal of old ones (`directory_room`).
+Owns: the files, and the bound on their bytes. Several processes and hosts write into one directory, and none of them
+keeps a table of it. Each estimates the bytes: the total of its last scan, and its own puts since. A put scans first if
+the process has put a sixteenth of the limit since the last scan, or if the estimate leaves no room. A scan evicts the
+objects that were used longest ago, by the times of the files, until LOW of the limit is used. So between two scans, the
+directory may exceed its limit by a sixteenth for each other process that writes.
 
 A file system that hangs blocks the call for as long: mount NFS with `soft` and a `timeo` of a few seconds. A store that
 was closed ends the calls under way after a piece of 4 MiB.
@@ -23,7 +27,9 @@ import errno
 import os
 import socket
 import stat
+import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -31,29 +37,36 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+import numpy as np
+
 from ...errors import (
     BadConfiguration,
     TensordError,
     TierFull,
     TierReadOnly,
     TierRefused,
+    TierTooLarge,
     TierUnavailable,
 )
 from ...ipc.quantities import SIZE_WANTS, read_size, show_size
 from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..forms.events import RemoteEntry
-from .directory_room import TMP, DirectoryRoom
 from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .store import NAME, RemoteStore
 from .urls import options, shown, split
 
 PIECE_BYTES: Final = 4 << 20
-GENERATIONS: Final = "gen"
+LEFTOVER_S: Final = 3600.0
+"""The age of a file in tmp/ from which on its writer is taken for dead. Clocks of hosts differ by less."""
+LOW: Final = 0.9
+"""The share of the limit to which a scan evicts."""
 BYTES_LEAST: Final = 1 << 20
 BYTES_DEFAULT: Final = 100 << 30
 TOUCH_EVERY_S: Final = 60.0
 """How much older than a read the time of a file may be. Eviction goes by it, and each change costs a write."""
+_HIGH: Final = 0.95
+_SCAN_SHARE: Final = 16
 _FOLDER_BYTE: Final = 8  # the digest begins here: before it is the tag of the namespace, alike in many keys
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -161,7 +174,7 @@ class DirectoryStore(RemoteStore):
         self._closed = True
 
     def _generation(self, tag: bytes) -> Path:
-        return self._base / GENERATIONS / tag.hex()
+        return self._base / "gen" / tag.hex()
 
     def _last_generation(self, tag: bytes) -> int:
         folder = self._generation(tag)
@@ -224,7 +237,7 @@ class DirectoryStore(RemoteStore):
 
     def _write(self, path: Path, pieces: list[memoryview]) -> None:
         self._look(makes=True)
-        temporary = self._base / TMP / f"{self._writer}{next(self._numbers)}"
+        temporary = self._base / "tmp" / f"{self._writer}{next(self._numbers)}"
         for folder in (temporary.parent, path.parent):
             folder.mkdir(0o770, exist_ok=True)
         try:
@@ -270,6 +283,88 @@ class DirectoryStore(RemoteStore):
             case errno.ENOENT | errno.ENOTDIR if not self._root.is_dir():
                 return TierUnavailable(f"{said}: {self._root} is not a folder; mount it, or make it")
         return TierUnavailable(f"{said} ({error.filename or self._base}): look at the file system and its server")
+
+
+class DirectoryRoom:
+    """At most `limit_bytes` of objects in the folders of `base`, files in tmp/ included."""
+
+    def __init__(self, base: Path, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._base = base
+        self._scanning = threading.Lock()
+        self._used_bytes = 0
+        self._scan_after_bytes = 0
+        """So much may be put before the next scan."""
+
+    def make(self, size_bytes: int) -> None:
+        """Counts an object that is about to be written. Evicts others before, if the limit would be exceeded.
+
+        Raises:
+            TierTooLarge: the object is larger than the limit.
+            TierFull: eviction has made no room for it.
+        """
+        if size_bytes > self.limit_bytes:
+            raise TierTooLarge(
+                f"dir://{self._base.parent}: an object of {size_bytes} bytes is larger than the limit of "
+                f"{self.limit_bytes} bytes; raise `bytes` in the URL"
+            )
+        with self._scanning:
+            self._scan_after_bytes -= size_bytes
+            if self._scan_after_bytes < 0 or self._used_bytes + size_bytes > self.limit_bytes:
+                with suppress(OSError):  # the put meets the same fault, and reports it
+                    self._scan(self.limit_bytes - size_bytes)
+            if self._used_bytes + size_bytes > self.limit_bytes:
+                raise TierFull(
+                    f"dir://{self._base.parent}: {self._used_bytes} of {self.limit_bytes} bytes are used, and eviction "
+                    f"has made no room for {size_bytes} more; raise `bytes` in the URL"
+                )
+            self._used_bytes += size_bytes
+
+    def _scan(self, most_bytes: int) -> None:
+        """Counts the bytes anew, and removes old objects if there are more than `most_bytes`."""
+        self._used_bytes, dead_s = 0, time.time() - LEFTOVER_S
+        for entry, about in self._files("tmp"):
+            if about.st_mtime < dead_s:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+            else:
+                self._used_bytes += about.st_size
+        times, sizes = array("q"), array("q")
+        for _, about in self._objects():
+            times.append(about.st_mtime_ns)
+            sizes.append(about.st_size)
+        self._used_bytes += sum(sizes)
+        self._scan_after_bytes = self.limit_bytes // _SCAN_SHARE
+        if not sizes or self._used_bytes <= min(int(self.limit_bytes * _HIGH), most_bytes):
+            return
+        least_bytes = min(int(self.limit_bytes * LOW), most_bytes)
+        order = np.argsort(np.frombuffer(times, np.int64), kind="stable")
+        freed = np.cumsum(np.frombuffer(sizes, np.int64)[order])
+        last = int(np.searchsorted(freed, self._used_bytes - least_bytes))
+        last_ns = times[order[min(last, len(order) - 1)]]
+        for entry, about in self._objects():
+            if self._used_bytes <= least_bytes:
+                break
+            if about.st_mtime_ns <= last_ns:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+                    self._used_bytes -= about.st_size
+
+    def _objects(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        """In a random order of folders, so that processes which evict at once begin at different ones."""
+        names: list[str] = []
+        with suppress(FileNotFoundError):
+            names = [name for name in os.listdir(self._base) if len(name) == 2]
+        for number in np.random.default_rng().permutation(len(names)):
+            yield from self._files(names[number])
+
+    def _files(self, folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        with suppress(FileNotFoundError), os.scandir(self._base / folder) as found:
+            for entry in found:
+                with suppress(FileNotFoundError):  # another process has evicted it
+                    about = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(about.st_mode):
+                        yield entry, about
 
 
 def _listed(folder: Path) -> list[str]:

@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tensord.daemon.remote_stores.directory import DirectoryStore
-from tensord.daemon.remote_stores.directory_room import LEFTOVER_S
+from tensord.daemon.remote_stores.directory import LEFTOVER_S, DirectoryStore
 from tensord.daemon.remote_stores.urls import open_store
 from tensord.errors import TierFull, TierTooLarge, TierUnavailable
 from tests.daemon_process import until
