@@ -59,7 +59,7 @@ from .memory.segments import Segments
 from .process import logs, notify
 from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .remote_stores import threads as remote
-from .remote_stores.urls import open_store
+from .remote_stores.store import open_store
 from .replacement import Replacement
 from .reports.request_times import RequestTimes
 from .store.entries import StoreMemory

@@ -25,7 +25,7 @@ from ...errors import BadConfiguration
 from ...ipc import places
 from ...shm.ring import cgroups, segments
 from ..governor.forms.thresholds import Thresholds
-from ..remote_stores.urls import open_store
+from ..remote_stores.store import open_store
 from ..replacement import POLICIES
 from . import sections
 from .sections import GIB, KIB, MIB, TIB, YEAR_S

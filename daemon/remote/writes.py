@@ -67,19 +67,18 @@ class Writes(OverEntries):
         self._counts = link.counts
         self._marks = np.zeros(entries.table.row_mask + 1, np.uint8)
         self.queue: OrderedDict[bytes, None] = OrderedDict()
-        """The keys that wait."""
-        self._leaving: set[bytes] = set()
-        """Those that are about to be evicted, and wait or are being written."""
-        self._tried: set[bytes] = set()
-        """Those that were, since the first victim that stays."""
-        self._ends_at: float | None = None
-        """When victims stay no longer; `_late`: that has passed."""
-        self._late = False
+        """The keys that wait; `removed_keys`: those whose removal waits."""
         self.removed_keys: dict[bytes, None] = {}
-        """Keys whose removal waits."""
         self.under_way: SaveRemote | RemoveRemote | None = None
         self.reading: frozenset[int] = frozenset()
         """The span id that a thread reads now, if it reads one."""
+        self._leaving: set[bytes] = set()
+        """Keys that are about to be evicted, and wait or are written; `_tried`: those that were, since the first victim
+        that stays."""
+        self._tried: set[bytes] = set()
+        self._ends_at: float | None = None
+        """When victims stay no longer; `_late`: that has passed."""
+        self._late = False
 
     def published(self, rows: Sequence[int], now: float) -> None:
         """Clients' puts were published."""

@@ -53,8 +53,7 @@ from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..forms.events import RemoteEntry
 from .form import OBJECT_HEADER_BYTES, Buffer, object_header
-from .store import NAME, RemoteStore
-from .urls import options, shown, split
+from .store import NAME, RemoteStore, options, shown, split
 
 PIECE_BYTES: Final = 4 << 20
 LEFTOVER_S: Final = 3600.0

@@ -35,8 +35,7 @@ from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..forms.events import RemoteEntry
 from .form import Buffer, object_header
 from .mooncake_worker import BUFFER_BYTES
-from .store import NAME, RemoteStore
-from .urls import one_of, options, shown, split
+from .store import NAME, RemoteStore, one_of, options, shown, split
 
 LOOKED_FOR: Final = 16
 """Generations that are looked for at once. So many in a row may be lost with the host that kept them."""

@@ -1,7 +1,8 @@
-"""The interface of remote stores, and what all of them do alike.
+"""The interface of remote stores, what all of them do alike, and the URLs that name them.
 
-Owns: the interface, and the count of corrupt objects. Does not own: any connection or file, nor the decision what is
-stored.
+Owns: the interface, the count of corrupt objects, the table of schemes, and reading the options behind a URL's question
+mark. Does not own: any connection or file, which options a store has, nor the decision what is stored. The module of a
+store is imported when its scheme is used, so that only a store in use needs its client library.
 
 Rules for all stores:
 - Calls block. They may come from several threads at once, and never from the event loop.
@@ -18,19 +19,30 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from ...errors import Corrupt, TierTimedOut, TierUnavailable
+from ...errors import BadConfiguration, Corrupt, TierTimedOut, TierUnavailable
 from ..forms.events import RemoteEntry
 from .form import OBJECT_FORMAT, Buffer, check
 
 NAME: Final = f"tensord-{OBJECT_FORMAT}"
 """What the names of all objects begin with, so that builds of different formats share no object."""
+_SCHEMES: Final = {
+    "dir": (".directory", "DirectoryStore"),
+    "mooncake": (".mooncake", "MooncakeStore"),
+    "redis": (".valkey", "ValkeyStore"),
+    "rediss": (".valkey", "ValkeyStore"),
+    "valkey": (".valkey", "ValkeyStore"),
+    "valkeys": (".valkey", "ValkeyStore"),
+}
+"""For each scheme the module and the class of its store."""
 
 
 class HostClaim(NamedTuple):
-    """Who has a claim: the one who has asked for it, or another host, since `age_s` seconds."""
+    """Whose a claim is: that of the one who has asked for it, or of another host, since `age_s` seconds."""
 
     mine: bool
     age_s: float = 0.0
@@ -127,3 +139,82 @@ class RemoteStore(ABC):
 
     def _was_closed(self) -> TierUnavailable:
         return TierUnavailable(f"{self.address} was closed by this process: open a new store")
+
+
+def open_store(url: str, timeout_s: float = 5.0) -> RemoteStore:
+    """The store of `url`, such as dir:///mnt/tensord?bytes=100GiB. Connects to nothing: the first call does.
+
+    Raises:
+        BadConfiguration: the scheme is unknown, an option is wrong, or the client library is not installed. The message
+            names what to change.
+    """
+    scheme = split(url).scheme
+    if scheme not in _SCHEMES:
+        known = ", ".join(f"{name}://" for name in _SCHEMES)
+        raise BadConfiguration(f"{scheme or 'no scheme'}: is no kind of remote store; a URL begins with {known}")
+    module, name = _SCHEMES[scheme]
+    kind: Any = getattr(import_module(module, __package__), name)
+    store: RemoteStore = kind.of_url(url, timeout_s)
+    return store
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a store's URL.
+
+    Raises:
+        BadConfiguration: `url` is not a URL, or has a fragment.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # raises if it is no number
+    except ValueError:
+        # The error would show a part of the URL, which may be a password's.
+        raise BadConfiguration(
+            "the URL of a remote store cannot be read: its port is no number, or its host has characters that no host "
+            "has; in a user or password, write / ? # @ and : as %2F %3F %23 %40 and %3A"
+        ) from None
+    if port == 0:
+        raise BadConfiguration("the URL of a remote store has a port 0: port 0 is none; write the server's")
+    if "#" in url:
+        # It would be cut off, and a directory of another name used.
+        raise BadConfiguration("the URL of a remote store has a #, which begins no part of it: write it as %23")
+    return parts
+
+
+def shown(url: str) -> str:
+    """`url` without user, password and options, for messages."""
+    parts = split(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def options(url: str, kinds: Mapping[str, tuple[Callable[[str], Any], str]]) -> dict[str, Any]:
+    """The options of `url`, by name. `kinds` has for each the reader, which raises ValueError, and what it wants.
+
+    Raises:
+        BadConfiguration: an option is unknown, given twice, or has a value that its reader refuses.
+    """
+    found: dict[str, Any] = {}
+    for name, text in parse_qsl(split(url).query, keep_blank_values=True):
+        if name not in kinds:
+            raise BadConfiguration(
+                f"{shown(url)} has the unknown option {name!r}; the options are {', '.join(sorted(kinds))}"
+            )
+        if name in found:
+            raise BadConfiguration(f"{shown(url)} has the option {name!r} twice; give it once")
+        read, wants = kinds[name]
+        try:
+            found[name] = read(text)
+        except ValueError:
+            raise BadConfiguration(f"{shown(url)}: {name} = {text!r} must be {wants}") from None
+    return found
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A reader of these names alone."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError
+        return text
+
+    return read

@@ -27,8 +27,7 @@ from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..forms.events import RemoteEntry
 from ..process.small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, object_header
-from .store import NAME, HostClaim, RemoteStore
-from .urls import one_of, options, shown, split
+from .store import NAME, HostClaim, RemoteStore, one_of, options, shown, split
 
 try:
     import redis

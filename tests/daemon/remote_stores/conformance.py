@@ -16,8 +16,7 @@ import pytest
 
 from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
-from tensord.daemon.remote_stores.store import RemoteStore
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import RemoteStore, open_store
 from tensord.errors import TierUnavailable
 from tests.daemon_process import PATIENCE_S
 from tests.processes import Child, Stage

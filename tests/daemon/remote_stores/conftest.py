@@ -7,8 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from tensord.daemon.remote_stores.store import RemoteStore
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import RemoteStore, open_store
 
 from .redis_server import RedisServer
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from tensord.daemon.remote_stores.directory import LEFTOVER_S, DirectoryStore
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import open_store
 from tensord.errors import TierFull, TierTooLarge, TierUnavailable
 from tests.daemon_process import until
 from tests.processes import Child
@@ -163,7 +163,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_object() -> None:
     said = on_a_disk_of_2_mib(
         """
 import os
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import open_store
 from tensord.errors import TierFull
 from tests.daemon.remote_stores.entries import get, key_of, made, put
 store = open_store("dir:///mnt?bytes=100MiB")
@@ -187,7 +187,7 @@ def test_a_directory_without_write_access_is_read_and_refuses_puts() -> None:
     said = on_a_disk_of_2_mib(
         """
 import os, subprocess
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import open_store
 from tensord.errors import TierRefused
 from tests.daemon.remote_stores.entries import get, key_of, made, put
 store = open_store("dir:///mnt")

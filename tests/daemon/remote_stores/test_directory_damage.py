@@ -25,7 +25,7 @@ def test_an_object_that_may_not_be_read_is_a_counted_miss_and_the_others_are_ser
         f"""
 import os
 from pathlib import Path
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import open_store
 from tests.daemon.remote_stores.entries import get, heads, key_of, made, put
 store = open_store("dir:///mnt")
 put(store, made(1), made(2))
@@ -52,7 +52,7 @@ def test_a_directory_that_may_not_be_entered_is_refused_as_a_whole() -> None:
     said = on_a_disk_of_2_mib(
         """
 import os
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import open_store
 from tensord.errors import TierRefused
 from tests.daemon.remote_stores.entries import get, key_of, made, put
 store = open_store("dir:///mnt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensord.daemon.config.config import Config
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import open_store
 from tensord.errors import BadConfiguration
 
 

@@ -246,7 +246,7 @@ def test_without_redis_py_the_extra_is_named() -> None:
     program = """
 import sys
 sys.modules["redis"] = None
-from tensord.daemon.remote_stores.urls import open_store
+from tensord.daemon.remote_stores.store import open_store
 from tensord.errors import BadConfiguration
 try:
     open_store("valkey://host")
