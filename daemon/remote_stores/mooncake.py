@@ -91,15 +91,15 @@ class _Process:
 
 
 class MooncakeStore(RemoteStore):
-    """The store of a Mooncake master. `segment_bytes`: memory of this host that is given to all hosts' objects."""
+    """The store of a Mooncake master. `segment`: bytes of this host's memory that are given to all hosts' objects."""
 
     def __init__(
-        self, master: str, timeout_s: float, segment_bytes: int, host: str, protocol: str, device: str
+        self, master: str, timeout_s: float, segment: int = 0, host: str = "", protocol: str = "tcp", device: str = ""
     ) -> None:
         super().__init__(f"mooncake://{master}", timeout_s)
         self._master = master
         self._host = host
-        self._setup = ("P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, device, master)
+        self._setup = ("P2PHANDSHAKE", segment, BUFFER_BYTES, protocol, device, master)
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._closed = False
@@ -121,14 +121,8 @@ class MooncakeStore(RemoteStore):
                 "mooncake:// needs Mooncake's client: pip install mooncake-transfer-engine, or on a host without CUDA "
                 "mooncake-transfer-engine-non-cuda, and the packages libibverbs1 libnl-3-200 libnl-route-3-200"
             )
-        return cls(
-            f"{_host(parts.hostname)}:{parts.port or _PORT}",
-            timeout_s,
-            given.get("segment", 0),
-            given.get("host", ""),
-            given.get("protocol", "tcp"),
-            given.get("device", ""),
-        )
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return cls(f"{host}:{parts.port or _PORT}", timeout_s, **given)
 
     def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
         found: list[RemoteEntry | None] = []
@@ -211,7 +205,6 @@ class MooncakeStore(RemoteStore):
             return self._process
 
     def _gone(self, process: _Process) -> TensordError:
-        """The process has ended."""
         with self._lock:
             if self._closed:
                 return self._was_closed()
@@ -242,7 +235,7 @@ class MooncakeStore(RemoteStore):
         return number, _GIVEN.unpack(given)[0]
 
     def _missed(self, size: int) -> bool:
-        """Whether a read is a miss. Raises TierUnavailable if it has failed."""
+        """Whether a read is a miss."""
         if size not in _MISSES:
             self._done(size)
         return size < 0
@@ -263,11 +256,6 @@ def _name(key: bytes) -> str:
 
 def _generation(tag: bytes, number: int) -> str:
     return f"{NAME}-gen-{tag.hex()}-{number}"
-
-
-def _host(name: str) -> str:
-    """A host in an address with a port: an IPv6 address is in brackets."""
-    return f"[{name}]" if ":" in name else name
 
 
 def _own_address(master: str) -> str:

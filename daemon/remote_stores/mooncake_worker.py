@@ -55,16 +55,16 @@ class Worker:
                 call, arguments = connection.recv()
                 if call == "put":
                     arguments = (*arguments, connection.recv_bytes())
-                result, error = None, ""
                 try:
                     result = self.calls[call](*arguments)
-                except Exception as raised:
-                    error = str(raised) or repr(raised)
+                except Exception as error:
+                    connection.send((None, str(error) or repr(error)))
+                    continue
                 if isinstance(result, memoryview):
                     connection.send((len(result), ""))
                     connection.send_bytes(result)
                 else:
-                    connection.send((result, error))
+                    connection.send((result, ""))
 
     def heads(self, names: list[str]) -> list[bytes | int]:
         """The beginnings of objects, or codes."""

@@ -72,7 +72,7 @@ class RemoteThreads:
     Args:
         ring: (ring_bytes,) uint8.
         check: checks the tree of a payload in the ring (`Copier.check`).
-        report: takes each outcome. It is called in the threads.
+        report: takes each outcome, in the threads.
         clock: gives the seconds of `shm.clock`.
     """
 
@@ -129,8 +129,7 @@ class RemoteThreads:
         return not wait(self._reads, self._store.timeout_s + GRACE_S).not_done
 
     def _write_aside(self, request: SaveRemote | RemoveRemote) -> None:
-        hurried = not isinstance(request, SaveRemote) or request.hurried
-        with self._gives_way.working(hurried=hurried):
+        with self._gives_way.working(hurried=isinstance(request, RemoveRemote) or request.hurried):
             self.carry_out(request)
 
     def carry_out(self, request: RemoteRequest, asked_at: float = inf) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -84,30 +85,26 @@ _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
 _TLS_OPTIONS: Final = {**_OPTIONS, "ssl_ca_certs": _FILE, "ssl_certfile": _FILE, "ssl_keyfile": _FILE}
 
 
+@dataclass
 class PasswordFile(CredentialProvider):  # type: ignore[misc, unused-ignore]
     """Credentials whose password is read from a file for each new connection, so that it may change."""
 
-    def __init__(self, user: str | None, path: Path, address: str) -> None:
-        self._user = user
-        self._path = path
-        self._address = address
+    user: str | None
+    path: Path
+    address: str
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """(password) or (user, password).
-
-        Raises:
-            TierRefused: the file cannot be read.
-        """
+        """(password) or (user, password). Raises TierRefused if the file cannot be read."""
         try:
-            password = small_text(self._path).rstrip("\n")
+            password = small_text(self.path).rstrip("\n")
         except (OSError, ValueError) as error:
-            raise TierRefused(f"{self._address}: the password_file cannot be read: {error}") from None
-        return (self._user, password) if self._user else (password,)
+            raise TierRefused(f"{self.address}: the password_file cannot be read: {error}") from None
+        return (self.user, password) if self.user else (password,)
 
 
 class ValkeyStore(RemoteStore):
-    """The store that `connect` gives the client of, at the first call: that of a cluster asks for its servers at once.
-    `expiry_s` is the time that an object is kept after its put; None keeps it for ever."""
+    """The store of which `connect` makes the client, at the first call: that of a cluster asks for its servers at once.
+    `expiry_s`: how long an object is kept after its put; None: for ever."""
 
     def __init__(self, address: str, timeout_s: float, connect: Callable[[], Any], expiry_s: float | None) -> None:
         super().__init__(address, timeout_s)
