@@ -46,14 +46,7 @@ class SequenceBlocks:
         prefix_tokens_max: the longest sequence that can be asked for.
     """
 
-    def __init__(
-        self,
-        table: RowTable,
-        slots: Slots,
-        ring: memoryview,
-        seed: int,
-        prefix_tokens_max: int,
-    ) -> None:
+    def __init__(self, table: RowTable, slots: Slots, ring: memoryview, seed: int, prefix_tokens_max: int) -> None:
         self.index = PrefixIndex(table, ring, seed)
         self.prefix_tokens_max = prefix_tokens_max
         self.errors: list[TensordError] = []
@@ -119,11 +112,8 @@ class SequenceBlocks:
         self._done = 0
 
     def rebuild(self, most: int = REBUILD_SLICE) -> list[int]:
-        """Puts the next blocks into the index.
-
-        Returns:
-            The rows of blocks that do not continue their parents: the caller ends them as corrupt.
-        """
+        """Puts the next blocks into the index. Returns the rows of those that do not continue their parents: the caller
+        ends them as corrupt."""
         states, records = self._table.states, self._table.records
         rows = self._pending[self._done : self._done + most].tolist()
         self._done += len(rows)
@@ -133,7 +123,6 @@ class SequenceBlocks:
         return [row for row in waits if not self._rebuilt(row)]
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table = self._table
         waits = set(self._pending[self._done :].tolist())
         blocks = [row for row in table.in_order() if table.records[row]]
@@ -146,8 +135,8 @@ class SequenceBlocks:
         under a wrong key they would get the payload of another sequence.
 
         Raises:
-            BadPrefix, ParentGone, LimitReached: there is no record, or one with another key, or the block does not
-                continue its parent or ends behind `tokens_max`. Nothing has changed.
+            BadPrefix, ParentGone, LimitReached: there is no such record, or the block does not continue its parent or
+                ends behind `tokens_max`. Nothing has changed.
         """
         packed = bytes(self._ring[record_at : record_at + self._table.records[row]])
         record = PrefixRecord.unpack(packed)
@@ -163,8 +152,7 @@ class SequenceBlocks:
         self.index.add(row, key[:NAMESPACE_TAG_BYTES], above, record, record_at)
 
     def _take_in(self, row: int) -> None:
-        """Takes in a recovered block and its ancestors, unless they are more than PATH_MAX. `index.add` says of a child
-        that it has not."""
+        """Takes in a recovered block and its ancestors, unless they are more than PATH_MAX."""
         path: list[int] = []
         while row and row not in self.index:
             path.append(row)

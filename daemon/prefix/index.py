@@ -12,22 +12,29 @@ of at most LAYOUTS_MAX trees.
 A path must be unbroken up to the first block, each block published. So hiding a block, publishing it again, or ending
 one with descendants needs no call: the table's states say it.
 
-Owns the nodes' digests and media. Does not own the blocks' entries, nor their states and links. Text and media are in
-the ring only and are not copied, so a block must be removed before its place is reused.
+A snapshot continues a sequence at one position, where its blocks alone cannot; also every other sequence that agrees up
+to there, even if that one continues in another block. So snapshots are found by the digest of the text from the end of
+the parent block to their position. Each node has the offsets at which its children have snapshots (a level).
+
+Owns the digests. Does not own the blocks' entries, nor their states and links. Text and media are in the ring only and
+are not copied, so a block must be removed before its place is reused.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...errors import BadPrefix, ParentGone
 from ...ipc.messages.schema import BLOCKS_MAX
-from ...shm.payloads.prefix import PrefixRecord, Tokens, agreed, unpacked_media
-from ..store.table import RowTable
-from .nodes import Nodes, common
-from .query import Query, checked, initial_digest, next_digest
-from .snapshots import Snapshots
-from .trees import Tree, TreeName, Trees
+from ...shm.payloads.prefix import MEDIA_BYTES, TOKEN_BYTES, PrefixRecord, Tokens, agreed, unpacked_media
+from ..store.table import LIVE, RowTable
+from .nodes import Nodes, Tree, TreeName, Trees, common
+from .query import Query, checked, initial_digest, next_digest, snapshot_digest
+
+LOOKS_MAX: Final = 1024
+"""Probes for snapshots in one tree for one match."""
 
 
 class Found(NamedTuple):
@@ -43,12 +50,7 @@ _NONE: Final = Found(0, [], 0)
 
 
 class PrefixIndex:
-    """The trees of blocks, over the rows of a table.
-
-    Args:
-        ring: the ring's bytes.
-        seed: of the digests; random and secret.
-    """
+    """The trees of blocks, over the rows of a table. `seed`: of the digests; random and secret."""
 
     def __init__(self, table: RowTable, ring: memoryview, seed: int) -> None:
         self._table = table
@@ -185,17 +187,16 @@ class PrefixIndex:
 
     def _digest(self, row: int, above: int, tree: Tree) -> int | None:
         """The digest of everything up to a block's end; None if a block or the digest before it is missing."""
-        nodes, parents = self._nodes, self._table.parents
-        stretch = [row]
+        nodes, stretch = self._nodes, [row]
         for _ in range(tree.step // tree.name.block_tokens - 1):
             if not above or not nodes.trees[above]:
                 return None
             stretch.append(above)
-            above = parents[above]
-        stretch.reverse()
+            above = self._table.parents[above]
         before = self._digests.get(above) if above else self._start
         if before is None:
             return None
+        stretch.reverse()
         return next_digest(before, b"".join(map(nodes.text, stretch)), b"".join(map(nodes.media, stretch)))
 
     def _walk(self, tree: Tree, query: Query) -> tuple[int, list[int]]:
@@ -214,7 +215,7 @@ class PrefixIndex:
                 if length > longest:
                     theirs = nodes.media(other)
                     if theirs != media:
-                        length = agreed(query.between(at, at + size), unpacked_media(theirs), at + length) - at
+                        length = agreed(unpacked_media(media), unpacked_media(theirs), at + length) - at
                 if length > longest:
                     best, longest = other, length
                     if longest == size:
@@ -245,5 +246,78 @@ class PrefixIndex:
             else:
                 path.clear()
             last = self._table.parents[last]
-        path.reverse()
-        return path
+        return path[::-1]
+
+
+class Snapshots:
+    """The snapshots of one index. Hidden ones stay, and are passed over. `start`: the digest of an empty sequence."""
+
+    def __init__(self, table: RowTable, nodes: Nodes, start: int) -> None:
+        self._table = table
+        self._nodes = nodes
+        self._start = start
+        self._listed: dict[int, tuple[int, int, int]] = {}
+        """By row: digest, level and offset; `_found`: the rows of each digest."""
+        self._found: dict[int, tuple[int, ...]] = {}
+        self._levels: dict[int, Counter[int]] = {}
+        """By level, the number of snapshots at each offset. A row is used again, so a level is named by the span id of
+        the row, and that of a tree's first blocks by the tree's number."""
+
+    def add(self, row: int, block: int, tree: Tree, position: int) -> None:
+        """Raises BadPrefix if the position is not within the block or at its end. Nothing has changed then."""
+        offset = position - self._table.depths[block] * tree.name.block_tokens
+        if not 0 < offset <= self._nodes.count(block):
+            raise BadPrefix(f"a snapshot for position {position}, which is not in its block")
+        media = self._nodes.media(block)
+        begun = sum(item.start < position for item in unpacked_media(media))
+        level = self._name(self._table.parents[block], tree)
+        text = self._nodes.text(block)[: offset * TOKEN_BYTES]
+        digest = snapshot_digest(self._start, level, offset, text, media[: begun * MEDIA_BYTES])
+        self._listed[row] = digest, level, offset
+        self._found[digest] = (*self._found.get(digest, ()), row)
+        self._levels.setdefault(level, Counter())[offset] += 1
+
+    def remove(self, row: int) -> None:
+        digest, level, offset = self._listed.pop(row)
+        rest = tuple(other for other in self._found[digest] if other != row)
+        if rest:
+            self._found[digest] = rest
+        else:
+            del self._found[digest]
+        offsets = self._levels[level]
+        offsets[offset] -= 1
+        if not offsets[offset]:
+            del offsets[offset]
+        if not offsets:
+            del self._levels[level]
+
+    def last(self, path: Sequence[int], tree: Tree, query: Query, limit: int, least: int) -> tuple[int, int]:
+        """The last snapshot after `least` and up to `limit` that cuts no item, on a path that the query shares up to
+        `limit`, and its position. Zeros if there is none, or LOOKS_MAX probes did not find it."""
+        size, looks = tree.name.block_tokens, 0
+        for depth in range(len(path) - 1, least // size - 1, -1):
+            start = depth * size
+            level = self._name(path[depth - 1] if depth else 0, tree)
+            for offset in sorted(self._levels.get(level, ()), reverse=True):
+                position = start + offset
+                if position > limit or query.uncut(position) != position:
+                    continue
+                looks += 1
+                text, media = query.text(start, position), query.packed(start, position)
+                rows = self._found.get(snapshot_digest(self._start, level, offset, text, media), ())
+                row = next((row for row in rows if self._table.states[row] == LIVE), 0)
+                if row or looks == LOOKS_MAX:
+                    return (row, position) if row and position > least else (0, 0)
+        return 0, 0
+
+    def check_invariants(self) -> None:
+        assert {row for rows in self._found.values() for row in rows} == self._listed.keys()
+        levels: dict[int, Counter[int]] = {}
+        for row, (digest, level, offset) in self._listed.items():
+            assert row in self._found[digest] and self._nodes.trees[row]
+            levels.setdefault(level, Counter())[offset] += 1
+        assert levels == self._levels
+
+    def _name(self, above: int, tree: Tree) -> int:
+        level: int = self._table.span_ids[above] if above else tree.number
+        return level

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from ...errors import BadPrefix, LimitReached
@@ -41,26 +42,19 @@ Used = Callable[[list[int], float, int], object]
 """(rows, now, the number of an agent): stored entries were used, in this order."""
 
 
+@dataclass(eq=False, repr=False)
 class Matching:
     """Answers queries over the sequences of `blocks`. `used`: counts uses."""
 
-    def __init__(
-        self,
-        table: RowTable,
-        slots: Slots,
-        agents: AgentNumbers,
-        blocks: SequenceBlocks,
-        used: Used,
-        outbox: StoreOutbox,
-        wait_s: float,
-    ) -> None:
-        self._table = table
-        self._slots = slots
-        self._agents = agents
-        self._blocks = blocks
-        self._used = used
-        self._outbox = outbox
-        self.wait_s = wait_s
+    _table: RowTable
+    _slots: Slots
+    _agents: AgentNumbers
+    _blocks: SequenceBlocks
+    _used: Used
+    _outbox: StoreOutbox
+    wait_s: float
+
+    def __post_init__(self) -> None:
         self._held: deque[tuple[PrefixAsked, float]] = deque()
         self._held_tokens = 0
         self._uses: deque[tuple[list[int], int]] = deque()
@@ -112,9 +106,8 @@ class Matching:
             if not rebuilt and now < self._held[0][1]:
                 break
             event, _ = self._held.popleft()
-            query = event.record
-            self._held_tokens -= query.count
-            self._answer(event, self._blocks.index.match(event.message.namespace, query, event.folded))
+            self._held_tokens -= event.record.count
+            self._answer(event, self._blocks.index.match(event.message.namespace, event.record, event.folded))
         left, states = USES_SLICE, self._table.states
         while self._uses and left > 0:
             span_ids, agent = self._uses.popleft()
@@ -125,23 +118,21 @@ class Matching:
                 self._used(rows, now, agent)
 
     def _answer(self, event: PrefixAsked, found: Found) -> None:
-        message, query = event.message, event.record
-        counters, slots, slot_of = self._outbox.counters, self._slots, self._table.slots
+        message, counters = event.message, self._outbox.counters
+        key, slot_of = self._slots.key, self._table.slots
         counters.prefix_queries += 1
-        counters.prefix_hits += found.offset > 0
-        counters.prefix_tokens_asked += query.count
-        counters.prefix_tokens_matched += found.offset
-        keys = [slots.key(slot_of[row]) for row in found.blocks]
-        snapshot = slots.key(slot_of[found.snapshot]) if found.snapshot else None
+        counters.prefix_tokens_asked += event.record.count
+        keys = [key(slot_of[row]) for row in found.blocks]
+        snapshot = key(slot_of[found.snapshot]) if found.snapshot else None
         self._outbox.send(event.client, messages.Matched(message.id, found.offset, keys, snapshot))
-        if found.offset:
-            rows = [*found.blocks, found.snapshot] if found.snapshot else found.blocks
-            self._queue_uses([self._table.span_ids[row] for row in rows], self._agents.named(message.agent))
-
-    def _queue_uses(self, span_ids: list[int], agent: int) -> None:
-        self._uses.append((span_ids, agent))
-        self._queued_uses += len(span_ids)
+        if not found.offset:
+            return
+        counters.prefix_hits += 1
+        counters.prefix_tokens_matched += found.offset
+        rows = [*found.blocks, found.snapshot] if found.snapshot else found.blocks
+        self._uses.append(([self._table.span_ids[row] for row in rows], self._agents.named(message.agent)))
+        self._queued_uses += len(rows)
         while self._queued_uses > USES_MAX:
             lost, _ = self._uses.popleft()
             self._queued_uses -= len(lost)
-            self._outbox.counters.prefix_uses_lost += len(lost)
+            counters.prefix_uses_lost += len(lost)

@@ -1,42 +1,129 @@
-"""The nodes of the prefix index: the rows of blocks, in trees, and siblings in the order of their text.
+"""The trees of the prefix index, and their nodes: the rows of blocks, siblings in the order of their text.
 
     tree: −number ─ row ─ row ─ row …      node: a row, or the number of a tree, negative
                      └ row …               parents are those of the table (daemon/store/families)
 
-A node has no text and no media: both are in the ring, in the block's record, and are read from there when two blocks
-are compared. Siblings are ordered by the bytes of their folded text, then by media. So the siblings that agree longest
-with a query are beside the query's own place in the order. A hidden block (state VICTIM) keeps its place, and is passed
-over.
+There is a tree for each layout of the sequences in one scope of a namespace. A node has no text and no media: both are
+in the ring, in the block's record, and are read from there when two blocks are compared. Siblings are ordered by the
+bytes of their folded text, then by media. So the siblings that agree longest with a query are beside the query's own
+place in the order. A hidden block (state VICTIM) keeps its place, and is passed over.
 
-Owns: which tree a row is in, where its text is, and its children in order. Does not own: which rows are nodes
-(`index`), nor parents and states (daemon/store).
+Owns: the trees and their numbers, which tree a row is in, where its text is, and its children in order. Does not own:
+which rows are nodes (`index`), nor parents and states (daemon/store).
 
-Invariants: siblings are in order. A row has a place exactly while it is in a tree. Fewer than two children of a row are
-in no list.
+Invariants: a tree exists exactly while it has nodes, hidden ones and those without a path to its root included.
+Siblings are in order. A row has a place exactly while it is in a tree. Fewer than two children of a row are in no list.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ...shm.payloads.prefix import HEADER_BYTES, TOKEN_BYTES
+from ...errors import BadPrefix, LimitReached
+from ...shm.payloads.prefix import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, HEADER_BYTES, TOKEN_BYTES, PrefixRecord
 from ..store.table import LIVE, RowTable
 
+LAYOUTS_MAX: Final = 16
+"""Layouts of one scope of a namespace generation; each has a tree that is searched separately."""
+TREES_MAX: Final = 0xFFFF
 COUNT_BITS: Final = 13
 COUNT_MASK: Final = (1 << COUNT_BITS) - 1
 MANY: Final = 0xFFFF_FFFF
 """In place of the only child: there are several, in a list."""
 
 
-class Nodes:
-    """The nodes over the rows of a table. `ring`: the ring's bytes.
+class TreeName(NamedTuple):
+    """The identity of a tree. `exact`: its sequences are continued at snapshots only."""
 
-    A column takes 14 bytes a row, and pages of it take memory once they are written.
-    """
+    tag: bytes
+    scope: bytes
+    layout: bytes
+    block_tokens: int
+    exact: bool
+
+    @classmethod
+    def of(cls, tag: bytes, record: PrefixRecord) -> TreeName:
+        """That of a record in the namespace `tag`."""
+        return cls(tag, record.scope, record.layout, record.block_tokens, record.exact)
+
+
+@dataclass(slots=True, eq=False)
+class Tree:
+    """The sequences of one layout in one scope. A checkpoint every `step` tokens: `checkpoints` has the rows of those
+    blocks by the digests of everything up to their ends."""
+
+    number: int
+    name: TreeName
+    step: int
+    count: int = 0
+    checkpoints: dict[int, int] = field(default_factory=dict)
+
+
+class Trees:
+    checkpoint_tokens = 1024
+    """The minimum distance between checkpoints."""
+
+    def __init__(self) -> None:
+        self._by_scope: dict[tuple[bytes, bytes], dict[TreeName, Tree]] = {}
+        self.by_number: dict[int, Tree] = {}
+        self._last_number = 0
+
+    def of(self, tag: bytes, scope: bytes) -> Iterable[Tree]:
+        """The trees of one scope."""
+        return self._by_scope.get((tag, scope), {}).values()
+
+    def for_first(self, tag: bytes, record: PrefixRecord) -> Tree:
+        """The tree of a first block. It may be new, and is kept once it is `joined`.
+
+        Raises:
+            BadPrefix: the size of a block is impossible, or the scope has too many layouts.
+            LimitReached: there are too many trees.
+        """
+        name = TreeName.of(tag, record)
+        layouts, size = self._by_scope.get(name[:2], {}), record.block_tokens
+        if name in layouts:
+            return layouts[name]
+        if not BLOCK_TOKENS_MIN <= size <= BLOCK_TOKENS_MAX or size & (size - 1):
+            raise BadPrefix(f"{size} tokens a block: no power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}")
+        if len(layouts) >= LAYOUTS_MAX:
+            raise BadPrefix(
+                f"the namespace has sequences of {LAYOUTS_MAX} layouts, the maximum: use another namespace "
+                "for other layers or another block_tokens, or evict stored sequences"
+            )
+        if len(self.by_number) == TREES_MAX:
+            raise LimitReached(
+                f"sequences of {TREES_MAX} namespaces and layouts are stored, the maximum: evict the sequences of some"
+            )
+        number = self._last_number % TREES_MAX + 1
+        while number in self.by_number:
+            number = number % TREES_MAX + 1
+        return Tree(number, name, max(self.checkpoint_tokens, size))
+
+    def joined(self, tree: Tree) -> None:
+        """The tree has one more node."""
+        if not tree.count:
+            self._by_scope.setdefault(tree.name[:2], {})[tree.name] = tree
+            self.by_number[tree.number] = tree
+            self._last_number = tree.number
+        tree.count += 1
+
+    def left(self, tree: Tree) -> None:
+        tree.count -= 1
+        if not tree.count:
+            del self.by_number[tree.number]
+            layouts = self._by_scope[tree.name[:2]]
+            del layouts[tree.name]
+            if not layouts:
+                del self._by_scope[tree.name[:2]]
+
+
+class Nodes:
+    """The nodes over the rows of a table, in 14 bytes a row. Pages of a column take memory once they are written."""
 
     def __init__(self, table: RowTable, ring: memoryview) -> None:
         rows = table.row_mask + 1
@@ -59,7 +146,6 @@ class Nodes:
         self._lists.pop(row, None)
 
     def count(self, row: int) -> int:
-        """The number of a block's tokens."""
         count: int = self._places[row] & COUNT_MASK
         return count
 
@@ -88,7 +174,6 @@ class Nodes:
         return (only,) if only else ()
 
     def insert(self, node: int, row: int) -> None:
-        """Makes a block a child of a node."""
         there = self.children(node)
         if not there and node > 0:
             self._only[node] = row
@@ -100,7 +185,6 @@ class Nodes:
         there.insert(self._rank(there, self.text(row), self.media(row)), row)
 
     def discard(self, node: int, row: int) -> None:
-        """Removes a child."""
         there = self._lists.get(node)
         if there is None:
             if node > 0:

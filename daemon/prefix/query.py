@@ -69,11 +69,7 @@ def checked(media: tuple[Media, ...], start: int, end: int) -> None:
 
 
 class Query:
-    """The sequence that a client asks for.
-
-    Args:
-        record: the whole sequence with all its media.
-        folded: its tokens, (record.count,) uint32.
+    """The sequence that a client asks for: `record`, with its tokens `folded`, (record.count,) uint32.
 
     Raises:
         BadPrefix: media are out of range or order, or the number of tokens differs.
@@ -90,7 +86,7 @@ class Query:
         self._text = np.ascontiguousarray(folded, np.uint32).view(np.uint8).data
         self._packed = packed_media(record.media)
         self._starts = [item.start for item in record.media]
-        self._joined: list[tuple[int, int]] | None = None
+        self._joined = _joined(record.media)
         self._start = start
         self._digests: dict[int, list[int]] = {}
 
@@ -104,17 +100,8 @@ class Query:
         first = bisect_left(self._starts, start)
         return self._packed[first * MEDIA_BYTES : bisect_left(self._starts, end, first) * MEDIA_BYTES]
 
-    def between(self, start: int, end: int) -> tuple[Media, ...]:
-        """The media that begin in [start, end)."""
-        first = bisect_left(self._starts, start)
-        return self.media[first : bisect_left(self._starts, end, first)]
-
     def uncut(self, position: int) -> int:
-        """`position`, or the start of the item that contains it. O(log n) after the first call."""
-        if not self.media:
-            return position
-        if self._joined is None:
-            self._joined = _joined(self.media)
+        """`position`, or the start of the item that contains it. O(log n)."""
         rank = bisect_left(self._joined, (position,)) - 1
         return self._joined[rank][0] if rank >= 0 and position < self._joined[rank][1] else position
 

@@ -84,13 +84,11 @@ class Agreement:
         return tag not in self.to_raise and generation_of(key) == self._generations.current(tag)
 
     def invalidated(self, tag: bytes) -> None:
-        """A client of this host has invalidated the namespace."""
         if self._link.limits.remote_s:
             self.to_raise[tag] = True
             self._raise()
 
     def told(self, tag: bytes, generation: int) -> None:
-        """The store has told its generation of a namespace."""
         if tag in self.to_raise:
             return
         if generation < self._generations.current(tag):
@@ -101,7 +99,6 @@ class Agreement:
             self._follow(tag, generation)
 
     def raised(self, request: RaiseGeneration, generation: int | None, error: TensordError | None) -> None:
-        """The store has given out a generation, or could not."""
         tag = request.tag
         self.raising.remove(tag)
         if error is not None or generation is None:

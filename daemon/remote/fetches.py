@@ -193,7 +193,6 @@ class Fetches(OverEntries):
             fetch.void |= fetch.key in keys
 
     def next_timer(self) -> float | None:
-        """When `tick` is due."""
         return self._looks.next_timer()
 
     def tick(self, now: float) -> None:
@@ -313,7 +312,6 @@ class Fetches(OverEntries):
         self._outbox.add(ReadRemote(fetch.key, self._table.offsets[place], fetch.found.payload_bytes))
 
     def _store(self, fetch: Fetch) -> None:
-        """Stores what was read."""
         key, grant, found, now = fetch.key, fetch.grant, fetch.found, self._outbox.now
         assert grant is not None and found is not None
         outcome = "failed"

@@ -187,7 +187,6 @@ class RemoteLink:
         return self._costs_s.get(key[:NAMESPACE_TAG_BYTES], 0.0)
 
     def claimed(self, key: bytes) -> None:
-        """The store has given this host the claim on the key."""
         self._claims.pop(key, None)
         self._claims[key] = None
         if len(self._claims) > CLAIMS_MAX:

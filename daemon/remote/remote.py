@@ -56,7 +56,6 @@ class Remote:
         claims.given_up = link.end_claim
 
     def handle(self, done: RemoteDone, now: float) -> None:
-        """Processes the outcome of a request."""
         answer, error = done.answer, done.error
         if isinstance(done.request, Seek | SaveRemote | RemoveRemote | AskGenerations):
             if error is None:
@@ -84,18 +83,15 @@ class Remote:
         self.writes.start(now)
 
     def evicted(self, keys: list[bytes], now: float) -> None:
-        """A client has evicted keys by name."""
         self.fetches.evicted(keys)
         self.writes.evicted(keys, now)
 
     def tick(self, now: float) -> None:
-        """Does what is due."""
         self.agreement.tick(now)
         self.fetches.tick(now)
         self.writes.tick(now)
 
     def next_timer(self) -> float | None:
-        """When `tick` is due."""
         timers = (self.agreement.next_timer(), self.fetches.next_timer(), self.writes.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
@@ -125,7 +121,6 @@ class Remote:
         }
 
     def change_limits(self, limits: StoreLimits) -> None:
-        """Applies from now on."""
         self.link.limits = limits
 
     def check_invariants(self) -> None:

@@ -57,8 +57,6 @@ NOT_WORTH: Final = 2
 
 
 class Writes(OverEntries):
-    """The writes of one store."""
-
     def __init__(self, entries: Entries, link: RemoteLink, agreement: Agreement) -> None:
         super().__init__(entries)
         self._link = link
@@ -81,7 +79,6 @@ class Writes(OverEntries):
         self._late = False
 
     def published(self, rows: Sequence[int], now: float) -> None:
-        """Clients' puts were published."""
         if not self._link.limits.remote_s or not rows:
             return
         self._marks[rows] = 0
@@ -98,7 +95,6 @@ class Writes(OverEntries):
                 self._link.end_claim(key)
 
     def fetched(self, row: int) -> None:
-        """An entry came from the store."""
         self._marks[row] = OFFERED
 
     def used(self, rows: Sequence[int], now: float) -> None:
@@ -120,7 +116,6 @@ class Writes(OverEntries):
             self.start(now)
 
     def removes(self, key: bytes) -> bool:
-        """Whether the key's object is about to be removed."""
         write = self.under_way
         return key in self.removed_keys or (isinstance(write, RemoveRemote) and key in write.keys)
 
@@ -143,7 +138,6 @@ class Writes(OverEntries):
         self.start(now)
 
     def removed(self, remove: RemoveRemote, done: bool, now: float) -> None:
-        """Processes the outcome of a removal."""
         self.under_way = None
         if not done:
             self._counts["write_failed"] += 1
@@ -279,7 +273,6 @@ class Writes(OverEntries):
         self.start(now)
 
     def _drop(self, key: bytes) -> None:
-        """Drops an entry that waits."""
         del self.queue[key]
         self._lose(key, "dropped")
 

@@ -82,7 +82,6 @@ class _Process:
             return Connection(own.detach())
 
     def close(self) -> None:
-        """Ends the process, and the calls under way."""
         self._process.kill()
         self._process.wait()
         self._channel.close()

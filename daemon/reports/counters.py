@@ -38,7 +38,6 @@ class Histogram:
         self._sum += amount
 
     def count_all(self, amounts: Array) -> None:
-        """`count` of many amounts, (n,)."""
         amounts = np.maximum(amounts, 0.0)
         found = np.searchsorted(self._edges, amounts, "left")
         for bucket, many in enumerate(np.bincount(found, minlength=len(self._counts)).tolist()):
@@ -90,7 +89,6 @@ class StoreCounters:
     idle_at_eviction_s: dict[str, Histogram] = field(default_factory=dict)
 
     def removed(self, gone: Array) -> None:
-        """Counts removed entries, (n,) REMOVED."""
         for number in set(gone["reason"].tolist()):
             reason, idle_s = REASONS[number], gone["idle_s"][gone["reason"] == number]
             self.evictions[reason] += len(idle_s)

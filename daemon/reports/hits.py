@@ -1,8 +1,14 @@
 """Hit ratios over the last minute and over the last ring's worth of puts, compared with those of LRU, and those that a
 ring of another size would give.
 
-Owns sums over the last minute and over the last puts of as many bytes as the ring has, the sample of reuse distances
-(`distances`), and a histogram of these distances, by group of keys. Does not own the counters of lanes.
+Owns sums over the last minute and over the last puts of as many bytes as the ring has, a sample of reuse distances,
+and a histogram of these distances, by group of keys. Does not own the counters of lanes.
+
+The reuse distance of a request is the size of all entries that were requested since the last request of the same key,
+with the entry itself. A cache of that size, or a larger one, that evicts the least recently used entry (LRU) has the
+entry. Keys are sampled by a hash, and distances are scaled by the same factor: the spatial sampling of SHARDS
+(Waldspurger et al., FAST 2015). Entries count one by one: a block of a sequence counts although it is of no use without
+the blocks before it.
 
 A lookup is one that a lane counted, of any key. A request is a use or a put of an entry. The keys of requests are
 known, so only requests can be compared with another policy. They come in batches of rows. A request whose key is not
@@ -26,14 +32,13 @@ every HALVE_AFTER sampled requests, so older requests count less and less.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from ..store.table import RowTable
-from .distances import ReuseDistances, keys_for
 from .removal_history import MADE_ROOM
 
 GROUPS: Final = 8
@@ -48,6 +53,19 @@ _COLUMNS: Final = (_OCTAVES << _STEP_BITS) + 1
 """The last column counts distances of 2**_OCTAVES bytes and more."""
 _GROUP_SHIFT: Final = 29
 """The bits of a key's number that choose its group. The sample uses the lowest bits of 32."""
+
+KEY_BYTES: Final = 512
+"""The most bytes of the process's memory that one key takes."""
+KEYS_MAX: Final = 8192
+KEYS_MIN: Final = 64
+MEMORY_SHARE: Final = 100
+"""The keys may take 1/MEMORY_SHARE of the ring's bytes."""
+REACH: Final = 8
+"""Distances up to this multiple of the capacity are known."""
+THINNED_MIN: Final = 512
+"""With fewer keys `thin` does nothing: the sample would tell too little."""
+FAR: Final = 1 << 62
+"""The distance of a key that is not held: its first request, or one whose distance is beyond REACH."""
 
 Array = np.ndarray[Any, Any]
 MINUTE_S: Final = 60.0
@@ -80,6 +98,107 @@ def _standard_error(hits: Array, requests: Array, sampled_share: float) -> float
 def _spread_of_none(sampled_share: float) -> float:
     """The most hits among all requests of which a sample has none (Hanley and Lippman-Hand, JAMA 249, 1983)."""
     return 3 / sampled_share if sampled_share < 1 else 0.0
+
+
+class ReuseDistances:
+    """The sampled keys, and their sizes in the order of their last requests.
+
+    The sample is halved whenever more than `keys_max` keys are held, so its memory is bounded, and on request, so that
+    its time is. The held keys, scaled, have at most REACH times the capacity's bytes.
+    """
+
+    def __init__(self, keys_max: int) -> None:
+        self._keys_max = keys_max
+        self._mask = 0
+        # By key, least recently used first: the place of its size. Places before the end that no key has hold 0.
+        self._held: OrderedDict[int, int] = OrderedDict()
+        self._sizes = np.zeros(2 * (keys_max + 1), np.int64)
+        self._end = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def factor(self) -> int:
+        """One key in `factor` keys is in the sample."""
+        return self._mask + 1
+
+    def chosen(self, digests: Array) -> Array:
+        """Which of some keys are in the sample, as their indices in order. `digests`: (n,) uint64."""
+        return np.flatnonzero((digests & np.uint64(self._mask)) == 0)
+
+    def thin(self) -> None:
+        """Halves the sample, unless few keys are held."""
+        if len(self._held) >= THINNED_MIN:
+            self._halve()
+
+    def asked(self, number: int, size_bytes: int, capacity_bytes: int) -> int | None:
+        """Records a request for a key's entry of `size_bytes`, in a store of `capacity_bytes`.
+
+        Args:
+            number: the key's digest (`RowTable.digests`), of which the lowest 32 bits choose the sample.
+
+        Returns:
+            The distance in bytes, or FAR. None if the key is not in the sample.
+        """
+        if number & self._mask:
+            return None
+        place, distance_bytes = self._held.get(number), FAR
+        if place is not None:
+            distance_bytes = (int(self._sizes[place + 1 : self._end].sum()) + size_bytes) * self.factor
+        self._hold(number, size_bytes, capacity_bytes)
+        return distance_bytes
+
+    def hold(self, numbers: Array, sizes: Array, capacity_bytes: int) -> None:
+        """Records that keys were used last, in this order, without requests. The sample shrinks first until they fit.
+        Both arrays (n,) uint64."""
+        while len(at := self.chosen(numbers)) > self._keys_max:
+            self._halve()
+        for number, size_bytes in zip(numbers[at].tolist(), sizes[at].tolist(), strict=True):
+            self._hold(number, size_bytes, capacity_bytes)
+
+    def ended(self, number: int) -> None:
+        """Forgets a key whose entry was removed for another reason than room: any cache would have lost it."""
+        if number in self._held:
+            self._drop(number)
+
+    def check_invariants(self, capacity_bytes: int) -> None:
+        """Asserts the invariants of the module's docstring."""
+        places = list(self._held.values())
+        assert len(places) <= self._keys_max and places == sorted(set(places))
+        assert not any(number & self._mask for number in self._held)
+        assert self._bytes == self._sizes[places].sum() == self._sizes[: self._end].sum()
+        assert self._bytes * self.factor <= REACH * capacity_bytes
+
+    def _hold(self, number: int, size_bytes: int, capacity_bytes: int) -> None:
+        self.ended(number)
+        if self._end == len(self._sizes):
+            self._close_up()
+        self._held[number] = self._end
+        self._sizes[self._end] = size_bytes
+        self._end += 1
+        self._bytes += size_bytes
+        while len(self._held) > self._keys_max:
+            self._halve()
+        while self._bytes * self.factor > REACH * capacity_bytes:
+            self._drop(next(iter(self._held)))
+
+    def _halve(self) -> None:
+        self._mask = 2 * self._mask + 1
+        for number in [number for number in self._held if number & self._mask]:
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        place = self._held.pop(number)
+        self._bytes -= int(self._sizes[place])
+        self._sizes[place] = 0
+
+    def _close_up(self) -> None:
+        """Gives the keys the first places, in their order: after at least keys_max requests."""
+        self._end = len(self._held)
+        self._sizes[: self._end] = self._sizes[list(self._held.values())]
+        self._held = OrderedDict(zip(self._held, range(self._end), strict=True))
 
 
 class HitCurve:
@@ -166,7 +285,7 @@ class Hits:
         self._table = table
         self._digests, self._sizes = table.column("digests"), table.column("sizes")
         self._capacity_bytes = capacity_bytes
-        self._distances = ReuseDistances(keys_for(ring_bytes))
+        self._distances = ReuseDistances(max(KEYS_MIN, min(KEYS_MAX, ring_bytes // MEMORY_SHARE // KEY_BYTES)))
         # Requests of the sample, scaled to all requests; those for stored keys; those that LRU would have stored.
         self._counts = np.zeros(3, np.int64)
         self._curve = HitCurve()

@@ -53,7 +53,6 @@ class RemovalHistory:
         self._records = np.zeros(most, REMOVED)
 
     def __len__(self) -> int:
-        """How many records there are."""
         return min(self._total, self._most)
 
     def add(self, gone: Array) -> None:

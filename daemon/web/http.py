@@ -38,8 +38,6 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """One answer."""
-
     status: HTTPStatus
     body: bytes
     content_type: str = _PLAIN

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.config.config import SETTINGS
-from tensord.daemon.prefix import trees
+from tensord.daemon.prefix import nodes
 from tensord.ipc.messages import schema
 from tensord.shm.payloads import prefix
 from tensord.shm.ring import layout
@@ -117,7 +117,7 @@ LIMITS: dict[str, tuple[Any, str]] = {
     "MEDIA_MAX": (prefix.MEDIA_MAX, "one sequence"),
     "BLOCKS_MAX": (schema.BLOCKS_MAX, "one sequence"),
     "prefix_tokens_max": (SETTINGS["limits.prefix_tokens_max"].default, "one sequence"),
-    "LAYOUTS_MAX": (trees.LAYOUTS_MAX, "one namespace"),
+    "LAYOUTS_MAX": (nodes.LAYOUTS_MAX, "one namespace"),
     "LANE_WORDS": (layout.LANE_WORDS, "what a client holds at once"),
     "prefix_wait_s": (SETTINGS["limits.prefix_wait_s"].default, "after a restart"),
 }

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tensord.daemon.prefix.blocks import PATH_MAX
-from tensord.daemon.prefix.snapshots import LOOKS_MAX
-from tensord.daemon.prefix.trees import LAYOUTS_MAX
+from tensord.daemon.prefix.index import LOOKS_MAX
+from tensord.daemon.prefix.nodes import LAYOUTS_MAX
 from tensord.daemon.store.commit import BAD_BLOCK, NO_PARENT
 from tensord.ipc.messages.schema import BLOCKS_MAX
 from tensord.shm.payloads.prefix import RECORD_BYTES_MAX, PrefixRecord, block_key, fold

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports.distances import FAR, REACH, THINNED_MIN, ReuseDistances
-from tensord.daemon.reports.hits import HALVE_AFTER, MULTIPLES, HitCurve
+from tensord.daemon.reports.hits import FAR, HALVE_AFTER, MULTIPLES, REACH, THINNED_MIN, HitCurve, ReuseDistances
 
 Request = tuple[int, int]
 
