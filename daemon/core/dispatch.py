@@ -150,7 +150,7 @@ class Dispatch:
         parts.matching.wait_s = limits.prefix_wait_s
         parts.runway.change_limits(limits.rescan_s)
         parts.lending.limit_changed(limits)
-        parts.remote.change_limits(limits)
+        parts.remote.link.limits = limits
         parts.apply_commit_limits()
 
     def _tick(self, now: float) -> None:

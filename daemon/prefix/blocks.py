@@ -38,13 +38,7 @@ _TREE_BYTES: Final = Struct("@4xI")
 
 
 class SequenceBlocks:
-    """The blocks of one store.
-
-    Args:
-        ring: the ring's bytes.
-        seed: of the index; random and secret.
-        prefix_tokens_max: the longest sequence that can be asked for.
-    """
+    """The blocks of one store. `prefix_tokens_max`: the longest sequence that can be asked for."""
 
     def __init__(self, table: RowTable, slots: Slots, ring: memoryview, seed: int, prefix_tokens_max: int) -> None:
         self.index = PrefixIndex(table, ring, seed)

@@ -74,8 +74,8 @@ class PrefixIndex:
 
         Raises:
             ParentGone: the parent is not in the index.
-            BadPrefix: the record does not fit its parent, or contradicts itself.
-            LimitReached: there are too many trees. Nothing has changed, in any case.
+            BadPrefix, LimitReached: the record does not fit its parent, or contradicts itself; there are too many
+                trees. Nothing has changed.
         """
         nodes = self._nodes
         tree = self._tree(tag, above, record)
@@ -126,15 +126,10 @@ class PrefixIndex:
 
     def match(self, tag: bytes, query: PrefixRecord, folded: Tokens) -> Found:
         """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no media item, and
-        can be continued in its layout.
+        can be continued in its layout. All trees of the namespace `tag` and the query's scope are searched.
 
         Args:
-            tag: the namespace's tag. All its trees of the query's scope are searched, whatever their layout.
-            query: the whole sequence and all its media.
-            folded: its tokens, (query.count,) uint32.
-
-        Raises:
-            BadPrefix: the query's media are invalid, or its count is not the number of tokens.
+            query, folded: the whole sequence and all its media, and its tokens, as for Query.
         """
         asked = Query(query, folded, self._start)
         best = _NONE

@@ -78,12 +78,8 @@ class Trees:
         return self._by_scope.get((tag, scope), {}).values()
 
     def for_first(self, tag: bytes, record: PrefixRecord) -> Tree:
-        """The tree of a first block. It may be new, and is kept once it is `joined`.
-
-        Raises:
-            BadPrefix: the size of a block is impossible, or the scope has too many layouts.
-            LimitReached: there are too many trees.
-        """
+        """The tree of a first block. It may be new, and is kept once it is `joined`. Raises BadPrefix or LimitReached
+        if there can be none."""
         name = TreeName.of(tag, record)
         layouts, size = self._by_scope.get(name[:2], {}), record.block_tokens
         if name in layouts:

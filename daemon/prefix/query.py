@@ -49,11 +49,7 @@ def snapshot_digest(start: int, name: int, offset: int, text: bytes | memoryview
 
 def checked(media: tuple[Media, ...], start: int, end: int) -> None:
     """Checks items that must begin from `start` to `end`. Of a block, only its own: an item that overlaps one of an
-    earlier block is in no query, so the block is never matched.
-
-    Raises:
-        BadPrefix: an item begins elsewhere, is out of order, or overlaps another of its modality.
-    """
+    earlier block is in no query, so the block is never matched. Raises BadPrefix."""
     ends: dict[str, int] = {}
     last = (-1, "")
     for item in media:
@@ -69,11 +65,8 @@ def checked(media: tuple[Media, ...], start: int, end: int) -> None:
 
 
 class Query:
-    """The sequence that a client asks for: `record`, with its tokens `folded`, (record.count,) uint32.
-
-    Raises:
-        BadPrefix: media are out of range or order, or the number of tokens differs.
-    """
+    """The sequence that a client asks for: `record`, with its tokens `folded`, (record.count,) uint32. Raises BadPrefix
+    if media are out of range or order, or the number of tokens differs."""
 
     def __init__(self, record: PrefixRecord, folded: Tokens, start: int) -> None:
         if len(folded) != record.count:

@@ -137,24 +137,18 @@ class Fetches(OverEntries):
         self._outbox = link.outbox
         self._counts = link.counts
         self._made = 0
-        self._under_way: dict[bytes, Fetch] = {}
-        self._looks: Deadlines[bytes] = Deadlines()
-        """When the store is asked again for an entry that another host computes."""
-
-    def __len__(self) -> int:
-        return len(self._under_way)
+        self.under_way: dict[bytes, Fetch] = {}
+        self.looks: Deadlines[bytes] = Deadlines()
+        """When the store is asked again for an entry that another host computes. `tick` does it."""
 
     def begin(self, client: int, uid: int, request: messages.RequestClaim, now: float) -> Verdict | None:
         """Seeks a missing key that nobody has claimed. Returns "wait", or None if the client is to compute at once.
-
-        Raises:
-            LimitReached: as `ClaimTable.claim`.
-        """
+        Raises LimitReached, as `ClaimTable.claim` does."""
         key = request.key
-        if key in self._under_way or not self._may_be_sought(key):
+        if key in self.under_way or not self._may_be_sought(key):
             return None
         cost_s = request.within_s or self._link.cost_s(key) or UNKNOWN_S
-        room = len(self._under_way) - self._run_keys < SOUGHT_MAX
+        room = len(self.under_way) - self._run_keys < SOUGHT_MAX
         for_s = self._patience_s(cost_s, now) if room else 0.0
         if not for_s:
             self._counts["unasked"] += 1
@@ -169,7 +163,7 @@ class Fetches(OverEntries):
         alike = takewhile(lambda key: _group(key) == _group(first), dict.fromkeys(request.keys))
         missing = (key for key in alike if key not in self._stored)
         wanted = list(islice(missing, max(0, RUN_KEYS_MAX - self._run_keys)))
-        own = [key for key in wanted if key not in self._under_way]
+        own = [key for key in wanted if key not in self.under_way]
         for_s = 0.0
         if own and all(map(self._may_be_sought, own)):
             for_s = self._patience_s(request.within_s or (self._link.cost_s(first) or UNKNOWN_S) * len(own), now)
@@ -183,22 +177,19 @@ class Fetches(OverEntries):
         for key in own:
             self._add(key, uid, 0, now, now + for_s)
         for key in wanted:
-            self._under_way[key].runs.append(run)
+            self.under_way[key].runs.append(run)
         if own:
             self._outbox.add(Seek(tuple(own)))
 
     def evicted(self, keys: Collection[bytes]) -> None:
         """A client has evicted keys by name: what is on its way is not to be stored."""
-        for fetch in self._under_way.values():
+        for fetch in self.under_way.values():
             fetch.void |= fetch.key in keys
-
-    def next_timer(self) -> float | None:
-        return self._looks.next_timer()
 
     def tick(self, now: float) -> None:
         """Asks again for entries that other hosts compute."""
-        while (key := self._looks.pop_due(now)) is not None:
-            fetch = self._under_way[key]
+        while (key := self.looks.pop_due(now)) is not None:
+            fetch = self.under_way[key]
             if self._link.serves and now < fetch.ends_at and not fetch.void and self._claims.holds(fetch.token):
                 self._ask(fetch, now)
             else:
@@ -207,7 +198,7 @@ class Fetches(OverEntries):
 
     def sought(self, seek: Seek, sought: Sought | None, now: float) -> None:
         """Processes the store's answer; None: it has failed."""
-        fetches, link, first = [self._under_way[key] for key in seek.keys], self._link, seek.keys[0]
+        fetches, link, first = [self.under_way[key] for key in seek.keys], self._link, seek.keys[0]
         if sought is None:
             for fetch in fetches:
                 self._end(fetch, "failed", now)
@@ -239,11 +230,11 @@ class Fetches(OverEntries):
 
     def read(self, key: bytes, found: RemoteEntry | None, error: TensordError | None) -> None:
         """An object was read into its place, or could not be."""
-        fetch = self._under_way[key]
+        fetch = self.under_way[key]
         fetch.found, fetch.error = found or fetch.found, error
         if found is not None:
             self._link.read(found.payload_bytes, self._outbox.now - fetch.read_at, self._outbox.now)
-        parent = self._under_way.get((fetch.found and fetch.found.parent) or b"")
+        parent = self.under_way.get((fetch.found and fetch.found.parent) or b"")
         # Numbers rise along a run, so no two wait for each other, whatever a store says of parents.
         if parent is not None and parent.found is not None and parent.number < fetch.number:
             parent.children.append(fetch)
@@ -252,15 +243,15 @@ class Fetches(OverEntries):
 
     def check_invariants(self) -> None:
         assert self._run_keys <= RUN_KEYS_MAX
-        assert len(self._under_way) <= SOUGHT_MAX + self._run_keys
-        assert all(fetch.waited for fetch in self._under_way.values() if self._looks.when(fetch.key) is not None)
-        grants = {fetch.grant.number for fetch in self._under_way.values() if fetch.grant is not None}
+        assert len(self.under_way) <= SOUGHT_MAX + self._run_keys
+        assert all(fetch.waited for fetch in self.under_way.values() if self.looks.when(fetch.key) is not None)
+        grants = {fetch.grant.number for fetch in self.under_way.values() if fetch.grant is not None}
         assert grants == set(self._own.grants)
 
     @property
     def _run_keys(self) -> int:
         """The keys of runs that are sought now."""
-        return sum(not fetch.token for fetch in self._under_way.values())
+        return sum(not fetch.token for fetch in self.under_way.values())
 
     def _may_be_sought(self, key: bytes) -> bool:
         """Whether the store may have an entry of the key that this host may show."""
@@ -270,12 +261,12 @@ class Fetches(OverEntries):
         """How long a client may wait for the store, which otherwise computes for `cost_s`; 0: not at all."""
         for_s = min(cost_s, self._link.limits.remote_s)
         # A store that has not answered in time is slow now, and would only delay this client too.
-        overdue = any(fetch.due_at < now for fetch in self._under_way.values())
+        overdue = any(fetch.due_at < now for fetch in self.under_way.values())
         return 0.0 if overdue or self._link.answer_s.known(now) >= for_s else for_s
 
     def _add(self, key: bytes, uid: int, token: int, now: float, ends_at: float, cost_s: float = 0.0) -> Fetch:
         self._made += 1
-        self._under_way[key] = fetch = Fetch(self._made, key, uid, token, now, ends_at, ends_at, cost_s)
+        self.under_way[key] = fetch = Fetch(self._made, key, uid, token, now, ends_at, ends_at, cost_s)
         return fetch
 
     def _ask(self, fetch: Fetch, now: float) -> None:
@@ -298,7 +289,7 @@ class Fetches(OverEntries):
         if now >= fetch.ends_at:
             return False
         look_s = min(max(fetch.cost_s / LOOKS, LOOK_S_LEAST), LOOK_S_MOST)
-        self._looks.set(fetch.key, min(now + max(look_s, LOOK_S_LEAST * len(self._under_way)), fetch.ends_at))
+        self.looks.set(fetch.key, min(now + max(look_s, LOOK_S_LEAST * len(self.under_way)), fetch.ends_at))
         fetch.due_at = inf
         return True
 
@@ -345,7 +336,7 @@ class Fetches(OverEntries):
         self._commit(memoryview(record), self._outbox.now)
 
     def _end(self, fetch: Fetch, outcome: str, now: float) -> None:
-        del self._under_way[fetch.key]
+        del self.under_way[fetch.key]
         self._counts[outcome] += 1
         for run in fetch.runs:
             run.waits_for -= 1

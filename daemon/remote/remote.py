@@ -92,7 +92,7 @@ class Remote:
         self.writes.tick(now)
 
     def next_timer(self) -> float | None:
-        timers = (self.agreement.next_timer(), self.fetches.next_timer(), self.writes.next_timer())
+        timers = (self.agreement.next_timer(), self.fetches.looks.next_timer(), self.writes.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
     def state(self, now: float) -> dict[str, Any] | None:
@@ -111,7 +111,7 @@ class Remote:
             "read_only": bool(refuses_writes) and not link.full,
             "not_agreed": len(self.agreement.to_raise) - len(self.agreement.raising),
             "not_agreed_why": self.agreement.why,
-            "fetches": len(self.fetches),
+            "fetches": len(self.fetches.under_way),
             "writes": int(writes.under_way is not None),
             "queued": len(writes.queue),
             "removals": len(writes.removed_keys),
@@ -119,9 +119,6 @@ class Remote:
             "answer_s": link.answer_s.known(now) or None,
             "read_bytes_per_s": 1.0 / s_per_byte if (s_per_byte := link.s_per_byte.known(now)) else None,
         }
-
-    def change_limits(self, limits: StoreLimits) -> None:
-        self.link.limits = limits
 
     def check_invariants(self) -> None:
         for part in (self.agreement, self.fetches, self.writes):

@@ -32,6 +32,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -90,11 +91,7 @@ class DirectoryStore(RemoteStore):
 
     @classmethod
     def of_url(cls, url: str, timeout_s: float) -> DirectoryStore:
-        """The store of a URL such as dir:///mnt/tensord?bytes=100GiB.
-
-        Raises:
-            BadConfiguration: the URL has no absolute path, or a wrong option.
-        """
+        """The store of a URL such as dir:///mnt/tensord?bytes=100GiB."""
         parts = split(url)
         if parts.netloc or not parts.path.startswith("/"):
             raise BadConfiguration(f"{shown(url)} names no absolute path: write dir:///PATH, with three slashes")
@@ -108,12 +105,9 @@ class DirectoryStore(RemoteStore):
 
     def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
         [generation] = self.generations([keys[0][:NAMESPACE_TAG_BYTES]])
-        found: list[RemoteEntry | None] = []
         header = memoryview(bytearray(OBJECT_HEADER_BYTES))
-        for key in keys:
-            stored = self._found(key, header)
-            found.append(None if stored is None else self._checked(key, stored[0], header=True))
-        return generation, found
+        found = ((key, self._found(key, header)) for key in keys)
+        return generation, [stored and self._checked(key, stored[0], header=True) for key, stored in found]
 
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
         stored = self._found(key, buffer)
@@ -161,7 +155,7 @@ class DirectoryStore(RemoteStore):
                 except FileExistsError:
                     continue
                 _sync_folder(folder)
-                listed = sorted(map(int, _listed(folder)))
+                listed = sorted(_numbers(folder))
                 for lower in listed[:-1]:
                     with suppress(FileNotFoundError):
                         os.unlink(folder / str(lower))
@@ -177,7 +171,7 @@ class DirectoryStore(RemoteStore):
 
     def _last_generation(self, tag: bytes) -> int:
         folder = self._generation(tag)
-        last = max(map(int, _listed(folder)), default=0)
+        last = max(_numbers(folder), default=0)
         if last >= GENERATION_MAX:
             raise TierRefused(f"{folder / str(last)} is beyond the last generation, {GENERATION_MAX - 1}: remove it")
         return last
@@ -213,13 +207,8 @@ class DirectoryStore(RemoteStore):
             return None
 
     def _look(self, *, makes: bool = False) -> None:
-        """Makes sure that the root is there, and is not the empty folder below a mount that is gone. `makes`: makes the
-        base folder, unless it is gone.
-
-        Raises:
-            OSError: the root is not there.
-            TierUnavailable: the base folder was there, and is not there any more.
-        """
+        """Raises OSError if the root is not there, and TierUnavailable if it is the empty folder below a mount that is
+        gone. `makes`: makes the base folder, unless it is gone."""
         seen = self._seen  # another thread may make the folder next
         if self._base.is_dir():
             self._seen = True
@@ -284,24 +273,20 @@ class DirectoryStore(RemoteStore):
         return TierUnavailable(f"{said} ({error.filename or self._base}): look at the file system and its server")
 
 
+@dataclass(eq=False, repr=False)
 class DirectoryRoom:
-    """At most `limit_bytes` of objects in the folders of `base`, files in tmp/ included."""
+    """At most `limit_bytes` of objects in the folders of a base, files in tmp/ included. `_scan_after_bytes`: so much
+    may be put before the next scan."""
 
-    def __init__(self, base: Path, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._base = base
-        self._scanning = threading.Lock()
-        self._used_bytes = 0
-        self._scan_after_bytes = 0
-        """So much may be put before the next scan."""
+    _base: Path
+    limit_bytes: int
+    _scanning: threading.Lock = field(default_factory=threading.Lock)
+    _used_bytes: int = 0
+    _scan_after_bytes: int = 0
 
     def make(self, size_bytes: int) -> None:
-        """Counts an object that is about to be written. Evicts others before, if the limit would be exceeded.
-
-        Raises:
-            TierTooLarge: the object is larger than the limit.
-            TierFull: eviction has made no room for it.
-        """
+        """Counts an object that is about to be written. Evicts others before, if the limit would be exceeded. Raises
+        TierTooLarge, or TierFull if eviction has made no room."""
         if size_bytes > self.limit_bytes:
             raise TierTooLarge(
                 f"dir://{self._base.parent}: an object of {size_bytes} bytes is larger than the limit of "
@@ -366,10 +351,10 @@ class DirectoryRoom:
                         yield entry, about
 
 
-def _listed(folder: Path) -> list[str]:
+def _numbers(folder: Path) -> list[int]:
     """The names of a folder that are numbers; none of a folder that is missing."""
     try:
-        return [name for name in os.listdir(folder) if name.isdecimal()]
+        return [int(name) for name in os.listdir(folder) if name.isdecimal()]
     except FileNotFoundError:
         return []
 

@@ -43,11 +43,7 @@ _CRC_AT: Final = OBJECT_HEADER_BYTES - _CRC.size
 
 
 def object_header(key: bytes, entry: RemoteEntry, now_unix_s: float) -> bytes:
-    """The 192 bytes that precede the payload of `entry` in a store.
-
-    Raises:
-        UsageError: a length is out of its range.
-    """
+    """The 192 bytes that precede the payload of `entry` in a store. Raises UsageError if a length is out of range."""
     payload_bytes, tree_bytes = entry.payload_bytes, entry.tree_bytes
     if not 0 < tree_bytes <= min(payload_bytes, TREE_BYTES_MAX) or payload_bytes > RING_BYTES_MAX:
         raise UsageError(
@@ -66,8 +62,7 @@ def check(key: bytes, stored: memoryview, now_unix_s: float, *, header: bool = F
     of expiry is over.
 
     Raises:
-        Corrupt: `stored` is not an object of `key` in this format version, or its bytes were changed. The message
-            names the difference.
+        Corrupt: `stored` is not an object of `key` in this format version, or its bytes were changed.
     """
     if len(stored) < OBJECT_HEADER_BYTES:
         raise Corrupt(f"an object has {len(stored)} bytes, its header alone has {OBJECT_HEADER_BYTES}")

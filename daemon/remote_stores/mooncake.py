@@ -106,11 +106,7 @@ class MooncakeStore(RemoteStore):
 
     @classmethod
     def of_url(cls, url: str, timeout_s: float) -> MooncakeStore:
-        """The store of a URL such as mooncake://MASTER:50051?segment=4GiB&host=10.0.0.7.
-
-        Raises:
-            BadConfiguration: the URL names no master, or has a wrong option, or Mooncake is not installed.
-        """
+        """The store of a URL such as mooncake://MASTER:50051?segment=4GiB&host=10.0.0.7."""
         parts = split(url)
         if not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
             raise BadConfiguration(f"{shown(url)}: write mooncake://MASTER:{_PORT}, without a path and a user")
@@ -167,12 +163,7 @@ class MooncakeStore(RemoteStore):
             process.close()
 
     def _call(self, name: str, *arguments: Any, sent: bytes | None = None, into: memoryview | None = None) -> Any:
-        """The result of a call of the client, which is `sent` bytes, and reads some `into` memory.
-
-        Raises:
-            TierTimedOut: it has not ended in time.
-            TierUnavailable: it has failed, the process has ended, or the store was closed.
-        """
+        """The result of a call of the client, which is `sent` bytes, and reads some `into` memory."""
         process = self._running()
         try:
             connection = process.connection()

@@ -99,11 +99,7 @@ class Worker:
         return self.open().put(name, value, config)
 
     def open(self) -> Any:
-        """The client, which is connected to the master.
-
-        Raises:
-            RuntimeError: it cannot be.
-        """
+        """The client, connected to the master. Raises RuntimeError if it cannot be."""
         from mooncake.store import MooncakeDistributedStore
 
         with self._opening:

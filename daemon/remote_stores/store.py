@@ -76,10 +76,8 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def get_into(self, key: bytes, buffer: memoryview) -> RemoteEntry | None:
-        """Reads an object into a writable, contiguous buffer of bytes: header, then payload. None for a miss.
-
-        An object that is longer than the buffer is a miss.
-        """
+        """Reads an object into a writable, contiguous buffer of bytes: header, then payload. None for a miss, as an
+        object is that is longer than the buffer."""
 
     @abstractmethod
     def put_from(self, key: bytes, payload: Buffer, entry: RemoteEntry) -> None:
@@ -97,11 +95,8 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def generations(self, tags: Sequence[bytes]) -> list[int]:
-        """The generations of namespaces that the store has given out last; 0 for one that was never raised.
-
-        Raises:
-            TierRefused: one of them is no number. The message names what to remove.
-        """
+        """The generations of namespaces that the store has given out last; 0 for one that was never raised. Raises
+        TierRefused if one of them is no number; the message names what to remove."""
 
     @abstractmethod
     def raise_generation(self, tag: bytes, least: int) -> int:
@@ -159,11 +154,7 @@ def open_store(url: str, timeout_s: float = 5.0) -> RemoteStore:
 
 
 def split(url: str) -> SplitResult:
-    """The parts of a store's URL.
-
-    Raises:
-        BadConfiguration: `url` is not a URL, or has a fragment.
-    """
+    """The parts of a store's URL. Raises BadConfiguration if `url` is none, or has a fragment."""
     try:
         parts = urlsplit(url)
         port = parts.port  # raises if it is no number
@@ -189,10 +180,7 @@ def shown(url: str) -> str:
 
 def options(url: str, kinds: Mapping[str, tuple[Callable[[str], Any], str]]) -> dict[str, Any]:
     """The options of `url`, by name. `kinds` has for each the reader, which raises ValueError, and what it wants.
-
-    Raises:
-        BadConfiguration: an option is unknown, given twice, or has a value that its reader refuses.
-    """
+    Raises BadConfiguration if an option is unknown, given twice, or has a value that its reader refuses."""
     found: dict[str, Any] = {}
     for name, text in parse_qsl(split(url).query, keep_blank_values=True):
         if name not in kinds:

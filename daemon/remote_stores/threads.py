@@ -117,11 +117,8 @@ class RemoteThreads:
                 self._reads = {each for each in self._reads if not each.done()} | {read}
 
     def close(self) -> bool:
-        """Drops what is queued, closes the store, and waits for the reads under way, which write into the ring.
-
-        Returns:
-            False if a read has not ended by then: the ring must not be given to another daemon.
-        """
+        """Drops what is queued, closes the store, and waits for the reads under way, which write into the ring. Returns
+        False if one has not ended by then: the ring must not be given to another daemon."""
         self._closing.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writer.shutdown(wait=False, cancel_futures=True)

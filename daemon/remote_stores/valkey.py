@@ -116,11 +116,7 @@ class ValkeyStore(RemoteStore):
 
     @classmethod
     def of_url(cls, url: str, timeout_s: float) -> ValkeyStore:
-        """The store of a URL such as valkeys://user:password@host:6379/0?expiry=1h&cluster=yes.
-
-        Raises:
-            BadConfiguration: the URL has no host, or a wrong database or option.
-        """
+        """The store of a URL such as valkeys://user:password@host:6379/0?expiry=1h&cluster=yes."""
         parts = split(url)
         address = shown(url)
         secure = parts.scheme in ("rediss", "valkeys")

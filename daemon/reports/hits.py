@@ -134,14 +134,9 @@ class ReuseDistances:
             self._halve()
 
     def asked(self, number: int, size_bytes: int, capacity_bytes: int) -> int | None:
-        """Records a request for a key's entry of `size_bytes`, in a store of `capacity_bytes`.
-
-        Args:
-            number: the key's digest (`RowTable.digests`), of which the lowest 32 bits choose the sample.
-
-        Returns:
-            The distance in bytes, or FAR. None if the key is not in the sample.
-        """
+        """Records a request for a key's entry of `size_bytes`, in a store of `capacity_bytes`. `number`: the key's
+        digest (`RowTable.digests`), of which the lowest 32 bits choose the sample. Returns the distance in bytes, or
+        FAR. None if the key is not in the sample."""
         if number & self._mask:
             return None
         place, distance_bytes = self._held.get(number), FAR
@@ -255,10 +250,7 @@ class HitCurve:
 
 
 class Recent:
-    """Sums of amounts over the last `stretch` of a rising quantity: seconds, or bytes put.
-
-    The error is at most one part in SLOTS of the stretch.
-    """
+    """Sums of amounts over the last `stretch` of a rising quantity: seconds, or bytes put."""
 
     def __init__(self, stretch: float) -> None:
         self._slot = stretch / SLOTS

@@ -1,10 +1,8 @@
 """Records of the latest removed entries: when each ended and why, its age, its idle time, its uses and its worth.
 
-Owns one record for each of the latest `most` removals, of 88 bytes; they come in batches. Does
-not own what the policy remembers of a key, nor the histograms by reason (`counters`).
-
-Invariants: a record never changes; the oldest is overwritten once there are `most`. A look-up is one numpy pass over
-the records: less than a millisecond for RECORDS_MAX of them.
+Owns one record for each of the latest `most` removals, of 88 bytes; they come in batches. Does not own what the policy
+remembers of a key, nor the histograms by reason (`counters`). A look-up is one numpy pass over the records: less than a
+millisecond for RECORDS_MAX of them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """How long requests took, by kind, the slow ones of late, and how late the event loop was.
 
-Owns: the histograms and the list of slow requests. Does not own: when a request begins and ends (the sessions), the
-clock. Pure.
-
-Invariants: there is one histogram for each kind of message, and at most `slow_max` slow requests, of which the oldest
-goes first.
+Owns: a histogram for each kind of message, and the list of slow requests. Does not own: when a request begins and ends
+(the sessions), the clock. Pure.
 """
 
 from __future__ import annotations
@@ -22,12 +19,7 @@ SLOW_MAX: Final = 128
 
 
 class RequestTimes:
-    """The times of all requests of all clients.
-
-    Args:
-        slow_s: a request that takes longer is kept as a slow one. May be set at any time.
-        slow_max: how many of them are kept.
-    """
+    """The times of all requests of all clients. One that takes longer than `slow_s` is kept as a slow one."""
 
     def __init__(self, slow_s: float, slow_max: int = SLOW_MAX) -> None:
         self.slow_s = slow_s

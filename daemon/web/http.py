@@ -57,8 +57,7 @@ class HttpServer:
         elsewhere: the text of the answer 404: which paths there are.
         guard: returns the refusal of a request, or None for a request that may be answered.
         headers: headers of every answer.
-        connections_max: the most connections on each socket.
-        connection_s_max: the longest duration of a connection, in seconds.
+        connections_max, connection_s_max: the most connections on each socket, and seconds of each.
     """
 
     _what: str

@@ -106,13 +106,8 @@ event_loop_lag_seconds latency.event_loop_lag Time by which the event loop ran a
 
 
 def text(status: Figures, accept: str = "", process: Iterable[Metric] = ()) -> tuple[bytes, str]:
-    """The metrics in the format of an HTTP `Accept` header, and the content type of that format.
-
-    Args:
-        status: the body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`.
-        accept: the value of the header.
-        process: metrics of the daemon's process, which follow those of the document.
-    """
+    """The metrics in the format of an HTTP `Accept` header, and the content type of that format. `status`: the answer
+    to a StatusQuery, with that to a LatencyQuery as `latency`; `process`: metrics of the process, which follow."""
     encode, content_type = choose_encoder(accept)
     registry = SimpleNamespace(collect=lambda: chain(families(status), process))
     return escaped_lines(encode(registry)), content_type

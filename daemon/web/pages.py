@@ -54,9 +54,8 @@ def metrics_server(
     """Serves `/metrics`, `/healthz` and `/readyz`.
 
     Args:
-        status: returns the body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`.
-        health: returns the body of the answer to a HealthQuery.
-        answer_s_max: the longest wait of a health check for `health`, in seconds.
+        status: returns the answer to a StatusQuery, with that to a LatencyQuery as `latency`.
+        health: returns the answer to a HealthQuery, for which a check waits for `answer_s_max` seconds.
         limits: those of HttpServer.
     """
     rendering = asyncio.Lock()
