@@ -93,7 +93,6 @@ class Fetch:
     key: bytes
     uid: int
     token: int
-    began_at: float
     ends_at: float
     due_at: float
     cost_s: float = 0.0
@@ -154,7 +153,7 @@ class Fetches(OverEntries):
             self._counts["unasked"] += 1
             return None
         token, verdict = self._claims.seek(key, client, request.id, now, uid, request.within_s, for_s)
-        self._ask(self._add(key, uid, token, now, now + for_s, cost_s), now)
+        self._ask(self._add(key, uid, token, now + for_s, cost_s), now)
         return verdict
 
     def run(self, client: int, uid: int, request: messages.FetchRun, now: float) -> None:
@@ -175,7 +174,7 @@ class Fetches(OverEntries):
             self._answer(run)
             return
         for key in own:
-            self._add(key, uid, 0, now, now + for_s)
+            self._add(key, uid, 0, now + for_s)
         for key in wanted:
             self.under_way[key].runs.append(run)
         if own:
@@ -264,9 +263,9 @@ class Fetches(OverEntries):
         overdue = any(fetch.due_at < now for fetch in self.under_way.values())
         return 0.0 if overdue or self._link.answer_s.known(now) >= for_s else for_s
 
-    def _add(self, key: bytes, uid: int, token: int, now: float, ends_at: float, cost_s: float = 0.0) -> Fetch:
+    def _add(self, key: bytes, uid: int, token: int, ends_at: float, cost_s: float = 0.0) -> Fetch:
         self._made += 1
-        self.under_way[key] = fetch = Fetch(self._made, key, uid, token, now, ends_at, ends_at, cost_s)
+        self.under_way[key] = fetch = Fetch(self._made, key, uid, token, ends_at, ends_at, cost_s)
         return fetch
 
     def _ask(self, fetch: Fetch, now: float) -> None:
@@ -279,7 +278,7 @@ class Fetches(OverEntries):
         if fetch.void or not self._claims.holds(fetch.token):
             return False
         if not fetch.waited:
-            done_at, latest = now - others_s + fetch.cost_s, fetch.began_at + WAIT_S_MOST
+            done_at, latest = now - others_s + fetch.cost_s, now + WAIT_S_MOST
             ends_at = min(now - others_s + WAIT_TIMES * fetch.cost_s, latest)
             if ends_at <= now or done_at > latest:
                 return False

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .stand import Make, RemoteStand
+from .stand import REMOTE, Make, RemoteStand
 
 
 @pytest.fixture
@@ -22,3 +22,9 @@ def make() -> Iterator[Make]:
     yield make
     for stand in made:
         stand.check()
+
+
+@pytest.fixture
+def stand(make: Make) -> RemoteStand:
+    """A host whose remote store has answered it already, and for which it waits for 2 s at most."""
+    return make(**REMOTE)

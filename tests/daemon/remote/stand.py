@@ -23,6 +23,9 @@ FOUND = RemoteEntry(64, 16, tokens=3, cost_ms=8.0, checksum=7)
 class RemoteStand(Stand):
     """One host with clients 1, 2 and 3. `reached`: whether its remote store has answered it already."""
 
+    answers_remote = True
+    """Whether `settle` lets the remote store answer."""
+
     def __init__(self, ring_bytes: int = 1 << 16, *, reached: bool = True, **limits: Any) -> None:
         super().__init__(ring_bytes, **limits)
         self.join(1, 2, 3)
@@ -58,33 +61,21 @@ class RemoteStand(Stand):
         table = self.store.parts.table
         return self.header(table.offsets[table.by_key[name]])
 
-    def put(
-        self,
-        number: int | bytes,
-        payload_bytes: int | bytes = 64,
-        client: int = 1,
-        *,
-        settles: bool = True,
-        **more: Any,
-    ) -> str:
+    def put(self, number: int | bytes, *args: Any, settles: bool = True, **more: Any) -> str:
         """As in `Stand`. `settles=False`: the remote store answers nothing meanwhile."""
-        if settles:
-            return super().put(number, payload_bytes, client, **more)
-        name = key(number) if isinstance(number, int) else number
-        assert isinstance(payload_bytes, int)
-        request = self.ask(client, payload_bytes, returned=self.places[client][:])
-        for _ in range(100):
-            if (answer := self.answered(client, request)) is not None:
-                break
-            while self.moves:
-                self.move()
-            if self.scans:
-                self.scan()
-            self.go_on()
-        assert answer is not None and answer.error is None, answer
-        self.write(self.places[client][0], name[8:9] * payload_bytes)
-        self.submit(client, self.record(client, self.places[client][0], name, **more))
-        return self.outcome(client, self.records[client])
+        self.answers_remote = settles
+        try:
+            return super().put(number, *args, **more)
+        finally:
+            self.answers_remote = True
+
+    @property
+    def remote_waits(self) -> bool:
+        return self.answers_remote and super().remote_waits
+
+    def settle_remote(self) -> None:
+        if self.answers_remote:
+            super().settle_remote()
 
 
 def ask(stand: RemoteStand, client: int = 1, number: int = 1, within_s: float = 0.5) -> messages.Claimed:

@@ -11,13 +11,7 @@ from tensord.errors import TierTimedOut, TierUnavailable
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, verdicts
-
-
-@pytest.fixture
-def stand(make: Make) -> RemoteStand:
-    """A host that waits for the store for 2 s at most."""
-    return make(**REMOTE)
+from .stand import FOUND, RemoteStand, ask, verdicts
 
 
 def test_a_host_that_has_missed_a_key_at_the_same_moment_waits_until_it_is_computed(stand: RemoteStand) -> None:

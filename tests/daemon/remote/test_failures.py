@@ -12,8 +12,7 @@ from ..core.stand import key
 from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, verdicts
 
 
-def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(stand: RemoteStand) -> None:
     for number in range(FAILURES_MAX):
         assert not stand.turned["store"]
         fail(stand, number)
@@ -27,8 +26,7 @@ def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(make: Make) 
 
 
 @pytest.mark.parametrize("when", ["sought", "read"])
-def test_a_refusal_opens_the_breaker_at_once(make: Make, when: str) -> None:
-    stand = make(**REMOTE)
+def test_a_refusal_opens_the_breaker_at_once(stand: RemoteStand, when: str) -> None:
     refused = TierRefused("wrong password")
     if when == "sought":
         fail(stand, 1, refused)
@@ -42,8 +40,7 @@ def test_a_refusal_opens_the_breaker_at_once(make: Make, when: str) -> None:
     assert stand.turned["store"] == ["wrong password"]
 
 
-def test_a_failure_now_and_then_does_not_open_the_breaker(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_failure_now_and_then_does_not_open_the_breaker(stand: RemoteStand) -> None:
     for number in range(0, 20, 2):
         fail(stand, number)
         ask(stand, number=number + 1)

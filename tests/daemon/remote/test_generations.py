@@ -14,7 +14,7 @@ from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, verdicts
+from .stand import FOUND, RemoteStand, ask, fail, verdicts
 
 TAG = b"namespac"
 
@@ -32,8 +32,7 @@ def shared(stand: RemoteStand, number: int, generation: int) -> bool:
     return name in stand.remote
 
 
-def test_an_invalidation_is_told_to_the_store_and_its_number_is_shared(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_invalidation_is_told_to_the_store_and_its_number_is_shared(stand: RemoteStand) -> None:
     assert shared(stand, 1, 0)
     assert invalidate(stand) == 1
     stand.settle()
@@ -41,8 +40,7 @@ def test_an_invalidation_is_told_to_the_store_and_its_number_is_shared(make: Mak
     assert shared(stand, 2, 1)
 
 
-def test_until_the_store_has_given_out_a_number_nothing_of_the_namespace_is_shared(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_until_the_store_has_given_out_a_number_nothing_of_the_namespace_is_shared(stand: RemoteStand) -> None:
     ask(stand)
     stand.settle()
     invalidate(stand)
@@ -53,8 +51,7 @@ def test_until_the_store_has_given_out_a_number_nothing_of_the_namespace_is_shar
     assert not stand.writes
 
 
-def test_hosts_that_invalidate_at_once_get_different_numbers(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_hosts_that_invalidate_at_once_get_different_numbers(stand: RemoteStand) -> None:
     assert shared(stand, 1, 0)
     stand.remote_generations[TAG] = 1  # another host was first
     assert invalidate(stand) == 1
@@ -69,8 +66,7 @@ def test_hosts_that_invalidate_at_once_get_different_numbers(make: Make) -> None
 
 
 @pytest.mark.parametrize("has_shared", [True, False], ids=["shares", "has only read its own since its start"])
-def test_an_invalidation_on_another_host_ends_the_entries_of_this_one(make: Make, has_shared: bool) -> None:
-    stand = make(**REMOTE)
+def test_an_invalidation_on_another_host_ends_the_entries_of_this_one(stand: RemoteStand, has_shared: bool) -> None:
     if has_shared:
         assert shared(stand, 1, 0)
     else:
@@ -83,8 +79,7 @@ def test_an_invalidation_on_another_host_ends_the_entries_of_this_one(make: Make
     assert shared(stand, 2, 1)
 
 
-def test_a_host_that_is_new_follows_the_stores_number_before_it_reads(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_host_that_is_new_follows_the_stores_number_before_it_reads(stand: RemoteStand) -> None:
     stand.remote_generations[TAG] = 4
     stand.remote[key(1)] = FOUND
     ask(stand)
@@ -99,8 +94,7 @@ def test_a_host_that_is_new_follows_the_stores_number_before_it_reads(make: Make
     assert stand.last(1).answer == "hit"
 
 
-def test_a_store_that_has_lost_its_numbers_gets_those_of_the_hosts_back(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_store_that_has_lost_its_numbers_gets_those_of_the_hosts_back(stand: RemoteStand) -> None:
     invalidate(stand)
     stand.settle()
     assert shared(stand, 1, 1)
@@ -111,8 +105,7 @@ def test_a_store_that_has_lost_its_numbers_gets_those_of_the_hosts_back(make: Ma
     assert shared(stand, 2, 1)
 
 
-def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(stand: RemoteStand) -> None:
     assert shared(stand, 1, 0)
     for number in range(10, 10 + FAILURES_MAX):
         fail(stand, number)
@@ -127,8 +120,7 @@ def test_an_invalidation_while_the_store_fails_is_told_once_it_is_back(make: Mak
     assert shared(stand, 4, 1)
 
 
-def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(stand: RemoteStand) -> None:
     assert shared(stand, 1, 0)
     stand.remote_generations[TAG] = 4
     invalidate(stand)
@@ -142,8 +134,7 @@ def test_a_second_invalidation_is_not_taken_for_the_one_that_the_store_answers(m
     assert stand.generations.current(TAG) == 6
 
 
-def test_an_old_answer_raises_nothing_that_the_store_has_already(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_old_answer_raises_nothing_that_the_store_has_already(stand: RemoteStand) -> None:
     stand.put(key(1), 64, client=1, cost_ms=50.0, settles=False)
     [(save, _)] = stand.writes
     invalidate(stand)
@@ -158,8 +149,7 @@ def test_an_old_answer_raises_nothing_that_the_store_has_already(make: Make) -> 
     assert stand.generations.current(TAG) == 1
 
 
-def test_an_answer_of_before_an_invalidation_changes_nothing(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_answer_of_before_an_invalidation_changes_nothing(stand: RemoteStand) -> None:
     assert shared(stand, 1, 0)
     stand.now += EVERY_S + 0.1
     stand.tick()
@@ -178,9 +168,8 @@ def test_an_answer_of_before_an_invalidation_changes_nothing(make: Make) -> None
 
 @pytest.mark.parametrize("error", [TierUnavailable("gone"), TierTimedOut("slow"), TierReadOnly("a replica")])
 def test_a_number_that_cannot_be_had_is_asked_for_again_and_said_if_the_store_does_not_take_it(
-    make: Make, error: Any
+    stand: RemoteStand, error: Any
 ) -> None:
-    stand = make(**REMOTE)
     assert shared(stand, 1, 0)
     invalidate(stand)
     stand.answer_generations(error)

@@ -13,7 +13,7 @@ from tensord.errors import TierFull, TierReadOnly, TierTooLarge, TierUnavailable
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, publish, verdicts
+from .stand import FOUND, RemoteStand, ask, publish, verdicts
 
 FULL, READ_ONLY = TierFull("maxmemory"), TierReadOnly("a replica")
 
@@ -31,8 +31,7 @@ def offer(stand: RemoteStand, number: int) -> None:
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY])
-def test_a_store_that_takes_no_writes_is_read_and_says_so_once(make: Make, error: Any) -> None:
-    stand = make(8192, **REMOTE)
+def test_a_store_that_takes_no_writes_is_read_and_says_so_once(stand: RemoteStand, error: Any) -> None:
     offer(stand, 0)
     stand.write_remote(error=error)
     assert stand.turned["writes"] == [str(error)] and not stand.turned["store"]
@@ -48,8 +47,7 @@ def test_a_store_that_takes_no_writes_is_read_and_says_so_once(make: Make, error
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY])
-def test_writes_are_tried_again_from_time_to_time_and_one_that_succeeds_ends_it(make: Make, error: Any) -> None:
-    stand = make(65536, **REMOTE)
+def test_writes_are_tried_again_from_time_to_time_and_one_that_succeeds_ends_it(stand: RemoteStand, error: Any) -> None:
     offer(stand, 0)
     stand.write_remote(error=error)
     waits_s = FIRST_S
@@ -71,8 +69,7 @@ def test_writes_are_tried_again_from_time_to_time_and_one_that_succeeds_ends_it(
     assert len(stand.writes) == 1
 
 
-def test_a_probe_that_shows_nothing_is_followed_by_another(make: Make) -> None:
-    stand = make(8192, **REMOTE)
+def test_a_probe_that_shows_nothing_is_followed_by_another(stand: RemoteStand) -> None:
     offer(stand, 0)
     stand.write_remote(error=FULL)
     stand.now += FIRST_S
@@ -88,8 +85,7 @@ def test_a_probe_that_shows_nothing_is_followed_by_another(make: Make) -> None:
     assert stand.turned["writes"] == [str(FULL), ""]
 
 
-def test_an_object_that_is_too_large_says_nothing_of_others(make: Make) -> None:
-    stand = make(8192, **REMOTE)
+def test_an_object_that_is_too_large_says_nothing_of_others(stand: RemoteStand) -> None:
     offer(stand, 0)
     stand.write_remote(error=TierTooLarge("larger than the limit"))
     assert not stand.turned["writes"] and state(stand) == (False, False, "")
@@ -98,8 +94,7 @@ def test_an_object_that_is_too_large_says_nothing_of_others(make: Make) -> None:
     assert set(stand.remote) == {key(1)}
 
 
-def test_a_full_store_is_rid_of_keys(make: Make) -> None:
-    stand = make(8192, **REMOTE)
+def test_a_full_store_is_rid_of_keys(stand: RemoteStand) -> None:
     publish(stand, 1)
     stand.settle()
     offer(stand, 5)
@@ -110,8 +105,7 @@ def test_a_full_store_is_rid_of_keys(make: Make) -> None:
     assert stand.turned["writes"] == [str(FULL)], "a removal does not show that there is room"
 
 
-def test_removals_wait_for_a_store_that_takes_no_writes_and_the_first_that_succeeds_ends_it(make: Make) -> None:
-    stand = make(8192, **REMOTE)
+def test_removals_wait_for_a_store_that_takes_no_writes_and_the_first_that_succeeds_ends_it(stand: RemoteStand) -> None:
     publish(stand, 1)
     stand.settle()
     stand.send(1, messages.Evict(3, [key(0)]))

@@ -15,13 +15,12 @@ from tensord.errors import Corrupt, TierTimedOut
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, SPAN, Make, ask, verdicts
+from .stand import FOUND, REMOTE, SPAN, Make, RemoteStand, ask, verdicts
 
 
 def test_a_missing_key_that_is_found_is_a_hit_for_its_client_and_lives_for_what_was_left_of_its_time(
-    make: Make,
+    stand: RemoteStand,
 ) -> None:
-    stand = make(**REMOTE)
     stand.remote[key(1)] = replace(FOUND, lives_s=5.0)
     assert ask(stand).answer == "wait"
     stand.settle()
@@ -33,8 +32,7 @@ def test_a_missing_key_that_is_found_is_a_hit_for_its_client_and_lives_for_what_
     assert (stand.counted, stand.store.counters.remote_read_bytes) == ({"fetched": 1}, 64)
 
 
-def test_a_key_that_is_not_found_is_computed_by_who_asked_first(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_key_that_is_not_found_is_computed_by_who_asked_first(stand: RemoteStand) -> None:
     assert ask(stand).answer == ask(stand, client=2).answer == "wait"
     stand.settle()
     assert verdicts(stand) == ["wait", "compute"]
@@ -44,8 +42,7 @@ def test_a_key_that_is_not_found_is_computed_by_who_asked_first(make: Make) -> N
     assert verdicts(stand, 2) == ["wait", "hit"]
 
 
-def test_everybody_who_waits_gets_what_is_found_though_the_first_who_asked_has_left(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_everybody_who_waits_gets_what_is_found_though_the_first_who_asked_has_left(stand: RemoteStand) -> None:
     stand.remote[key(1)] = FOUND
     for client in (1, 2, 3):
         ask(stand, client)
@@ -55,8 +52,7 @@ def test_everybody_who_waits_gets_what_is_found_though_the_first_who_asked_has_l
     assert verdicts(stand, 2) == verdicts(stand, 3) == ["wait", "hit"]
 
 
-def test_a_fetch_is_not_the_one_hand_over_of_a_claim(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_fetch_is_not_the_one_hand_over_of_a_claim(stand: RemoteStand) -> None:
     for client in (1, 2, 3):
         ask(stand, client)
     stand.settle()
@@ -66,8 +62,7 @@ def test_a_fetch_is_not_the_one_hand_over_of_a_claim(make: Make) -> None:
     assert verdicts(stand, 3) == ["wait", "alone"]
 
 
-def test_nobody_waits_longer_than_computing_takes(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_nobody_waits_longer_than_computing_takes(stand: RemoteStand) -> None:
     stand.remote[key(1)] = FOUND
     assert ask(stand, within_s=0.3).lasts_s == pytest.approx(0.3)
     ask(stand, 2, within_s=0.3)
@@ -85,14 +80,14 @@ def test_nobody_waits_longer_than_computing_takes(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("cost_ms", "waits_s"), [(100.0, 0.1), (0.0, UNKNOWN_S), (9000.0, 2.0)])
-def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(make: Make, cost_ms: float, waits_s: float) -> None:
-    stand = make(**REMOTE)
+def test_the_wait_is_what_the_puts_of_a_namespace_took_to_compute(
+    stand: RemoteStand, cost_ms: float, waits_s: float
+) -> None:
     stand.put(7, cost_ms=cost_ms)
     assert ask(stand, within_s=0.0).lasts_s == pytest.approx(waits_s)
 
 
-def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgotten(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgotten(stand: RemoteStand) -> None:
     ask(stand, number=1, within_s=1.0)
     stand.seek(answer_s=0.5)
     assert ask(stand, number=2, within_s=0.4).answer == "compute"
@@ -112,8 +107,7 @@ def test_a_key_that_is_not_found_is_claimed_among_hosts_for_longer_than_computin
     assert not reads_only.seeks[0].claims_s, "what it computes comes to nobody"
 
 
-def test_while_an_answer_is_overdue_no_other_client_waits(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_while_an_answer_is_overdue_no_other_client_waits(stand: RemoteStand) -> None:
     ask(stand, number=1, within_s=0.2)
     stand.now += 0.3
     stand.go_on()
@@ -122,16 +116,14 @@ def test_while_an_answer_is_overdue_no_other_client_waits(make: Make) -> None:
     assert ask(stand, number=3).answer == "wait"
 
 
-def test_no_more_keys_are_sought_at_once_than_may(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_keys_are_sought_at_once_than_may(stand: RemoteStand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetches, "SOUGHT_MAX", 3)
-    stand = make(**REMOTE)
     assert [ask(stand, number=number).answer for number in range(4)] == ["wait"] * 3 + ["compute"]
     assert stand.counted == {"unasked": 1}
 
 
 @pytest.mark.parametrize("error", [Corrupt("its checksum is wrong"), TierTimedOut("too slow")])
-def test_an_object_that_cannot_be_read_is_computed(make: Make, error: Any) -> None:
-    stand = make(**REMOTE)
+def test_an_object_that_cannot_be_read_is_computed(stand: RemoteStand, error: Any) -> None:
     stand.remote[key(1)] = FOUND
     ask(stand)
     ask(stand, 2)
@@ -147,8 +139,7 @@ def test_an_object_that_cannot_be_read_is_computed(make: Make, error: Any) -> No
     assert stand.used_bytes == SPAN
 
 
-def test_a_put_that_overtakes_a_fetch_wins(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_put_that_overtakes_a_fetch_wins(stand: RemoteStand) -> None:
     stand.remote[key(1)] = FOUND
     ask(stand)
     stand.seek()
@@ -161,8 +152,9 @@ def test_a_put_that_overtakes_a_fetch_wins(make: Make) -> None:
 
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("how", ["invalidated", "evicted by name"])
-def test_what_is_found_after_an_invalidation_or_an_eviction_is_not_shown(make: Make, how: str, copied: bool) -> None:
-    stand = make(**REMOTE)
+def test_what_is_found_after_an_invalidation_or_an_eviction_is_not_shown(
+    stand: RemoteStand, how: str, copied: bool
+) -> None:
     stand.remote[key(1)] = FOUND
     ask(stand)
     if copied:
@@ -182,8 +174,7 @@ def test_what_is_found_after_an_invalidation_or_an_eviction_is_not_shown(make: M
 
 
 @pytest.mark.parametrize("lacks", ["room", "a parent"])
-def test_a_found_entry_without_room_or_without_its_parent_is_computed(make: Make, lacks: str) -> None:
-    stand = make(**REMOTE)
+def test_a_found_entry_without_room_or_without_its_parent_is_computed(stand: RemoteStand, lacks: str) -> None:
     stand.remote[key(1)] = FOUND if lacks == "room" else RemoteEntry(64, 16, parent=key(2))
     if lacks == "room":
         stand.press(refuse=True, reason="the host is full")

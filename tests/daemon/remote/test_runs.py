@@ -27,8 +27,7 @@ def counted(stand: RemoteStand, client: int = 1) -> list[int]:
     return [answer.count for answer in stand.answers[client] if isinstance(answer, messages.Counted)]
 
 
-def test_a_run_is_found_with_one_question_and_put_in_order(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_run_is_found_with_one_question_and_put_in_order(stand: RemoteStand) -> None:
     stand.remote = chain(6)
     fetch(stand, *range(8))
     [seek] = stand.seeks
@@ -42,8 +41,7 @@ def test_a_run_is_found_with_one_question_and_put_in_order(make: Make) -> None:
     assert stand.counted == {"fetched": 6, "missed": 2}
 
 
-def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(stand: RemoteStand) -> None:
     stand.remote = chain(5)
     del stand.remote[key(2)]
     fetch(stand, *range(5))
@@ -52,14 +50,12 @@ def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(make: Make) ->
     assert stand.find(key(3)) is None
 
 
-def test_keys_of_another_namespace_than_the_first_end_a_run(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_keys_of_another_namespace_than_the_first_end_a_run(stand: RemoteStand) -> None:
     stand.send(1, messages.FetchRun(1, [key(0), key(1, b"other ns"), key(2)], 0.5))
     assert stand.seeks[0].keys == (key(0),)
 
 
-def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(stand: RemoteStand) -> None:
     stand.remote = chain(3)
     fetch(stand, 0, 1, 2)
     fetch(stand, 0, 1, 2, client=2)
@@ -69,8 +65,7 @@ def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(make: Make) -
     assert counted(stand) == counted(stand, 2) == [3]
 
 
-def test_a_client_that_claims_a_key_of_a_run_computes_it(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_client_that_claims_a_key_of_a_run_computes_it(stand: RemoteStand) -> None:
     stand.remote = chain(2)
     fetch(stand, 0, 1)
     assert ask(stand, client=2, number=0).answer == "compute"
@@ -106,8 +101,7 @@ def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
     assert counted(stand) == [1, 1]
 
 
-def test_a_put_that_overtakes_a_key_of_a_run_wins(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_put_that_overtakes_a_key_of_a_run_wins(stand: RemoteStand) -> None:
     stand.remote = chain(2)
     fetch(stand, 0, 1)
     stand.seek()
@@ -121,9 +115,8 @@ def test_a_put_that_overtakes_a_key_of_a_run_wins(make: Make) -> None:
 @pytest.mark.parametrize("when", ["sought", "read"])
 @pytest.mark.parametrize(("what", "left"), [("evicted by name", 1), ("invalidated", 0)])
 def test_a_run_ends_at_a_key_that_is_evicted_by_name_and_has_nothing_after_an_invalidation(
-    make: Make, what: str, left: int, when: str
+    stand: RemoteStand, what: str, left: int, when: str
 ) -> None:
-    stand = make(**REMOTE)
     stand.remote = chain(3)
     fetch(stand, 0, 1, 2)
     if when == "read":
@@ -135,8 +128,7 @@ def test_a_run_ends_at_a_key_that_is_evicted_by_name_and_has_nothing_after_an_in
     assert stand.find(key(2)) is None
 
 
-def test_a_store_that_fails_is_answered_with_what_is_in_the_ring(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_store_that_fails_is_answered_with_what_is_in_the_ring(stand: RemoteStand) -> None:
     stand.put(0)
     for _ in range(3):
         fetch(stand, 0, 1, 2)
@@ -147,8 +139,7 @@ def test_a_store_that_fails_is_answered_with_what_is_in_the_ring(make: Make) -> 
     assert not stand.seeks
 
 
-def test_the_entries_after_one_that_cannot_be_read_are_not_stored(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_the_entries_after_one_that_cannot_be_read_are_not_stored(stand: RemoteStand) -> None:
     stand.remote = chain(4)
     fetch(stand, 0, 1, 2, 3)
     stand.seek()
@@ -158,8 +149,7 @@ def test_the_entries_after_one_that_cannot_be_read_are_not_stored(make: Make) ->
     assert stand.counted == {"fetched": 1, "failed": 3}
 
 
-def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(stand: RemoteStand) -> None:
     stand.remote = chain(4)
     fetch(stand, 0, 1, 2, 3)
     stand.seek()
@@ -170,8 +160,7 @@ def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(
     assert counted(stand) == [4]
 
 
-def test_entries_that_the_store_says_are_each_others_parents_are_refused(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_entries_that_the_store_says_are_each_others_parents_are_refused(stand: RemoteStand) -> None:
     stand.remote = {key(0): RemoteEntry(64, 16, parent=key(1)), key(1): RemoteEntry(64, 16, parent=key(0))}
     fetch(stand, 0, 1)
     stand.settle()

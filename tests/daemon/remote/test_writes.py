@@ -10,18 +10,16 @@ from tensord.errors import TierTimedOut
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, SPAN, Make, ask, publish
+from .stand import FOUND, REMOTE, SPAN, Make, RemoteStand, ask, publish
 
 
-def test_an_entry_that_takes_longer_to_compute_than_to_read_is_written(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_entry_that_takes_longer_to_compute_than_to_read_is_written(stand: RemoteStand) -> None:
     stand.put(1, cost_ms=5.0)
     assert set(stand.remote) == {key(1)}
     assert (stand.counted, stand.store.counters.remote_written_bytes) == ({"written": 1}, 64)
 
 
-def test_an_entry_of_unknown_cost_is_written_at_its_next_use(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_entry_of_unknown_cost_is_written_at_its_next_use(stand: RemoteStand) -> None:
     stand.put(1)
     stand.put(2)
     assert not stand.remote
@@ -34,8 +32,9 @@ def test_an_entry_of_unknown_cost_is_written_at_its_next_use(make: Make) -> None
     assert not stand.remote, "it was written once"
 
 
-def test_an_entry_that_was_not_worth_its_write_is_counted_once_and_reconsidered_at_its_next_use(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_entry_that_was_not_worth_its_write_is_counted_once_and_reconsidered_at_its_next_use(
+    stand: RemoteStand,
+) -> None:
     ask(stand, within_s=1.0)
     stand.seek(answer_s=0.5)
     for _ in range(2):
@@ -46,8 +45,7 @@ def test_an_entry_that_was_not_worth_its_write_is_counted_once_and_reconsidered_
     assert key(5) in stand.remote
 
 
-def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_what_came_from_the_remote_store_is_not_written_back(stand: RemoteStand) -> None:
     stand.remote[key(1)] = RemoteEntry(64, 16)
     ask(stand)
     stand.settle()
@@ -56,8 +54,7 @@ def test_what_came_from_the_remote_store_is_not_written_back(make: Make) -> None
     assert not {"written", "there"} & stand.counted.keys()
 
 
-def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(stand: RemoteStand) -> None:
     stand.put(1, cost_ms=9.0)
     stand.put(key(2, generation=77), cost_ms=9.0)
     stand.send(1, messages.RequestClaim(8, key(3, generation=77), 0.5))
@@ -73,9 +70,8 @@ def test_a_daemon_that_may_only_read_writes_nothing(make: Make) -> None:
     assert not stand.writes
 
 
-def test_a_full_queue_drops_what_is_new_and_counts_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_drops_what_is_new_and_counts_it(stand: RemoteStand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writes, "QUEUED_MAX", 2)
-    stand = make(8192, **REMOTE)
     publish(stand, 5, 400)
     assert len(stand.writes) == 1
     assert len(stand.room.writes.queue) == 2
@@ -84,8 +80,7 @@ def test_a_full_queue_drops_what_is_new_and_counts_it(make: Make, monkeypatch: p
     assert len(stand.remote) == 3
 
 
-def test_what_has_ended_before_its_turn_is_not_written(make: Make) -> None:
-    stand = make(8192, **REMOTE)
+def test_what_has_ended_before_its_turn_is_not_written(stand: RemoteStand) -> None:
     publish(stand, 2)
     stand.send(1, messages.Clear(1))
     stand.settle()
@@ -105,8 +100,7 @@ def test_a_span_that_is_written_is_not_reused(make: Make, how: str) -> None:
     assert (stand.find(key(1)) is None) == (how == "evicted")
 
 
-def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(stand: RemoteStand) -> None:
     publish(stand, 2)
     name = key(1)
     stand.send(1, messages.Clear(1))
@@ -115,8 +109,7 @@ def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(make: M
     assert stand.remote[name].payload_bytes == 80
 
 
-def test_an_entry_in_the_row_of_a_former_one_is_written(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_an_entry_in_the_row_of_a_former_one_is_written(stand: RemoteStand) -> None:
     stand.put(1, cost_ms=9.0)
     by_key = stand.store.parts.table.by_key
     row = by_key[key(1)]
@@ -129,9 +122,8 @@ def test_an_entry_in_the_row_of_a_former_one_is_written(make: Make) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_key_that_is_evicted_by_name_does_not_come_back_though_its_removal_fails_once(
-    make: Make, fails: bool
+    stand: RemoteStand, fails: bool
 ) -> None:
-    stand = make(**REMOTE)
     stand.put(1, cost_ms=9.0)
     assert key(1) in stand.remote
     stand.send(1, messages.Evict(3, [key(1)]))
@@ -144,10 +136,9 @@ def test_a_key_that_is_evicted_by_name_does_not_come_back_though_its_removal_fai
 
 
 def test_an_entry_that_was_dropped_or_whose_write_failed_is_offered_again_at_its_next_use_or_put(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    stand: RemoteStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "QUEUED_MAX", 2)
-    stand = make(8192, **REMOTE)
     publish(stand, 5, 400)
     stand.write_remote(error=TierTimedOut("slow"))
     stand.settle()
@@ -160,8 +151,7 @@ def test_an_entry_that_was_dropped_or_whose_write_failed_is_offered_again_at_its
     assert {key(failed), key(used), key(put)} <= stand.remote.keys()
 
 
-def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(stand: RemoteStand) -> None:
     keys = [key(number) for number in range(3000)]
     stand.remote = dict.fromkeys(keys, FOUND)
     for first in range(0, len(keys), 500):
@@ -171,17 +161,15 @@ def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(make: Ma
     assert not stand.counted["removals_dropped"]
 
 
-def test_removals_beyond_those_that_may_wait_are_counted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removals_beyond_those_that_may_wait_are_counted(stand: RemoteStand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writes, "REMOVED_MAX", 10)
-    stand = make(**REMOTE)
     stand.send(1, messages.Evict(1, [key(1)]))
     stand.send(1, messages.Evict(2, [key(2)]))
     stand.send(1, messages.Evict(3, [key(number) for number in range(3, 25)]))
     assert (len(stand.room.writes.removed_keys), stand.counted["removals_dropped"]) == (10, 13)
 
 
-def test_a_write_waits_for_the_removal_of_its_key(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_write_waits_for_the_removal_of_its_key(stand: RemoteStand) -> None:
     stand.put(1, cost_ms=9.0)
     stand.send(1, messages.Evict(3, [key(1)]))
     stand.put(key(1), 64, client=1, cost_ms=9.0, settles=False)
