@@ -6,18 +6,17 @@ Bytes of the ring that become free are overwritten, so that an index that still 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tensord.daemon.prefix.index import Found
 from tensord.daemon.store.table import LIVE
 from tensord.shm.lanes.records import NO_KEY
-from tensord.shm.payloads.prefix import Media, PrefixRecord, Tokens, block_key, fold
+from tensord.shm.payloads.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, block_key, fold
 
 from ..store.rows import TAG, RowStore
-from .oracle import Layer, can_rewind_to, layout
 
 SCOPE = b"generation one  "
 TREE_BYTES = 64
@@ -34,9 +33,9 @@ class PutSequence:
 
     tokens: list[int]
     media: list[Media]
-    layers: list[Layer]
-    blocks: list[bytes]
-    snapshots: dict[int, bytes]
+    exact: bool
+    blocks: list[bytes] = field(default_factory=list)
+    snapshots: dict[int, bytes] = field(default_factory=dict)
 
 
 class SequenceStore:
@@ -76,39 +75,30 @@ class SequenceStore:
     def put(
         self,
         tokens: Iterable[int],
-        layers: Sequence[Layer] | None = None,
+        snapshots: Collection[int] | None = None,
         media: Sequence[Media] = (),
-        *,
-        scope: bytes = SCOPE,
-        tag: bytes = TAG,
+        layout: bytes = b"any",
     ) -> PutSequence:
-        """As a client does. Where a snapshot is needed, one is put at every position to which all layers can rewind;
-        not where blocks suffice."""
-        tokens = list(tokens)
-        layers = [Layer("normal", len(tokens))] if layers is None else list(layers)
-        size = self.block_tokens
-        digest, exact = layout(layers, size)
-        folded = fold(np.array(tokens, np.uint32), media)
-        kept_at = {position for layer in layers for position in layer.snapshots} | {len(tokens)}
-        snapshots = sorted(at for at in kept_at if exact and all(can_rewind_to(layer, at) for layer in layers))
-        put = PutSequence(tokens, list(media), layers, [], {})
-        parent: bytes | None = None
-        for start in range(0, len(tokens), size):
+        """As a client does. `snapshots`: the positions from which alone the sequence can be continued."""
+        size, exact = self.block_tokens, snapshots is not None
+        put = PutSequence(list(tokens), list(media), exact)
+        folded = fold(np.array(put.tokens, np.uint32), media)
+        about, parent = (SCOPE, layout.ljust(LAYOUT_BYTES), exact), None
+        for start in range(0, len(folded), size):
             part = folded[start : start + size]
             begun = tuple(item for item in media if start <= item.start < start + len(part))
-            record = PrefixRecord(scope, digest, exact, False, start, len(part), parent, begun, size)
-            parent = self.put_record(record, part, tag)
+            parent = self.put_record(PrefixRecord(*about, False, start, len(part), parent, begun, size), part)
             put.blocks.append(parent)
-            for at in snapshots:
+            for at in sorted(snapshots or ()):
                 if start < at <= start + len(part):
-                    snapshot = PrefixRecord(scope, digest, exact, True, at, 0, parent, (), size)
-                    put.snapshots[at] = self.put_record(snapshot, np.zeros(0, np.uint32), tag)
+                    snapshot = PrefixRecord(*about, True, at, 0, parent, (), size)
+                    put.snapshots[at] = self.put_record(snapshot, np.zeros(0, np.uint32))
         return put
 
-    def put_record(self, record: PrefixRecord, part: Tokens, tag: bytes = TAG) -> bytes:
+    def put_record(self, record: PrefixRecord, part: Tokens) -> bytes:
         """Puts a block, or has it stay. Returns its key."""
         packed = record.pack(part).tobytes()
-        key = block_key(tag, packed)
+        key = block_key(TAG, packed)
         self.put_packed(key, packed, record.parent)
         return key
 

@@ -16,13 +16,7 @@ from tensord.ipc.messages.schema import BLOCKS_MAX
 from tensord.shm.payloads.prefix import RECORD_BYTES_MAX, PrefixRecord, block_key, fold
 
 from ..store.rows import TAG, key_of
-from .oracle import Layer
 from .stand import SCOPE, SequenceStore, item
-
-
-def recurrent(length: int, *snapshots: int) -> list[Layer]:
-    return [Layer("recurrent", length, snapshots=tuple(snapshots))]
-
 
 # ---- matches
 
@@ -70,11 +64,11 @@ def test_a_block_whose_text_in_the_ring_was_overwritten_can_still_be_removed() -
 
 def test_a_match_gives_up_after_looks_max_probes_for_snapshots() -> None:
     stand = SequenceStore(8 << 20, block_tokens=4096)
-    stand.put(range(1, 2 * LOOKS_MAX), recurrent(2 * LOOKS_MAX - 1, 2))
+    stand.put(range(1, 2 * LOOKS_MAX), [2])
     others = [1, 2, *range(5000, 5000 + LOOKS_MAX + 20)]
-    stand.put(others, recurrent(len(others), *range(3, LOOKS_MAX)))
+    stand.put(others, range(3, LOOKS_MAX))
     assert stand.offset(range(1, 2000)) == 2
-    stand.put([1, 2, *range(9000, 9000 + LOOKS_MAX)], recurrent(LOOKS_MAX + 2, *range(LOOKS_MAX, LOOKS_MAX + 3)))
+    stand.put([1, 2, *range(9000, 9000 + LOOKS_MAX)], range(LOOKS_MAX, LOOKS_MAX + 3))
     assert stand.offset(range(1, 2000)) == 0
 
 
@@ -159,7 +153,7 @@ def test_a_block_is_refused_whose_key_parent_or_bytes_are_not_those_of_its_recor
     stand.put_record(on_plain, np.arange(16, dtype=np.uint32))
     assert "has no record" in str(stand.blocks.errors.pop())
     partial = stand.put(range(50, 60)).blocks[0]
-    snapshot = stand.put(range(70, 80), recurrent(10, 10)).snapshots[10]
+    snapshot = stand.put(range(70, 80), [10]).snapshots[10]
     for above in (partial, snapshot):
         assert stand.blocks.errors == []
         layout = stand.blocks.record(stand.row(above))
@@ -180,13 +174,13 @@ def test_a_sequence_has_at_most_blocks_max_blocks_and_a_namespace_layouts_max_la
     assert record is not None
     stand.put_record(replace(record, start=16 * BLOCKS_MAX, parent=put.blocks[-1]), np.arange(16, dtype=np.uint32))
     assert str(BLOCKS_MAX) in str(stand.blocks.errors.pop())
-    for layers in range(2, LAYOUTS_MAX + 1):
-        stand.put(range(1, 9), [Layer("normal", 8)] * layers)
+    for number in range(2, LAYOUTS_MAX + 1):
+        stand.put(range(1, 9), layout=b"%d" % number)
     assert not stand.blocks.errors
-    stand.put(range(1, 9), [Layer("normal", 8)] * (LAYOUTS_MAX + 1))
+    stand.put(range(1, 9), layout=b"another")
     assert str(LAYOUTS_MAX) in str(stand.blocks.errors.pop())
     stand.end_all(put.blocks[0])
-    stand.put(range(1, 9), [Layer("normal", 8)] * (LAYOUTS_MAX + 1))
+    stand.put(range(1, 9), layout=b"another")
     assert not stand.blocks.errors, "a layout without blocks does not count"
     stand.check()
 
@@ -197,7 +191,7 @@ def test_a_sequence_has_at_most_blocks_max_blocks_and_a_namespace_layouts_max_la
 def test_a_restarted_index_matches_more_with_each_slice_and_ends_what_is_damaged() -> None:
     stand = SequenceStore()
     put = stand.put(range(1, 65), media=[item("image", 20, 4)])
-    exact = stand.put(range(200, 232), recurrent(32, 24, 32))
+    exact = stand.put(range(200, 232), [24, 32])
     bad = stand.put(range(300, 348))
     new = stand.restart()
     offset = new.store.table.offsets[new.row(bad.blocks[1])]

@@ -9,12 +9,11 @@ import pytest
 from tensord.daemon.store.table import LIVE, VICTIM
 from tensord.shm.payloads.prefix import Media, kept
 
-from .oracle import Answer, Cached, Layer, answer
+from .oracle import Answer, Cached, answer
 from .stand import PutSequence, SequenceStore, item
 
 CASES = 2_000
-KINDS = ("normal", "rotating", "recurrent", "both")
-WINDOW = 24
+LAYOUTS = (b"any 1", b"any 2", b"exact 1", b"exact 2")
 MODALITIES = ("image", "audio", "video")
 
 
@@ -30,7 +29,7 @@ class World:
         )
         self.alphabet = self.chance.choice((1, 2, 3))
         self.contents = self.chance.choice((1, 2))
-        self.kinds = self.chance.choice((KINDS, *((kind,) for kind in KINDS)))
+        self.layouts = self.chance.choice((LAYOUTS, *((layout,) for layout in LAYOUTS)))
         self.has_media = self.chance.random() < 0.7
         self.length_max = self.chance.choice((24, 60, 110))
         self.puts: list[PutSequence] = []
@@ -46,7 +45,9 @@ class World:
                 self.end(row)
         elif not known or (what < 0.5 and len(self.puts) < 12):
             tokens, media = self.sequence()
-            self.puts.append(stand.put(tokens, self.layers(len(tokens)), media))
+            layout = chance.choice(self.layouts)
+            snapshots = self.snapshots(len(tokens)) if layout.startswith(b"exact") else None
+            self.puts.append(stand.put(tokens, snapshots, media, layout))
         elif what < 0.75:
             spans.hide(stand.store.policy.victims(chance.randint(1, 4)), "capacity")
         elif spans.hidden and what < 0.9:
@@ -93,17 +94,9 @@ class World:
         if not any(one.modality == new.modality and one.start < new.end and new.start < one.end for one in media):
             media.append(new)
 
-    def layers(self, length: int) -> list[Layer]:
-        kind = self.chance.choice(self.kinds)
-        layers = []
-        if kind in ("recurrent", "both"):
-            wanted = {self.chance.randint(1, length) for _ in range(self.chance.randint(0, 4))}
-            if self.chance.random() < 0.6:
-                wanted.add(length)
-            layers.append(Layer("recurrent", length, snapshots=tuple(sorted(wanted))))
-        if kind in ("rotating", "both"):
-            layers.append(Layer("rotating", length, WINDOW))
-        return [*layers, Layer("normal", length), Layer("shared")]
+    def snapshots(self, length: int) -> set[int]:
+        found = {self.chance.randint(1, length) for _ in range(self.chance.randint(0, 4))}
+        return found | {length} if self.chance.random() < 0.6 else found
 
     def left(self) -> list[Cached]:
         """What is left of the sequences: as many tokens as blocks are there, snapshots as they are."""
@@ -117,19 +110,9 @@ class World:
                     break
                 length = min(len(put.tokens), (number + 1) * stand.block_tokens)
             there = {at for at, key in put.snapshots.items() if key in live}
-            layers = []
-            for layer in put.layers:
-                if layer.kind == "recurrent":
-                    layers.append(Layer("recurrent", length, snapshots=tuple(there)))
-                elif layer.exact:  # a window that has rolled over: as it was at the end, or not at all
-                    layers.append(layer if layer.length in there else Layer("recurrent", length))
-                elif layer.kind == "shared":
-                    layers.append(layer)
-                else:
-                    layers.append(Layer(layer.kind, length, layer.window))
-            media = [one for one in put.media if one.start < length]
             if length:
-                found.append(Cached(put.tokens[:length], media, layers))
+                media = [one for one in put.media if one.start < length]
+                found.append(Cached(put.tokens[:length], media, there if put.exact else None))
         return found
 
     def orphan(self, row: int) -> bool:
