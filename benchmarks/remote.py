@@ -29,7 +29,7 @@ from peers.tensord_peer import WAIT_S, serving
 import tensord
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.daemon.remote_stores.redis_server import RedisServer
+from tests.daemon.remote_stores.servers import RedisServer
 
 MIB: Final = 1 << 20
 RING_BYTES: Final = 512 * MIB

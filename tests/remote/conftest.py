@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..daemon.remote_stores.redis_server import RedisServer
+from ..daemon.remote_stores.servers import RedisServer
 from .hosts import LONG_S, Host
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -12,7 +12,7 @@ import pytest
 from tensord.daemon.remote.writes import DEMOTION_S
 from tensord.testing.fake_card import FakeCard
 
-from ..daemon.remote_stores.redis_server import RedisServer
+from ..daemon.remote_stores.servers import RedisServer
 from ..daemon_process import until
 from .hosts import LONG_S, MIB, Host
 

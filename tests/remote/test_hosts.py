@@ -17,7 +17,7 @@ from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
 from tensord.errors import DaemonUnavailable
 from tensord.ipc.messages import control as messages
 
-from ..daemon.remote_stores.redis_server import HOST, RedisServer
+from ..daemon.remote_stores.servers import HOST, RedisServer
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .hosts import MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from hosts_network import HUB, Network
 
-from ..daemon.remote_stores.mooncake_master import MooncakeMaster, program
+from ..daemon.remote_stores.servers import MooncakeMaster, mooncake_master
 from ..daemon_process import until
 from .hosts import MIB, Host
 
 ROOT = Path(__file__).parents[2]
 BYTES = [*[100_000] * 5, 20 * MIB]
 SUITE = "tests/daemon/remote_stores/mooncake_suite.py"
-pytestmark = pytest.mark.skipif(program() is None, reason="Mooncake is not installed: `make test-remote` installs it")
+pytestmark = pytest.mark.skipif(mooncake_master() is None, reason="`make test-remote` installs Mooncake")
 
 
 def test_mooncake_keeps_the_promises_of_all_stores() -> None:

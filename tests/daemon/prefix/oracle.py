@@ -10,8 +10,7 @@ from tensord.shm.payloads.prefix import Media
 
 @dataclass(slots=True)
 class Cached:
-    """A sequence that was put: all its tokens and media. `snapshots`: the only positions from which it can be continued;
-    None: it can be continued from any."""
+    """A sequence that was put. `snapshots`: the only positions from which it can be continued; None: any."""
 
     tokens: list[int]
     media: list[Media]
@@ -37,12 +36,7 @@ def agrees(cached: Cached, tokens: Sequence[int], media: Sequence[Media], positi
 
 def longest(cached: Cached, tokens: Sequence[int], media: Sequence[Media], least: int) -> int:
     """The last position from which the sequence can be continued, for this query; 0 if it is below `least`."""
-    same = 0
-    for ours, theirs in zip(tokens, cached.tokens, strict=False):
-        if ours != theirs:
-            break
-        same += 1
-    for position in range(min(same, len(tokens) - 1), max(0, least - 1), -1):
+    for position in range(len(tokens) - 1, max(0, least - 1), -1):
         continues = cached.snapshots is None or position in cached.snapshots
         if continues and not is_cut(media, position) and agrees(cached, tokens, media, position):
             return position

@@ -32,14 +32,6 @@ def shared(stand: RemoteStand, number: int, generation: int) -> bool:
     return name in stand.remote
 
 
-def test_an_invalidation_is_told_to_the_store_and_its_number_is_shared(stand: RemoteStand) -> None:
-    assert shared(stand, 1, 0)
-    assert invalidate(stand) == 1
-    stand.settle()
-    assert stand.remote_generations == {TAG: 1}
-    assert shared(stand, 2, 1)
-
-
 def test_until_the_store_has_given_out_a_number_nothing_of_the_namespace_is_shared(stand: RemoteStand) -> None:
     ask(stand)
     stand.settle()

@@ -101,17 +101,6 @@ def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
     assert counted(stand) == [1, 1]
 
 
-def test_a_put_that_overtakes_a_key_of_a_run_wins(stand: RemoteStand) -> None:
-    stand.remote = chain(2)
-    fetch(stand, 0, 1)
-    stand.seek()
-    stand.put(0, 100, client=2, settles=False)
-    stand.settle()
-    assert stand.header_of(key(0)).payload_bytes == 100
-    assert counted(stand) == [2]
-    assert stand.counted == {"overtaken": 1, "fetched": 1}
-
-
 @pytest.mark.parametrize("when", ["sought", "read"])
 @pytest.mark.parametrize(("what", "left"), [("evicted by name", 1), ("invalidated", 0)])
 def test_a_run_ends_at_a_key_that_is_evicted_by_name_and_has_nothing_after_an_invalidation(

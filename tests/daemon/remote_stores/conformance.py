@@ -7,9 +7,8 @@ are changed behind its back.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -48,11 +47,6 @@ class AnyStore:
 
     replaces_at_once = True
     """False: while an object is replaced, and after its writer was killed, it is a miss."""
-
-    @pytest.fixture
-    def store(self, backend: Backend) -> Iterator[RemoteStore]:
-        with closing(backend.open()) as store:
-            yield store
 
     # ---- what is put is found
 

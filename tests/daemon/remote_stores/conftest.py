@@ -9,7 +9,8 @@ import pytest
 
 from tensord.daemon.remote_stores.store import RemoteStore, open_store
 
-from .redis_server import RedisServer
+from .conformance import Backend
+from .servers import RedisServer
 
 Opened = Callable[..., RemoteStore]
 
@@ -19,6 +20,12 @@ def opened() -> Iterator[Opened]:
     """`open_store`, for the time of a test."""
     with ExitStack() as stores:
         yield lambda *about: stores.enter_context(closing(open_store(*about)))
+
+
+@pytest.fixture
+def store(backend: Backend) -> Iterator[RemoteStore]:
+    with closing(backend.open()) as store:
+        yield store
 
 
 @pytest.fixture

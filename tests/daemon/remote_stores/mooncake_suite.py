@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from tests.daemon_process import PATIENCE_S, until
 from .conformance import MIB, AnyStore, Backend
 from .conftest import Opened
 from .entries import get, heads, key_of, made, put
-from .mooncake_master import MooncakeMaster
+from .servers import MooncakeMaster
 
 SEGMENT_BYTES = 256 * MIB
 
@@ -55,12 +55,6 @@ def backend(cluster: Cluster) -> Cluster:
 
 class TestMooncake(AnyStore):
     replaces_at_once = False
-
-
-@pytest.fixture
-def store(backend: Cluster) -> Iterator[RemoteStore]:
-    with closing(backend.open()) as store:
-        yield store
 
 
 def test_a_master_that_is_stopped_costs_a_call_its_time_and_no_byte(cluster: Cluster, store: RemoteStore) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.daemon.forms.events import RemoteEntry
-from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES, check, object_header
+from tensord.daemon.remote_stores.form import check, object_header
 from tensord.errors import Corrupt, UsageError
-from tensord.shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX
+from tensord.shm.ring.layout import TREE_BYTES_MAX
 
 from .entries import key_of, made
 
@@ -23,10 +23,6 @@ NOW_S = 1e9
 def stored(**meta: Any) -> bytes:
     entry = made(1, 1000, **meta)
     return object_header(entry.key, entry.entry, NOW_S) + entry.payload
-
-
-def test_the_header_is_as_long_as_a_spans() -> None:
-    assert OBJECT_HEADER_BYTES == SPAN_HEADER_BYTES == len(object_header(key_of(1), RemoteEntry(100, 10), NOW_S))
 
 
 def test_the_format_of_version_1_never_changes() -> None:

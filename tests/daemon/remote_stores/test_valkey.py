@@ -23,7 +23,7 @@ from tests.daemon_process import until
 from .conformance import MIB, AnyStore, Backend, claims
 from .conftest import Opened
 from .entries import calls, get, heads, key_of, made, put
-from .redis_server import HOST, RedisServer
+from .servers import HOST, RedisServer
 
 
 def name_of(key: bytes) -> str:

@@ -15,7 +15,7 @@ from tests.daemon_process import until
 from .conformance import claims
 from .conftest import Opened
 from .entries import get, heads, key_of, made, put
-from .redis_server import HOST, RedisServer
+from .servers import HOST, RedisServer
 from .test_valkey import name_of
 
 HALF = 8192

@@ -16,7 +16,7 @@ from tests.daemon_process import until
 from .conformance import MIB, claims
 from .conftest import Opened
 from .entries import get, heads, key_of, made, put
-from .redis_server import HOST, RedisServer
+from .servers import HOST, RedisServer
 from .test_valkey import name_of
 
 READER = ("--user", "reader", "on", "nopass", "~tensord-*", "-@all", "+get", "+getrange")

@@ -111,15 +111,6 @@ def test_a_key_beyond_the_reach_is_as_far_as_one_never_asked_for() -> None:
     assert distances.asked(number(10 * REACH), 10, 100) == 20
 
 
-def test_an_entry_that_was_only_held_has_a_distance() -> None:
-    distances = ReuseDistances(1000)
-    distances.hold(np.array([number(1), number(2)], np.uint64), np.array([10, 15], np.uint64), 100)
-    assert distances.asked(number(1), 10, 100) == 25
-
-
-# ---- curves
-
-
 def curve_of(requests: Sequence[Request], capacity_bytes: int, keys_max: int) -> dict[str, Any]:
     distances, curve, present = ReuseDistances(keys_max), HitCurve(), Exact(capacity_bytes)
     for asked, size_bytes in requests:
@@ -159,12 +150,6 @@ def test_the_curve_is_within_2_points_of_exact_caches_of_each_size(name: str) ->
     for size_bytes, ratio, error in every["points"]:
         assert ratio == pytest.approx(exact(requests, size_bytes), abs=max(0.02, error))
         assert error < 0.15
-
-
-def test_without_requests_nothing_is_known() -> None:
-    every = HitCurve().as_dict(1000, 1)
-    assert every["requests"] == 0
-    assert {(ratio, error) for _, ratio, error in every["points"]} == {(0.0, 1.0)}
 
 
 def test_older_requests_count_less_and_less() -> None:
