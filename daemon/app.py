@@ -61,7 +61,7 @@ from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .remote_stores import threads as remote
 from .remote_stores.store import open_store
 from .replacement import Replacement
-from .reports.request_times import RequestTimes
+from .reports.counters import RequestTimes
 from .store.entries import StoreMemory
 from .web.pages import metrics_server, page_server
 

@@ -34,7 +34,7 @@ from ..memory.segments import Segments
 from ..process.logs import logger
 from ..remote_stores.store import RemoteStore
 from ..remote_stores.threads import RemoteThreads, remote_turned
-from ..reports.request_times import RequestTimes
+from ..reports.counters import RequestTimes
 from .attachments import Attachments
 from .lanes import LaneJobs
 from .mailbox import INBOX_MAX, Mailbox

@@ -25,7 +25,7 @@ from ..memory.copier import Copier
 from ..memory.lane_scan import lanes_pinning, read_pins
 from ..memory.segments import HeldLane, Segments
 from ..remote_stores.threads import RemoteThreads
-from ..reports.request_times import RequestTimes
+from ..reports.counters import RequestTimes
 from .messages import Joined
 
 HELD_BY_MAX: Final = 4

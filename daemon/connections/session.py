@@ -39,7 +39,7 @@ from ..claims.quotas import Rates
 from ..forms.events import ClientLeft, Received
 from ..governor.forms.events import Governed
 from ..process.logs import Repeats, logger
-from ..reports.request_times import RequestTimes
+from ..reports.counters import RequestTimes
 from .timing import RequestTimer, paced
 
 HELLO_S_MAX: Final = 5.0

@@ -23,7 +23,7 @@ from ..actors.mailbox import Mailbox, Sender
 from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage
 from ..claims.quotas import Rates
 from ..process.logs import logger, shows
-from ..reports.request_times import RequestTimes
+from ..reports.counters import RequestTimes
 from .timing import RequestTimer, paced
 
 INTEGER_MAX: Final = (1 << 64) - 1

@@ -1,7 +1,7 @@
 """When requests of one connection may be processed, when they begin and end, and how late the event loop is.
 
 Owns: the open requests of a connection, with their begin, and the wait for the rate of a uid. Does not own: the
-histograms (`reports.request_times`), the rates (`claims.quotas`).
+histograms (`reports.counters`), the rates (`claims.quotas`).
 
 Invariant: as many requests are open as the connection's protocol allows to be unanswered.
 """
@@ -16,7 +16,7 @@ from ...ipc.messages import control as messages
 from ...ipc.messages.declared import Answer, Request, id_of
 from ...ipc.wire.channel import AsyncChannel
 from ..claims.quotas import Rates
-from ..reports.request_times import RequestTimes
+from ..reports.counters import RequestTimes
 
 LAG_EVERY_S: Final = 0.5
 """How often the lag is measured."""

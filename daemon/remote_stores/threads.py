@@ -49,22 +49,6 @@ THREAD_NAME: Final = "tensord-remote"
 _NOBODYS: Final = bytes(KEY_BYTES)
 """A key that nobody has. To ask for it shows whether the store answers."""
 
-_TURNED: Final = {
-    "store": (
-        "remote",
-        "serves",
-        "the remote store is left alone for now; entries of this host are served",
-        "the remote store serves again",
-    ),
-    "writes": (
-        "remote_writes",
-        "takes_writes",
-        "the remote store takes no writes for now; it is read as before",
-        "the remote store takes writes again",
-    ),
-}
-"""By what has turned: the event for watchers, its field, and what is logged when it begins and ends."""
-
 
 class RemoteThreads:
     """The threads that use `store`.
@@ -222,9 +206,15 @@ class RemoteThreads:
 
 def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
     """Logs that the store is left alone or refuses writes, or no longer. The event for those who watch."""
-    event, field, begins, ends = _TURNED[turned.what]
+    writes = turned.what == "writes"
     if turned.why:
-        _log.warning(begins, why=turned.why)
+        alone = "the remote store is left alone for now; entries of this host are served"
+        _log.warning(
+            "the remote store takes no writes for now; it is read as before" if writes else alone, why=turned.why
+        )
+    elif turned.first:
+        _log.info("the remote store was reached for the first time")
     else:
-        _log.info("the remote store was reached for the first time" if turned.first else ends)
+        _log.info("the remote store takes writes again" if writes else "the remote store serves again")
+    event, field = ("remote_writes", "takes_writes") if writes else ("remote", "serves")
     return {"event": event, field: not turned.why, "why": turned.why}

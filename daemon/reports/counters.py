@@ -1,13 +1,15 @@
-"""Histograms of times, and the store's counters since the daemon started, kept up to date so that status walks nothing.
+"""Histograms of times, the store's counters since the daemon started, kept up to date so that status walks nothing, and
+how long requests took.
 
-Owns the counts. Does not own the events that they count. Invariants: counts only rise. An amount is counted in exactly
-one bucket of a histogram, and in its sum.
+Owns the counts, and the list of slow requests. Does not own the events that they count, when a request begins and ends
+(the sessions), nor the clock. Invariants: counts only rise. An amount is counted in exactly one bucket of a histogram,
+and in its sum.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Final
@@ -18,6 +20,11 @@ from .removal_history import REASONS, Array
 
 BOUNDS_S: Final = (0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 6 * 3600.0, 86400.0, 7 * 86400.0)
 """Upper bounds of buckets in seconds. They include the idle times at which modes evict (30 s, 2 min, 10 min)."""
+BOUNDS_REQUEST_S: Final = (*(digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)), 10.0)
+"""Upper bounds of buckets: 10 µs to 10 s."""
+
+SLOW_MAX: Final = 128
+"""How many slow requests are kept; the oldest goes first."""
 
 
 class Histogram:
@@ -100,3 +107,33 @@ class StoreCounters:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["idle_at_eviction_s"] = {reason: each.as_dict() for reason, each in self.idle_at_eviction_s.items()}
         return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}
+
+
+class RequestTimes:
+    """The times of all requests of all clients. One that takes longer than `slow_s` is kept as a slow one."""
+
+    def __init__(self, slow_s: float, slow_max: int = SLOW_MAX) -> None:
+        self.slow_s = slow_s
+        self._slow: deque[dict[str, Any]] = deque(maxlen=slow_max)
+        self._by_kind: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(BOUNDS_REQUEST_S))
+        self._lag = Histogram(BOUNDS_REQUEST_S)
+
+    def took(self, kind: str, took_s: float, **about: Any) -> None:
+        """Counts an answered request. `about`: what is told of a slow one besides."""
+        self._by_kind[kind].count(took_s)
+        if took_s > self.slow_s:
+            self._slow.append({"kind": kind, "took_s": took_s, **about})
+
+    def lagged(self, late_s: float) -> None:
+        """Counts by how much the event loop ran a timer too late."""
+        self._lag.count(late_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        """`kinds`: a histogram in seconds for each kind; `event_loop_lag`: that of the loop; `slow`: the requests that
+        took longer than `slow_s`, the latest first."""
+        return {
+            "kinds": {kind: histogram.as_dict() for kind, histogram in sorted(self._by_kind.items())},
+            "event_loop_lag": self._lag.as_dict(),
+            "slow_s": self.slow_s,
+            "slow": list(reversed(self._slow)),
+        }

@@ -23,7 +23,7 @@ from tensord.daemon.config.limits import quota_rules
 from tensord.daemon.connections.listener import Listener, Listening
 from tensord.daemon.connections.session import Session
 from tensord.daemon.connections.status import Watchers
-from tensord.daemon.reports.request_times import RequestTimes
+from tensord.daemon.reports.counters import RequestTimes
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.wire.channel import AsyncChannel

@@ -8,7 +8,7 @@ import pytest
 
 from tensord.daemon.connections import timing
 from tensord.daemon.connections.timing import RequestTimer, measure_lag
-from tensord.daemon.reports.request_times import RequestTimes
+from tensord.daemon.reports.counters import RequestTimes
 from tensord.errors import StoreFull
 from tensord.ipc.messages import control as messages
 
