@@ -3,10 +3,10 @@
     tree: −number ─ row ─ row ─ row …      node: a row, or the number of a tree, negative
                      └ row …               parents are those of the table (daemon/store/families)
 
-There is a tree for each layout of the sequences in one scope of a namespace. A node has no text and no media: both are
-in the ring, in the block's record, and are read from there when two blocks are compared. Siblings are ordered by the
-bytes of their folded text, then by media. So the siblings that agree longest with a query are beside the query's own
-place in the order. A hidden block (state VICTIM) keeps its place, and is passed over.
+There is a tree for each layout of the sequences in one scope of a namespace. A node's text and media are read from the
+block's record in the ring when two blocks are compared. Siblings are ordered by the bytes of their folded text, then by
+media. So those that agree longest with a query are beside its own place in the order. A hidden block (state VICTIM)
+keeps its place, and is passed over.
 
 Owns: the trees and their numbers, which tree a row is in, where its text is, and its children in order. Does not own:
 which rows are nodes (`index`), nor parents and states (daemon/store).

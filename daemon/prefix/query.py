@@ -1,12 +1,9 @@
 """A query of the prefix index: its text, its media, and its running digests.
 
-A digest stands for everything up to its position. It is made of the digest before it, the text since then, and the
-media that begin in that text. Digests are seeded, so that without the seed two different sequences cannot be made to
-have equal digests.
+A digest stands for everything up to its position: the digest before it, the text since then, and the media that begin
+in that text. Digests are seeded, so that without the seed two different sequences cannot be made to have equal ones.
 
 Owns the computation of digests. Does not own the stored digests (`index`).
-
-Invariant: equal sequences have equal digests.
 """
 
 from __future__ import annotations

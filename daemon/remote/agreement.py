@@ -11,16 +11,13 @@ store and host agree on are shared:
                                host was first, to a higher one, which this host follows
 
 Every answer of the store about keys tells its generation of their namespace, so nothing of another one is read or
-written. That of stored entries is also asked for, every EVERY_S. The question is the probe of a store that is left
-alone, too, and the first one at the start.
+written. That of stored entries is also asked for, every EVERY_S. The question is also the probe of a store that is left
+alone, and the first one at the start.
 
 Owns: what the store has to raise, and when it is asked. Does not own the table of the host (`shm.index.generations`),
-nor the end of entries.
-
-Invariant: from an invalidation until the store has given out its number, nothing of the namespace is shared.
-
-Limit: what was not told to the store is forgotten with the daemon. If it is killed first, and another host invalidates
-the namespace too, both may have the same number, and the two invalidations count as one.
+nor the end of entries. Invariant: from an invalidation until the store has given out its number, nothing of the
+namespace is shared. Limit: what was not told to the store is forgotten with the daemon. If it is killed first, and
+another host invalidates the namespace too, both may have the same number, and the two invalidations count as one.
 """
 
 from __future__ import annotations

@@ -8,15 +8,14 @@ Owns: which key is sought and for how long, the fetches under way and the places
 runs, and what is counted. Does not own the claims, the commit, nor the writes to the store.
 
 A client waits for the store no longer than it would take to compute the entry: for the time that it has announced
-itself, else for the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked.
-
-An entry that another host computes is waited for, until WAIT_TIMES what computing takes have passed since that host has
-claimed the key: it is done by then, or late. So a client waits at most WAIT_TIMES as long as it would compute. The
-store is asked again from time to time meanwhile, which shows a claim that was withdrawn, too.
+itself, else for the average of its namespace, else for UNKNOWN_S. A store that is slower than that is not asked. An
+entry that another host computes is waited for, until WAIT_TIMES what computing takes have passed since that host has
+claimed the key: it is done by then, or late. The store is asked again from time to time meanwhile, which shows a claim
+that was withdrawn, too.
 
 A run is keys in order that are fetched together for one client, such as the blocks of one sequence. It ends at the
 first key that the store does not have: the entries after it may have no parent in the ring. A child is stored after
-its parent, if that is on its way too: nothing else waits for a parent.
+its parent, if that is on its way too.
 
 Invariants: a key is sought at most once at a time. At most SOUGHT_MAX keys, and RUN_KEYS_MAX of runs, are sought at
 once. Every FetchRun is answered once, if its client stays. A place is given back, or its record is taken. Once the

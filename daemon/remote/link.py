@@ -1,8 +1,5 @@
 """What this package knows of the remote store: whether it serves, how quickly, and what this host claims there.
 
-    closed ── FAILURES_MAX failures in a row, or one refusal ──→ open ── a success ──→ closed
-                                                                  └── a failure: twice the time until the next try
-
     error                       what follows
     of one object               nothing
     TierFull, TierReadOnly      `taking` opens at once: the store is read, and a write is tried from time to time
@@ -45,7 +42,7 @@ CLAIMS_MAX: Final = 4096
 
 
 class Breaker:
-    """A circuit breaker. Times are seconds of the store core's clock."""
+    """A circuit breaker. Each failure of a try doubles the time until the next one. A success closes it."""
 
     def __init__(self) -> None:
         self.why = ""

@@ -5,7 +5,7 @@
     about to be evicted (`staying`) ─ before all that wait ──↗
 
 Owns: which entries are written, the queue, the spans that a write reads, and which victims stay until they are written.
-Does not own the fetches, the threads that write, nor the choice of victims.
+Does not own the threads that write, nor the choice of victims.
 
 An entry is worth its write if computing it takes longer than reading it back. If nobody knows how long computing takes,
 its second use decides. A full queue drops what is new, and counts it: the store is a cache, and the next put or use of
@@ -14,8 +14,7 @@ the entry tries again. What waits is named by its key: a key has one payload, wh
 Victims for the host's memory are written first, if the store does not have them. Those for a grant and for a budget of
 entries or tokens are not: their number does not depend on the host, and a put would wait for the store. Blocks of
 sequences and entries with a parent go at once: they leave last first, and one that stays would hold up those before it.
-An entry of unknown cost is written, too: it has no next use that could decide. Each entry is tried once. While victims
-stay, readers hit them.
+An entry of unknown cost is written, too. Each entry is tried once. While victims stay, readers hit them.
 
 Invariants: a span in `reading` counts as pinned at every scan, so its bytes do not change under a write, whatever
 becomes of the entry. One write or removal is under way at a time, so a removal never meets a write of its key. At most

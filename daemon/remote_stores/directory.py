@@ -7,9 +7,8 @@
 ROOT must exist, so that an object never goes to the disk below a mount that is missing. Once tensord-1 was there, a
 ROOT without it is a mount that is gone, and not an empty store. An object is written to a file in tmp/ and renamed into
 its place when it is whole. A writer that is killed leaves a file in tmp/, which counts as an object does until any
-process that writes removes it, an hour later. A machine that loses power may leave files of wrong length or content
-under the name of an object. Their checksum is wrong, so they are misses. Files have the mode 0660, folders 0770, less
-the umask: users that share a directory need a group in common.
+process that writes removes it, an hour later. A machine that loses power may leave wrong files, which are misses by
+their checksums. Files have the mode 0660, folders 0770, less the umask: users that share a directory need a group.
 
 Owns: the files, and the bound on their bytes. Several processes and hosts write into one directory, and none of them
 keeps a table of it. Each estimates the bytes: the total of its last scan, and its own puts since. A put scans first if

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import InitVar, dataclass
 from itertools import takewhile
 from math import inf
 from typing import Any, Final
@@ -50,6 +51,7 @@ _NOBODYS: Final = bytes(KEY_BYTES)
 """A key that nobody has. To ask for it shows whether the store answers."""
 
 
+@dataclass(eq=False, repr=False)
 class RemoteThreads:
     """The threads that use `store`.
 
@@ -60,19 +62,14 @@ class RemoteThreads:
         clock: gives the seconds of `shm.clock`.
     """
 
-    def __init__(
-        self,
-        store: RemoteStore,
-        ring: np.ndarray[Any, np.dtype[np.uint8]],
-        check: Callable[[int, int, int], object],
-        report: Callable[[RemoteDone], object],
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._clock = clock
+    _store: RemoteStore
+    ring: InitVar[np.ndarray[Any, np.dtype[np.uint8]]]
+    _check: Callable[[int, int, int], object]
+    _report: Callable[[RemoteDone], object]
+    _clock: Callable[[], float]
+
+    def __post_init__(self, ring: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         self._ring = ring.data
-        self._check = check
-        self._report = report
         # Names this daemon among all that claim keys in the store.
         self._owner = secrets.token_bytes(16)
         # Keys whose objects could not be read although their headers were in order: they are written anew.
@@ -207,11 +204,10 @@ class RemoteThreads:
 def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
     """Logs that the store is left alone or refuses writes, or no longer. The event for those who watch."""
     writes = turned.what == "writes"
-    if turned.why:
-        alone = "the remote store is left alone for now; entries of this host are served"
-        _log.warning(
-            "the remote store takes no writes for now; it is read as before" if writes else alone, why=turned.why
-        )
+    if turned.why and writes:
+        _log.warning("the remote store takes no writes for now; it is read as before", why=turned.why)
+    elif turned.why:
+        _log.warning("the remote store is left alone for now; entries of this host are served", why=turned.why)
     elif turned.first:
         _log.info("the remote store was reached for the first time")
     else:

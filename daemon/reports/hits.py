@@ -11,8 +11,7 @@ entry. Keys are sampled by a hash, and distances are scaled by the same factor: 
 the blocks before it.
 
 A lookup is one that a lane counted, of any key. A request is a use or a put of an entry. The keys of requests are
-known, so only requests can be compared with another policy. They come in batches of rows. A request whose key is not
-in the sample costs its share of one test over the column of digests.
+known, so only requests can be compared with another policy.
 
 A point of the curve is the share of requests whose distance is at most the size: the hit ratio of a cache of that size
 that evicts the least recently used entry. The sample has too few or too many requests for the most popular keys. The

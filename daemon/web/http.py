@@ -137,12 +137,12 @@ class HttpServer:
         except h11.RemoteProtocolError as error:
             answer = refusal(HTTPStatus(error.error_status_hint), str(error))
             whole = False
-        headers = [
+        about = [
             ("Content-Type", answer.content_type),
             ("Content-Length", str(len(answer.body))),
             ("Connection", "close"),
-            *self.headers,
         ]
+        headers = [*about, *self.headers]
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
             headers.append(("Allow", ", ".join(name.decode() for name in _METHODS)))
         response = h11.Response(status_code=answer.status, reason=answer.status.phrase, headers=headers)
@@ -169,12 +169,15 @@ class HttpServer:
         except TensordError as error:
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         except Exception:
-            self._log.exception(
-                "cannot answer an HTTP request; the peer gets status 500", target=request.target.decode()
-            )
+            target = request.target.decode()
+            self._log.exception("cannot answer an HTTP request; the peer gets status 500", target=target)
             return refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed; see the daemon's log")
 
 
+def lines(status: HTTPStatus, *told: str) -> HttpAnswer:
+    """An answer of lines of text."""
+    return HttpAnswer(status, "".join(f"{each}\n" for each in told).encode())
+
+
 def refusal(status: HTTPStatus, why: str) -> HttpAnswer:
-    """An answer of one line of text."""
-    return HttpAnswer(status, f"{status.value} {status.phrase}: {why}\n".encode())
+    return lines(status, f"{status.value} {status.phrase}: {why}")

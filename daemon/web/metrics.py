@@ -1,7 +1,7 @@
 """Converts the status document into Prometheus metrics: names, labels and help texts.
 
-Owns: the name, the type and the help text of each metric. Does not own the figures (core), the times at which they are
-read, nor the socket (web/pages.py). prometheus_client formats.
+Owns: the name, the type and the help text of each metric. Does not own the figures (core), nor the socket
+(web/pages.py). prometheus_client formats.
 
 Invariants: pure. Metric names do not depend on past events, except that a label value without counts is left out. The
 number of samples depends on those of gauges, devices, reasons and codes, never on those of entries or clients.

@@ -1,13 +1,11 @@
 """What is served over HTTP: metrics and health checks for machines, a page with its figures for browsers.
 
 Owns: the answers by path, the headers of the page that keep other sites out, and how often the daemon is asked for the
-page. Does not own HTTP and its limits (http.py), the text of the metrics (metrics.py), the figures, nor their display
-(daemon/page.html).
+page: at most every FRESH_S, however many browsers read. Does not own HTTP and its limits (http.py), the text of the
+metrics (metrics.py), the figures, nor their display (daemon/page.html).
 
-Invariants:
-- The figures of the page are asked for at most every FRESH_S, however many browsers read. They have no key.
-- A request for the page whose Host is not this host's own is refused, so that a name of another site that resolves to
-  the loopback address reads nothing (DNS rebinding).
+Invariants: the page's figures have no key. A request for the page whose Host is not this host's own is refused, so that
+a name of another site that resolves to the loopback address reads nothing (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from ...errors import DaemonUnavailable
 from ...ipc.messages import control as messages
 from ..connections.listener import Listening
 from ..connections.status import Documents
-from .http import HttpAnswer, HttpServer, refusal
+from .http import HttpAnswer, HttpServer, lines, refusal
 
 ANSWER_S_MAX: Final = 5.0
 """The most seconds that the daemon's actors may take for the answer to a health check."""
@@ -76,12 +74,12 @@ def metrics_server(
 
     async def healthz(request: h11.Request) -> HttpAnswer:
         """200 if the daemon answers in time. Its problems are listed only: a restart mends none of them."""
-        return _lines(HTTPStatus.OK, ["ok", *await problems()])
+        return lines(HTTPStatus.OK, "ok", *await problems())
 
     async def readyz(request: h11.Request) -> HttpAnswer:
         """200 if the daemon has no problem, as in `tensorctl health`; else 503 and the problems."""
         found = await problems()
-        return _lines(HTTPStatus.SERVICE_UNAVAILABLE, found) if found else _lines(HTTPStatus.OK, ["ready"])
+        return lines(HTTPStatus.SERVICE_UNAVAILABLE, *found) if found else lines(HTTPStatus.OK, "ready")
 
     routes = {b"/": metrics, b"/metrics": metrics, b"/healthz": healthz, b"/readyz": readyz}
     elsewhere = "the metrics are at /metrics; health is at /healthz and /readyz"
@@ -96,10 +94,6 @@ def _rendered(status: dict[str, Any], accept: str) -> tuple[bytes, str]:
     from . import metrics
 
     return metrics.text(status, accept, PROCESS_COLLECTOR.collect())
-
-
-def _lines(status: HTTPStatus, lines: Sequence[str]) -> HttpAnswer:
-    return HttpAnswer(status, "".join(f"{each}\n" for each in lines).encode())
 
 
 def page_server(listening: Sequence[Listening], documents: Documents) -> HttpServer:
@@ -152,8 +146,7 @@ def _foreign(request: h11.Request) -> HttpAnswer | None:
 
 
 def _headers(html: bytes) -> list[tuple[str, str]]:
-    """Headers by which a browser runs the page's own script and style, and nothing else, and shows the page in no other
-    site."""
+    """Headers by which a browser runs the page's own script and style alone, and shows the page in no other site."""
     own = {b"script": "", b"style": ""}
     for kind, text in _INLINE.findall(html):
         own[kind] += f" 'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
