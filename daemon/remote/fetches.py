@@ -19,7 +19,7 @@ its parent, if that is on its way too.
 
 Invariants: a key is sought at most once at a time. At most SOUGHT_MAX keys, and RUN_KEYS_MAX of runs, are sought at
 once. Every FetchRun is answered once, if its client stays. A place is given back, or its record is taken. Once the
-breaker is open, no key is asked for: `agreement` probes the store.
+breaker is open, no key is asked for: Agreement probes the store.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from ..forms.effects import ReadRemote, Seek
 from ..forms.events import RemoteEntry, Sought
 from ..store.entries import Entries, OverEntries
 from ..store.grants import LentGrant
-from .agreement import Agreement
-from .link import RemoteLink
+from .link import Agreement, RemoteLink
 from .writes import Writes
 
 if TYPE_CHECKING:

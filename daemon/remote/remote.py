@@ -26,9 +26,8 @@ from ..forms.events import RemoteDone
 from ..forms.limits import StoreLimits
 from ..forms.outbox import StoreOutbox
 from ..store.entries import Entries
-from .agreement import Agreement
 from .fetches import Fetches
-from .link import RemoteLink
+from .link import Agreement, RemoteLink
 from .writes import Writes
 
 if TYPE_CHECKING:

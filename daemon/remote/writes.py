@@ -36,8 +36,7 @@ from ..forms.effects import RemoveRemote, SaveRemote
 from ..forms.events import RemoteSaved
 from ..store.entries import Entries, OverEntries
 from ..store.table import EDGE
-from .agreement import Agreement
-from .link import RemoteLink
+from .link import Agreement, RemoteLink
 
 QUEUED_MAX: Final = 1024
 """Entries that wait. They lie in the ring, and go as any other."""

@@ -137,12 +137,8 @@ class HttpServer:
         except h11.RemoteProtocolError as error:
             answer = refusal(HTTPStatus(error.error_status_hint), str(error))
             whole = False
-        about = [
-            ("Content-Type", answer.content_type),
-            ("Content-Length", str(len(answer.body))),
-            ("Connection", "close"),
-        ]
-        headers = [*about, *self.headers]
+        about = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body)), "Connection": "close"}
+        headers = [*about.items(), *self.headers]
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
             headers.append(("Allow", ", ".join(name.decode() for name in _METHODS)))
         response = h11.Response(status_code=answer.status, reason=answer.status.phrase, headers=headers)

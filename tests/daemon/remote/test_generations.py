@@ -8,8 +8,7 @@ import pytest
 
 from tensord.daemon.forms.effects import AskGenerations
 from tensord.daemon.forms.events import RemoteDone, RemoteSaved
-from tensord.daemon.remote.agreement import EVERY_S
-from tensord.daemon.remote.link import FAILURES_MAX
+from tensord.daemon.remote.link import EVERY_S, FAILURES_MAX
 from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
 from tensord.ipc.messages import control as messages
 
