@@ -246,7 +246,8 @@ class Dispatch:
             self._parts.lifetimes.uses.touched(rows, now)
         else:
             self._parts.lifetimes.end(rows, "explicit")
-            self._parts.remote.evicted(keys[:SLICE], now)
+            self._parts.remote.fetches.evicted(keys[:SLICE])
+            self._parts.remote.writes.evicted(keys[:SLICE], now)
         counted += len(rows)
         if len(keys) > SLICE:
             self._outbox.add(Received(client, type(request)(request.id, keys[SLICE:]), counted))

@@ -45,7 +45,7 @@ class Parts(Entries):
         self.outbox = outbox = StoreOutbox(self.counters)
         self.budget = RingBudget(limits.max_entries, limits.max_bytes, limits.max_tokens)
         self.blocks = SequenceBlocks(table, slots, memory.ring, seed, limits.prefix_tokens_max)
-        spans.unblock = self.blocks.remove
+        spans.unblock = self.blocks.index.remove
         self.claims = claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
         self.unstorable = Unstorable(self.counters.claims_unstorable)
         self.commits = Commits(self, claims.by_key, self.is_past, self.blocks.take)

@@ -89,7 +89,7 @@ class Reports:
             "at_eviction": parts.removal_history.made_room(),
             "prefix_blocks": len(parts.blocks.index),
             "prefix_rebuilding": parts.blocks.rebuilding,
-            "prefix_queries_waiting": parts.matching.held,
+            "prefix_queries_waiting": len(parts.matching.held),
             "ring_bytes_final": parts.limits.ring_bytes,
             "ring_growing": parts.runway.is_growing,
             "resident_bytes": residency.resident_bytes,

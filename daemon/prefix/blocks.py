@@ -2,7 +2,7 @@
 
     record of a put ─ Commits → `take` ─ continues its parent? → index          `errors`: why not, in order
     entries of an earlier daemon ─ `recovered` → `rebuild`, slice by slice, parents first
-    entry ends ─ Spans → `remove`
+    entry ends ─ Spans → `index.remove`
 
 Owns: what a block's record must say, and the blocks that are not in the index yet. Does not own: the index (`index`),
 the links between entries (daemon/store/families), nor the end of an entry.
@@ -80,10 +80,6 @@ class SequenceBlocks:
             self.errors.append(error)
             return False
         return True
-
-    def remove(self, row: int) -> None:
-        """A block's entry ends. Its descendants are matched no more."""
-        self.index.remove(row)
 
     def record(self, row: int) -> PrefixRecord | None:
         """The record of a stored block; None if the entry is not a block."""

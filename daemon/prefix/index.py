@@ -41,12 +41,9 @@ class Found(NamedTuple):
     """The first `offset` tokens of a query are cached. `blocks`: the rows of the blocks that contain them, from the
     first; the last block may reach further. `snapshot`: the row of the snapshot at exactly that offset, or 0."""
 
-    offset: int
-    blocks: list[int]
-    snapshot: int
-
-
-_NONE: Final = Found(0, [], 0)
+    offset: int = 0
+    blocks: Sequence[int] = ()
+    snapshot: int = 0
 
 
 class PrefixIndex:
@@ -132,7 +129,7 @@ class PrefixIndex:
             query, folded: the whole sequence and all its media, and its tokens, as for Query.
         """
         asked = Query(query, folded, self._start)
-        best = _NONE
+        best = Found()
         for tree in self._trees.of(tag, query.scope):
             agreement, path = self._walk(tree, asked)
             limit = min(agreement, asked.count - 1)
@@ -149,7 +146,6 @@ class PrefixIndex:
         return best
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises, and that all rows of the index are entries."""
         nodes = self._nodes
         nodes.check_invariants()
         self._snapshots.check_invariants()
@@ -236,7 +232,7 @@ class PrefixIndex:
                 last = row
         path: list[int] = []
         while last:
-            if self._nodes.shown(last):
+            if self._nodes.trees[last] and self._table.states[last] == LIVE:
                 path.append(last)
             else:
                 path.clear()

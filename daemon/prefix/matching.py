@@ -32,7 +32,6 @@ from .index import Found
 USES_SLICE: Final = 1024
 """Uses that one Tick counts: less than 1 ms."""
 USES_MAX: Final = 1 << 16
-"""Limit on uses that wait to be counted."""
 HELD_TOKENS_MAX: Final = 1 << 24
 """Limit on the tokens of all queries together that wait for the rebuilt index."""
 ANSWERS_SLICE: Final = 16
@@ -55,7 +54,7 @@ class Matching:
     wait_s: float
 
     def __post_init__(self) -> None:
-        self._held: deque[tuple[PrefixAsked, float]] = deque()
+        self.held: deque[tuple[PrefixAsked, float]] = deque()
         self._held_tokens = 0
         self._uses: deque[tuple[list[int], int]] = deque()
         self._queued_uses = 0
@@ -63,16 +62,11 @@ class Matching:
     @property
     def due(self) -> bool:
         """Whether `advance` has uses to count or queries to answer."""
-        return bool(self._uses) or (bool(self._held) and not self._blocks.rebuilding)
-
-    @property
-    def held(self) -> int:
-        """The number of queries that wait for the rebuilt index."""
-        return len(self._held)
+        return bool(self._uses) or (bool(self.held) and not self._blocks.rebuilding)
 
     def next_timer(self) -> float | None:
         """When a query has waited for its maximum time."""
-        return self._held[0][1] if self._held else None
+        return self.held[0][1] if self.held else None
 
     def asked(self, event: PrefixAsked, now: float) -> None:
         """Answers a query, or holds it while the index is rebuilt.
@@ -93,7 +87,7 @@ class Matching:
         found = self._blocks.index.match(message.namespace, query, event.folded)
         room = self._held_tokens + query.count <= HELD_TOKENS_MAX
         if self._blocks.rebuilding and found.offset < query.count - 1 and self.wait_s and room:
-            self._held.append((event, now + self.wait_s))
+            self.held.append((event, now + self.wait_s))
             self._held_tokens += query.count
             return
         self._answer(event, found)
@@ -102,10 +96,10 @@ class Matching:
         """Answers the next queries whose wait is over, and counts the next slice of uses. Entries that have ended
         meanwhile are not counted."""
         rebuilt = not self._blocks.rebuilding
-        for _ in range(min(len(self._held), ANSWERS_SLICE)):
-            if not rebuilt and now < self._held[0][1]:
+        for _ in range(min(len(self.held), ANSWERS_SLICE)):
+            if not rebuilt and now < self.held[0][1]:
                 break
-            event, _ = self._held.popleft()
+            event, _ = self.held.popleft()
             self._held_tokens -= event.record.count
             self._answer(event, self._blocks.index.match(event.message.namespace, event.record, event.folded))
         left, states = USES_SLICE, self._table.states

@@ -156,10 +156,6 @@ class Nodes:
         size = self._table.records[row] - HEADER_BYTES - count * TOKEN_BYTES
         return bytes(self._ring[at - size : at]) if size > 0 else b""
 
-    def shown(self, row: int) -> bool:
-        """Whether a row is a published block of the index."""
-        return bool(self.trees[row]) and self._table.states[row] == LIVE
-
     # ---- siblings
 
     def children(self, node: int) -> Sequence[int]:

@@ -61,7 +61,6 @@ CLAIM_S_MOST: Final = 900.0
 WAIT_TIMES: Final = 1.25
 """How long after another host has claimed a key its entry must be in the store, in times of what computing takes."""
 WAIT_S_MOST: Final = 600.0
-"""The longest wait for another host."""
 LOOKS: Final = 20
 """How often the store is asked for an entry that another host computes, in the time that computing takes."""
 LOOK_S_LEAST: Final = 0.002

@@ -57,9 +57,8 @@ from ..store.tenants import Tenants
 FAILURES_MAX: Final = 3
 """Failures in a row that open a breaker. One may be a connection that the server has closed."""
 FIRST_S: Final = 1.0
-"""The time from the opening of a breaker to the first try."""
+"""From the opening of a breaker to the first try; LONGEST_S: between two tries."""
 LONGEST_S: Final = 60.0
-"""The longest time between two tries."""
 WEIGHT: Final = 1 / 8
 FORGOTTEN_S: Final = 60.0
 LARGE_BYTES: Final = 256 << 10

@@ -81,10 +81,6 @@ class Remote:
         # The breaker may have turned.
         self.writes.start(now)
 
-    def evicted(self, keys: list[bytes], now: float) -> None:
-        self.fetches.evicted(keys)
-        self.writes.evicted(keys, now)
-
     def tick(self, now: float) -> None:
         self.agreement.tick(now)
         self.fetches.tick(now)

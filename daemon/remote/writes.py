@@ -44,7 +44,6 @@ REMOVED_MAX: Final = 1 << 18
 """Keys whose removal waits, some 40 MB. Beyond it the oldest is forgotten, and counted: its object stays in the store,
 and is found again."""
 REMOVED_AT_ONCE: Final = 1024
-"""Keys that one request removes."""
 DEMOTION_S: Final = 1.0
 """How long giving memory back may wait for the remote store, each time that memory is to be given back."""
 
@@ -178,7 +177,6 @@ class Writes(OverEntries):
         return None if self._late else self._ends_at
 
     def tick(self, now: float) -> None:
-        """Ends the wait if its time is over."""
         if self._ends_at is not None and now >= self._ends_at:
             self._late = True
             self._leaving.clear()

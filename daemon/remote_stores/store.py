@@ -126,7 +126,6 @@ class RemoteStore(ABC):
             self.last_corrupt = f"{self.address}: {what}"
 
     def timed_out(self) -> TierTimedOut:
-        """The error of a call that has taken too long."""
         return TierTimedOut(
             f"{self.address} has not answered within {self.timeout_s:g} s: the store or the way to it is slow or "
             "stopped; the call counts as a miss"
@@ -198,8 +197,6 @@ def options(url: str, kinds: Mapping[str, tuple[Callable[[str], Any], str]]) -> 
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """A reader of these names alone."""
-
     def read(text: str) -> str:
         if text not in names:
             raise ValueError

@@ -120,7 +120,7 @@ class RemoteThreads:
         except TensordError as error:
             done = RemoteDone(request, error=error)
         except Exception as error:
-            # The error concerns one request. The core must get an outcome, or its span is never freed.
+            # The core must get an outcome, or the request's span is never freed.
             done = RemoteDone(request, error=TensordError(f"{self._store.address}: the request failed: {error!r}"))
         self._report(done)
 

@@ -45,7 +45,6 @@ EXPIRY_S: Final = 86400.0
 VALUE_BYTES_MAX: Final = 512 << 20
 """The most bytes of a value that a server takes by default (proto-max-bulk-len)."""
 PIECE_BYTES: Final = 512 << 10
-"""Of an object that is read."""
 _EXPIRY_S_MAX: Final = 10 * 365 * 86400.0
 _PORT: Final = 6379
 _RAISE: Final = (

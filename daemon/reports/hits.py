@@ -44,7 +44,6 @@ GROUPS: Final = 8
 HALVE_AFTER: Final = 1 << 20
 MULTIPLES: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 """The sizes of a curve's points, as multiples of the present size."""
-
 _STEP_BITS: Final = 4
 """A histogram has 2**_STEP_BITS columns for each doubling of the distance."""
 _OCTAVES: Final = 48
@@ -92,11 +91,6 @@ def _standard_error(hits: Array, requests: Array, sampled_share: float) -> float
     ratio = float(hits.sum()) / float(requests.sum())
     spread = float(((hits - ratio * requests) ** 2).sum()) * GROUPS / (GROUPS - 1)
     return math.sqrt(spread * (1 - sampled_share))
-
-
-def _spread_of_none(sampled_share: float) -> float:
-    """The most hits among all requests of which a sample has none (Hanley and Lippman-Hand, JAMA 249, 1983)."""
-    return 3 / sampled_share if sampled_share < 1 else 0.0
 
 
 class ReuseDistances:
@@ -153,12 +147,13 @@ class ReuseDistances:
             self._hold(number, size_bytes, capacity_bytes)
 
     def ended(self, number: int) -> None:
-        """Forgets a key whose entry was removed for another reason than room: any cache would have lost it."""
-        if number in self._held:
-            self._drop(number)
+        """Forgets a key. One whose entry was removed for another reason than room any cache would have lost."""
+        place = self._held.pop(number, None)
+        if place is not None:
+            self._bytes -= int(self._sizes[place])
+            self._sizes[place] = 0
 
     def check_invariants(self, capacity_bytes: int) -> None:
-        """Asserts the invariants of the module's docstring."""
         places = list(self._held.values())
         assert len(places) <= self._keys_max and places == sorted(set(places))
         assert not any(number & self._mask for number in self._held)
@@ -176,17 +171,12 @@ class ReuseDistances:
         while len(self._held) > self._keys_max:
             self._halve()
         while self._bytes * self.factor > REACH * capacity_bytes:
-            self._drop(next(iter(self._held)))
+            self.ended(next(iter(self._held)))
 
     def _halve(self) -> None:
         self._mask = 2 * self._mask + 1
         for number in [number for number in self._held if number & self._mask]:
-            self._drop(number)
-
-    def _drop(self, number: int) -> None:
-        place = self._held.pop(number)
-        self._bytes -= int(self._sizes[place])
-        self._sizes[place] = 0
+            self.ended(number)
 
     def _close_up(self) -> None:
         """Gives the keys the first places, in their order: after at least keys_max requests."""
@@ -243,7 +233,11 @@ class HitCurve:
             return 0.0, 1.0
         ratio = min(max((float(hits.sum()) + unsampled) / max(total + unsampled, 1.0), 0.0), 1.0)
         blurred = max(below, 1 - below) * float(counts[:, column].sum()) if below else 0.0
-        spread = 2 * _standard_error(hits, requests, sampled_share) if hits.any() else _spread_of_none(sampled_share)
+        if hits.any():
+            spread = 2 * _standard_error(hits, requests, sampled_share)
+        else:
+            # Hanley and Lippman-Hand, JAMA 249, 1983.
+            spread = 3 / sampled_share if sampled_share < 1 else 0.0
         error = (spread + (1 - ratio) * abs(unsampled) + blurred) / total
         return ratio, min(error, 1.0)
 
