@@ -3,10 +3,6 @@ costs a host its own entries, an exception or a wrong byte."""
 
 from __future__ import annotations
 
-import os
-import signal
-from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +10,10 @@ import pytest
 
 from tensord.client.computing.claim import Claim
 from tensord.daemon.remote_stores.form import OBJECT_HEADER_BYTES
-from tensord.errors import DaemonUnavailable
 from tensord.ipc.messages import control as messages
 
-from ..daemon.remote_stores.servers import HOST, RedisServer
-from ..daemon_process import PATIENCE_S, Daemon, until
+from ..daemon.remote_stores.servers import RedisServer
+from ..daemon_process import PATIENCE_S, until
 from .hosts import MIB, NAMESPACE, SHORT_S, Host, aside, check, key, tree
 
 SIZES = [100, 100_000, 3 * MIB, 20 * MIB]
@@ -85,21 +80,6 @@ def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None
             redis.resume()
         host.uses_store(uses=True)
         assert host.daemon.log.count("serves again") == 1
-
-
-def test_a_wrong_password_is_told_and_local_entries_are_served() -> None:
-    with RedisServer("--requirepass", "right") as server:
-        for password, serves in (("right", True), ("wrong-and-secret", False)):
-            with Host(f"valkey://:{password}@{HOST}:{server.port}") as host:
-                assert host.get(1) is (not serves or password == "right")
-                assert not host.get(1)
-                if serves:
-                    host.counted("written")
-                    continue
-                until(lambda host=host: not host.remote()["serves"], "the store is left alone")  # type: ignore[misc]
-                assert "refuses the user or the command" in host.remote()["why"]
-                told = f"{host.daemon.log}{host.daemon.status()}"
-                assert password not in told, "the password is told"
 
 
 @pytest.mark.parametrize("damage", ["a bit", "of another key"])
@@ -193,38 +173,12 @@ def test_hosts_that_invalidate_without_the_store_share_nothing_before_they_agree
         second.get(2, generation=generation)
 
 
-def test_a_reload_ends_the_writing(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "tensord.toml"
-    file.write_text(f'[remote]\nurl = "dir://{folder}"\n')
-    with Daemon(config=file) as daemon:
-        daemon.start()
-        client = daemon.client()
-        client.put(key(1), tree(1), cost_ms=500.0, wait=True)
-        until(lambda: len(objects(folder)) == 1, "it is written")
-        file.write_text(f'[remote]\nurl = "dir://{folder}"\nwrite = false\n')
-        os.kill(daemon.pid, signal.SIGHUP)
-        until(lambda: "remote.write" in daemon.log, "the reload is told")
-        client.put(key(2), tree(2), cost_ms=500.0, wait=True)
-        assert not daemon.status()["remote"]["queued"]
-        assert len(objects(folder)) == 1
-
-
-def fetch_run(host: Host, keys: list[bytes]) -> Future[messages.Counted]:
-    return host.client.link.ask(lambda number: messages.FetchRun(number, keys), PATIENCE_S)
-
-
 def fetch(host: Host, keys: list[bytes]) -> int:
     """Has the host's daemon fetch a run. Returns how many of its keys are in the ring then."""
     assert host.client.link.remote
-    count: int = fetch_run(host, keys).result(PATIENCE_S).count
+    asked = host.client.link.ask(lambda number: messages.FetchRun(number, keys), PATIENCE_S)
+    count: int = asked.result(PATIENCE_S).count
     return count
-
-
-def fetched_all(host: Host, keys: list[bytes]) -> bool:
-    """`fetch`, but False if the daemon has gone."""
-    with suppress(DaemonUnavailable):
-        return fetch(host, keys) == len(keys)
-    return False
 
 
 @pytest.mark.parametrize("payload_bytes", [100, 3 * MIB])
@@ -237,17 +191,3 @@ def test_a_chain_that_one_host_has_stored_is_fetched_with_one_request(url: str, 
             check(lease, number, payload_bytes)
         second.client.evict(keys[2])
         assert [second.client.contains(name) for name in keys] == [True, True, False, False, False], "no chain any more"
-
-
-@pytest.mark.parametrize("ends", ["kill", "terminate"])
-def test_a_daemon_that_ends_during_a_run_costs_an_error_and_no_wrong_byte(url: str, ends: str) -> None:
-    with Host(url) as first, Host(url) as second:
-        keys = first.chain(5, 3 * MIB)
-        asked = fetch_run(second, keys)
-        getattr(second.daemon, ends)()
-        with suppress(DaemonUnavailable):
-            asked.result(PATIENCE_S)
-        second.daemon.start()
-        until(lambda: fetched_all(second, keys), "the client is attached to the new daemon, which fetches them")
-        for number, name in enumerate(keys):
-            check(second.client.get(name, verify=True), number, 3 * MIB)

@@ -110,14 +110,6 @@ def test_of_two_forms_in_one_namespace_the_newest_is_found_and_none_is_taken_for
     assert matched(there, TEXT, dim=4) == 79, "a process finds what is of its own form"
 
 
-def test_a_model_of_another_form_gets_nothing_of_a_sequence(hosts: tuple[Host, Host]) -> None:
-    first, second = hosts
-    put(first, TEXT)
-    there = prefixes(second)
-    there.put(np.arange(BLOCK_TOKENS, dtype=np.uint32), layers(BLOCK_TOKENS, 8), wait=True)
-    assert there.match(TEXT) is None
-
-
 def test_after_an_invalidation_the_form_is_that_of_the_new_generation(hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     put(first, TEXT, dim=4)

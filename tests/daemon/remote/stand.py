@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tensord.daemon.forms.events import RemoteEntry, Tick
+from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote.remote import Remote
 from tensord.errors import TensordError, TierUnavailable
 from tensord.ipc.messages import control as messages
@@ -49,12 +49,6 @@ class RemoteStand(Stand):
         state = self.room.state(self.now)
         assert state is not None
         return state
-
-    def next_timer(self) -> float | None:
-        return self.store.next_timer()
-
-    def tick(self) -> None:
-        self.do(Tick())
 
     def header_of(self, name: bytes) -> SpanHeader:
         """The header of a stored key."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tensord.daemon.forms.events import Tick
 from tensord.daemon.remote import fetches, link, writes
 from tensord.daemon.remote.fetches import WAIT_TIMES
 from tensord.daemon.remote.link import FAILURES_MAX
@@ -36,7 +37,7 @@ def test_the_wait_for_another_host_ends_a_quarter_after_it_ought_to_be_done(stan
     stand.pass_time(0.02)
     assert verdicts(stand) == ["wait", "compute"]
     assert stand.counted == {"waited": 1, "missed": 1}
-    assert stand.next_timer() is None or not stand.seeks
+    assert stand.store.next_timer() is None or not stand.seeks
 
 
 @pytest.mark.parametrize(("within_s", "others_s"), [(1.0, 1.3), (700.0, 0.0)], ids=["is late", "takes too long"])
@@ -59,7 +60,7 @@ def test_a_host_that_waits_computes_as_soon_as_the_other_gives_up_or_the_store_f
     assert verdicts(stand) == ["wait"]
     stand.others.clear()
     stand.now += 0.1
-    stand.tick()
+    stand.do(Tick())
     stand.seek(error=error)
     assert verdicts(stand) == ["wait", "compute"]
     assert not stand.withdrawn
@@ -72,13 +73,13 @@ def test_nobody_waits_for_other_hosts_once_the_store_is_left_alone(stand: Remote
     while stand.seeks:
         stand.seek()
     stand.now += 0.1
-    stand.tick()
+    stand.do(Tick())
     for _ in range(FAILURES_MAX):
         stand.seek()
     for _ in range(FAILURES_MAX):
         stand.seek(error=TierTimedOut("no answer in time"))
     stand.now += 0.3
-    stand.tick()
+    stand.do(Tick())
     assert not stand.seeks
     assert verdicts(stand).count("compute") == 2 * FAILURES_MAX
 

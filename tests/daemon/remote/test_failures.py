@@ -53,7 +53,7 @@ AWAY = TierUnavailable("connection refused")
 
 def probed(stand: RemoteStand, error: TierUnavailable | None) -> None:
     """Time passes until the store is probed, and the store answers."""
-    due = stand.next_timer()
+    due = stand.store.next_timer()
     assert due is not None
     stand.now = max(stand.now, due)
     stand.go_on()
@@ -81,4 +81,4 @@ def test_a_store_is_probed_without_any_client(make: Make) -> None:
     probed(stand, None)
     assert stand.turned["store"] == ["connection refused", "reached for the first time"]
     assert ask(stand).answer == "wait"
-    assert stand.next_timer() != stand.now, "it is not asked without end"
+    assert stand.store.next_timer() != stand.now, "it is not asked without end"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tensord.daemon.forms.effects import AskGenerations
-from tensord.daemon.forms.events import RemoteDone, RemoteSaved
+from tensord.daemon.forms.events import RemoteDone, RemoteSaved, Tick
 from tensord.daemon.remote.link import EVERY_S, FAILURES_MAX
 from tensord.errors import TierReadOnly, TierTimedOut, TierUnavailable
 from tensord.ipc.messages import control as messages
@@ -132,7 +132,7 @@ def test_an_old_answer_raises_nothing_that_the_store_has_already(stand: RemoteSt
     stand.answer_generations()
     stand.room.link.breaker.failed("gone", stand.now, refused=True)
     stand.now += EVERY_S
-    stand.tick()
+    stand.do(Tick())
     stand.writes.clear()
     stand.do(RemoteDone(save, RemoteSaved(0, written=False)))
     stand.pass_time(4 * EVERY_S)
@@ -143,7 +143,7 @@ def test_an_old_answer_raises_nothing_that_the_store_has_already(stand: RemoteSt
 def test_an_answer_of_before_an_invalidation_changes_nothing(stand: RemoteStand) -> None:
     assert shared(stand, 1, 0)
     stand.now += EVERY_S + 0.1
-    stand.tick()
+    stand.do(Tick())
     [question] = stand.generation_requests
     assert isinstance(question, AskGenerations)
     invalidate(stand)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tensord.daemon.forms.events import RemoteEntry
+from tensord.daemon.forms.events import LimitsChanged, RemoteEntry
 from tensord.daemon.remote import link, writes
 from tensord.errors import TierTimedOut
 from tensord.ipc.messages import control as messages
@@ -62,8 +64,11 @@ def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(stand: RemoteSta
     assert set(stand.remote) == {key(1)}
 
 
-def test_a_daemon_that_may_only_read_writes_nothing(make: Make) -> None:
-    stand = make(**{**REMOTE, "remote_writes": False})
+@pytest.mark.parametrize("how", ["from the start", "by a reload"])
+def test_a_daemon_that_may_only_read_writes_nothing(make: Make, how: str) -> None:
+    stand = make(**{**REMOTE, "remote_writes": how == "by a reload"})
+    if how == "by a reload":
+        stand.do(LimitsChanged(replace(stand.limits, remote_writes=False)))
     stand.put(1, cost_ms=50.0, settles=False)
     stand.use(1)
     stand.send(1, messages.Evict(3, [key(1)]))

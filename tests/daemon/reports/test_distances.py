@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports.hits import FAR, HALVE_AFTER, MULTIPLES, REACH, THINNED_MIN, HitCurve, ReuseDistances
+from tensord.daemon.reports.hits import FAR, HALVE_AFTER, MULTIPLES, HitCurve, ReuseDistances
 
 Request = tuple[int, int]
 
@@ -84,31 +83,6 @@ def test_a_sample_stays_within_its_bounds_whatever_is_asked(requests: list[tuple
     for key, size_bytes in requests:
         distances.asked(number(key), size_bytes, 100)
         distances.check_invariants(100)
-
-
-def test_thinning_halves_the_sample_until_few_keys_are_left() -> None:
-    distances = ReuseDistances(5000)
-    for key in range(4 * THINNED_MIN):
-        distances.asked(number(key), 1, 10**6)
-    factors = []
-    for _ in range(5):
-        distances.thin()
-        distances.check_invariants(10**6)
-        factors.append(distances.factor)
-    assert factors[:2] == [2, 4]
-    assert factors[-1] == factors[-2], "few keys tell too little"
-    assert len(distances) < THINNED_MIN
-    digests = np.array([number(key) for key in range(4 * THINNED_MIN)], np.uint64)
-    assert len(distances.chosen(digests)) == len(distances)
-
-
-def test_a_key_beyond_the_reach_is_as_far_as_one_never_asked_for() -> None:
-    distances = ReuseDistances(1000)
-    assert distances.asked(number(0), 10, 100) == FAR
-    for key in range(1, 10 * REACH + 1):
-        distances.asked(number(key), 10, 100)
-    assert distances.asked(number(0), 10, 100) == FAR
-    assert distances.asked(number(10 * REACH), 10, 100) == 20
 
 
 def curve_of(requests: Sequence[Request], capacity_bytes: int, keys_max: int) -> dict[str, Any]:
