@@ -13,7 +13,7 @@ from tensord.daemon.web import metrics
 from tensord.ipc.messages import control as messages
 
 from ..daemon.remote_stores.servers import HOST, RedisServer
-from ..daemon.remote_stores.test_valkey_refusals import make_replica
+from ..daemon.remote_stores.test_valkey_servers import make_replica
 from ..daemon_process import PATIENCE_S, until
 from .hosts import MIB, Host
 

@@ -1,6 +1,6 @@
 """Entries that go for host memory are written to the remote store first, through the whole core.
 
-What the remote store does meanwhile is in tests/daemon/remote/test_demotion.py, which pages go in
+What the remote store does meanwhile is in tests/daemon/remote/test_writes.py, which pages go in
 tests/daemon/core/test_host_memory.py.
 """
 
