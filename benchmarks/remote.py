@@ -204,9 +204,8 @@ def _compare(
             told("hits with the server running, stopped and killed; misses with it killed")
             for _ in range(rounds):
                 us["hit, served"] += _hits_us(clients["with"], keys, hits)
-                server.pause()
-                us["hit, stopped"] += _hits_us(clients["with"], keys, hits)
-                server.resume()
+                with server.paused():
+                    us["hit, stopped"] += _hits_us(clients["with"], keys, hits)
             server.kill()
             while clients["with"].status()["remote"]["serves"]:
                 _misses_us(clients["with"], 1)

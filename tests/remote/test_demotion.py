@@ -72,12 +72,8 @@ def test_a_host_whose_memory_gets_full_loses_no_entry(host: Host, gauge: FakeCar
 
 
 def test_a_stopped_store_holds_memory_up_for_a_limited_time(place: Path, gauge: FakeCard) -> None:
-    with RedisServer() as redis, filled(redis.url, place, DEMOTION_S) as host:
-        redis.pause()
-        try:
-            gauge.occupy(int(0.94 * MEMORY_BYTES))
-            until(lambda: host.daemon.status()["store"]["resident_bytes"] < 8 * MIB, "the ring gives memory back")
-            remote = host.remote()
-            assert remote["dropped"] >= 8 and "demoted" not in remote
-        finally:
-            redis.resume()
+    with RedisServer() as redis, filled(redis.url, place, DEMOTION_S) as host, redis.paused():
+        gauge.occupy(int(0.94 * MEMORY_BYTES))
+        until(lambda: host.daemon.status()["store"]["resident_bytes"] < 8 * MIB, "the ring gives memory back")
+        remote = host.remote()
+        assert remote["dropped"] >= 8 and "demoted" not in remote

@@ -67,8 +67,7 @@ def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None
     with Host(redis.url, remote_timeout_s=0.5) as host:
         assert host.get(1)
         host.counted("written")
-        redis.pause()
-        try:
+        with redis.paused():
             for number in range(100, 140):
                 assert host.get(number), "somebody else cannot have it"
                 assert not host.get(number), "its own entries are served"
@@ -76,8 +75,6 @@ def test_a_stopped_store_costs_one_wait_and_no_entry(redis: RedisServer) -> None
             waits = host.remote().get("failed", 0)
             assert waits <= 20, "every miss has waited for it"
             assert host.daemon.log.count("left alone") == 1
-        finally:
-            redis.resume()
         host.uses_store(uses=True)
         assert host.daemon.log.count("serves again") == 1
 
@@ -112,11 +109,10 @@ def test_a_daemon_that_is_killed_during_a_fetch_leaves_nothing_wrong(redis: Redi
         first.get(1, 20 * MIB)
         first.counted("written")
         for _ in range(3):
-            redis.pause()
-            thread, outcome = aside(lambda: second.get(1, 20 * MIB, takes_s=60.0))
-            until(lambda: second.remote()["fetches"], "the key is sought")
-            second.daemon.kill()
-            redis.resume()
+            with redis.paused():
+                thread, outcome = aside(lambda: second.get(1, 20 * MIB, takes_s=60.0))
+                until(lambda: second.remote()["fetches"], "the key is sought")
+                second.daemon.kill()
             second.daemon.start()
             thread.join()
             assert not outcome or not isinstance(outcome[0], BaseException), outcome
@@ -134,16 +130,15 @@ def test_a_daemon_that_is_killed_during_a_fetch_leaves_nothing_wrong(redis: Redi
 @pytest.mark.parametrize("what", ["fetch", "write"])
 def test_a_daemon_that_is_asked_to_stop_meanwhile_ends_in_the_stores_time(redis: RedisServer, what: str) -> None:
     with Host(redis.url, remote_timeout_s=4.0) as host:
-        redis.pause()
-        if what == "fetch":
-            thread, outcome = aside(lambda: host.get(1, takes_s=60.0))
-            until(lambda: host.remote()["fetches"], "the key is sought")
-        else:
-            thread, outcome = aside(lambda: host.put(1))
-            until(lambda: host.remote()["writes"], "the entry is being written")
-            thread.join()
-        assert host.daemon.terminate() == 0
-        redis.resume()
+        with redis.paused():
+            if what == "fetch":
+                thread, outcome = aside(lambda: host.get(1, takes_s=60.0))
+                until(lambda: host.remote()["fetches"], "the key is sought")
+            else:
+                thread, outcome = aside(lambda: host.put(1))
+                until(lambda: host.remote()["writes"], "the entry is being written")
+                thread.join()
+            assert host.daemon.terminate() == 0
         host.daemon.start()
         thread.join()
         assert outcome and not isinstance(outcome[0], BaseException), outcome

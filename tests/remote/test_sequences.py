@@ -73,16 +73,6 @@ def test_a_process_that_has_put_nothing_finds_the_sequences_of_other_hosts(hosts
     assert match is not None and match.offset == 40
 
 
-def test_a_process_that_has_put_a_sequence_finds_others_without_the_form(hosts: tuple[Host, Host]) -> None:
-    first, second = hosts
-    put(first, TEXT)
-    first.client.evict(FORM)
-    first.idle()
-    there = prefixes(second)
-    there.put(np.arange(BLOCK_TOKENS, dtype=np.uint32), layers(BLOCK_TOKENS), wait=True)
-    until(lambda: matched(there) == 79, "the sequence to be found")
-
-
 def test_a_form_that_is_gone_is_stored_again_with_the_next_put(hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     cache = prefixes(first)

@@ -62,8 +62,7 @@ def test_a_master_that_is_stopped_costs_a_call_its_time_and_no_byte(cluster: Clu
     put(store, entry)
     buffer = memoryview(bytearray(entry.stored_bytes))
     store.timeout_s = 0.1
-    cluster.master.pause()
-    try:
+    with cluster.master.paused():
         for call in (
             lambda: store.get_into(entry.key, buffer),
             lambda: store.look([entry.key]),
@@ -71,8 +70,6 @@ def test_a_master_that_is_stopped_costs_a_call_its_time_and_no_byte(cluster: Clu
         ):
             with pytest.raises(TierTimedOut, match=r"within 0\.1 s"):
                 call()
-    finally:
-        cluster.master.resume()
     store.timeout_s = PATIENCE_S
     assert get(store, entry.key) == (entry.payload, entry.entry)
     assert not any(buffer), "a late answer is not written into the caller's memory"
@@ -81,31 +78,24 @@ def test_a_master_that_is_stopped_costs_a_call_its_time_and_no_byte(cluster: Clu
 def test_the_end_of_the_clients_process_costs_the_calls_under_way(cluster: Cluster, store: RemoteStore) -> None:
     entry = made(1)
     put(store, entry)
-    cluster.master.pause()
-    try:
-        with ThreadPoolExecutor(1) as threads:
-            under_way = threads.submit(get, store, entry.key)
-            process = store._process  # type: ignore[attr-defined]
-            until(lambda: not process.idle, "the call is under way")
-            process._process.kill()
-            with pytest.raises(TierUnavailable, match="process with Mooncake's client has ended"):
-                under_way.result()
-    finally:
-        cluster.master.resume()
+    with cluster.master.paused(), ThreadPoolExecutor(1) as threads:
+        under_way = threads.submit(get, store, entry.key)
+        process = store._process  # type: ignore[attr-defined]
+        until(lambda: not process.idle, "the call is under way")
+        process._process.kill()
+        with pytest.raises(TierUnavailable, match="process with Mooncake's client has ended"):
+            under_way.result()
     assert get(store, entry.key) == (entry.payload, entry.entry)
 
 
 def test_a_store_is_closed_while_a_call_hangs(cluster: Cluster, backend: Cluster) -> None:
     store = backend.open()
     put(store, made(1))
-    cluster.master.pause()
-    try:
+    with cluster.master.paused():
         store.timeout_s = 0.1
         with pytest.raises(TierTimedOut):
             heads(store, [key_of(1)])
         store.close()
-    finally:
-        cluster.master.resume()
 
 
 def test_a_master_that_was_killed_is_unavailable_and_serves_again_once_it_is_back(

@@ -13,7 +13,8 @@ import socket
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
@@ -55,16 +56,17 @@ class ServerProcess(ABC):
         path = self.folder / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def pause(self) -> None:
-        """SIGSTOP, and waits until it has stopped."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops it, and lets it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
-        stat = Path(f"/proc/{self._process.pid}/stat")
-        until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "Tt", "the server to stop")
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat")
+            until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "Tt", "the server to stop")
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and waits for its end."""

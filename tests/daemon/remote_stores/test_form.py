@@ -35,13 +35,6 @@ def test_the_format_of_version_1_never_changes() -> None:
     assert header == fields + zlib.crc32(fields).to_bytes(4, "little")
 
 
-def test_an_object_is_found_until_its_time_is_over() -> None:
-    raw = memoryview(stored(lives_s=2.0))
-    found = check(key_of(1), raw, NOW_S + 1.5)
-    assert found is not None and (found.payload_bytes, found.lives_s) == (1000, 0.5)
-    assert check(key_of(1), raw, NOW_S + 2.0) is None
-
-
 @pytest.mark.parametrize(
     "meta",
     [

@@ -82,13 +82,10 @@ class TestRedis(AnyStore):
         if connected:
             put(store, entry)
         every: list[Callable[[], object]] = [*calls(store, entry), partial(store.claim, entry.key, b"me", 1.0)]
-        backend.server.pause()
-        try:
+        with backend.server.paused():
             for call in every:
                 with pytest.raises(TierTimedOut, match=r"within 0\.2 s"):
                     call()
-        finally:
-            backend.server.resume()
         store = opened(backend.url)
         put(store, entry)
         assert get(store, entry.key, 8 * MIB) == (entry.payload, entry.entry)

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports.hits import FAR, HALVE_AFTER, MULTIPLES, SAMPLED_PER_S_MAX, SLOTS, HitCurve, ReuseDistances
+from tensord.daemon.reports import hits
+from tensord.daemon.reports.hits import FAR, MULTIPLES, SAMPLED_PER_S_MAX, SLOTS, HitCurve, ReuseDistances
 
 from ..store.rows import key_of
 from .stand import SPAN, LifetimesStand
@@ -219,12 +220,12 @@ def test_the_curve_is_within_2_points_of_exact_caches_of_each_size(name: str) ->
         assert error < 0.15
 
 
-def test_older_requests_count_less_and_less() -> None:
+def test_older_requests_count_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hits, "HALVE_AFTER", 1000)
     curve = HitCurve()
-    curve.asked(2 * HALVE_AFTER, here=False)
-    for _ in range(HALVE_AFTER):
-        curve.sampled(1, FAR, 1, here=False)
-    for _ in range(HALVE_AFTER):
-        curve.sampled(1, 100, 1, here=False)
+    curve.asked(2000, here=False)
+    for distance_bytes in (FAR, 100):
+        for _ in range(1000):
+            curve.sampled(1, distance_bytes, 1, here=False)
     points = curve.as_dict(1000, 1)["points"]
     assert points[-1][1] > 0.6
