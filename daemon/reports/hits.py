@@ -326,9 +326,15 @@ class Hits:
         chosen = self._distances.chosen(self._digests[rows])
         if not len(chosen):
             return
+        table, distances = self._table, self._distances
         before, capacity_bytes = self._counts.copy(), self._capacity_bytes()
         for row in rows[chosen].tolist():
-            self._sampled(row, capacity_bytes, here=here)
+            number = table.digests[row]
+            distance_bytes = distances.asked(number, table.sizes[row], capacity_bytes)
+            if distance_bytes is not None:  # the sample may be halved since the row was chosen
+                factor = distances.factor
+                self._counts += (factor, here * factor, (distance_bytes <= capacity_bytes) * factor)
+                self._curve.sampled(number, distance_bytes, factor, here=here)
         self._pace(len(chosen), now)
         self._add((0, 0, *(self._counts - before)), now)
 
@@ -340,16 +346,6 @@ class Hits:
         if self._sampled_since > SAMPLED_PER_S_MAX:
             self._sampled_since = 0
             self._distances.thin()
-
-    def _sampled(self, row: int, capacity_bytes: int, *, here: bool) -> None:
-        number = self._table.digests[row]
-        distance_bytes = self._distances.asked(number, self._table.sizes[row], capacity_bytes)
-        if distance_bytes is None:
-            # The sample was halved since the row was chosen.
-            return
-        factor = self._distances.factor
-        self._counts += (factor, here * factor, (distance_bytes <= capacity_bytes) * factor)
-        self._curve.sampled(number, distance_bytes, factor, here=here)
 
     def _add(self, amounts: Sequence[int], now: float) -> None:
         added = np.array(amounts, np.int64)

@@ -114,13 +114,6 @@ class SequenceStore:
         """The row of a stored key, hidden or not; 0 if there is none."""
         return self.store.table.by_key.get(key) or self.store.spans.hidden.get(key, 0)
 
-    def end(self, key: bytes) -> list[int]:
-        """Ends a block. Returns the rows of its children, which the caller ends."""
-        row = self.row(key)
-        children = list(self.store.families.children_of(row))
-        self.store.spans.end([row], "explicit")
-        return children
-
     def end_all(self, key: bytes) -> None:
         """Ends a block and what follows it, and frees what is free."""
         behind = [self.row(key)]

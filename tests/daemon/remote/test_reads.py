@@ -1,5 +1,5 @@
-"""Which missing keys are sought in the remote store, what becomes of it when the store is slow or fails or is overtaken by
-clients, which host computes a key that several hosts miss, and how long the others wait for it."""
+"""Which missing keys are sought in the remote store, what becomes of it when the store is slow or fails, which host
+computes a key that several hosts miss, and how long the others wait for it."""
 
 from __future__ import annotations
 
