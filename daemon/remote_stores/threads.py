@@ -154,9 +154,8 @@ class RemoteThreads:
         if generation != generation_of(seek.keys[0]):
             return Sought(generation, answer_s=answer_s)
         found = tuple(head for head in takewhile(lambda head: head is not None, heads) if head)
-        claim = None
-        if seek.claims_s and not found:
-            claim = self._store.claim(seek.keys[0], self._owner, seek.claims_s)
+        may_claim = seek.claims_s and not found
+        claim = self._store.claim(seek.keys[0], self._owner, seek.claims_s) if may_claim else None
         if claim is None or claim.mine:
             return Sought(generation, found, answer_s, claimed=claim is not None)
         return Sought(generation, found, answer_s, others_s=claim.age_s)
