@@ -76,7 +76,7 @@ class Query:
         self._text = np.ascontiguousarray(folded, np.uint32).view(np.uint8).data
         self._packed = packed_media(record.media)
         self._starts = [item.start for item in record.media]
-        self._joined = _joined(record.media)
+        self._joined = _joined(record.media) if record.media else []
         self._start = start
         self._digests: dict[int, list[int]] = {}
 
@@ -92,6 +92,8 @@ class Query:
 
     def uncut(self, position: int) -> int:
         """`position`, or the start of the item that contains it. O(log n)."""
+        if not self._joined:
+            return position
         rank = bisect_left(self._joined, (position,)) - 1
         return self._joined[rank][0] if rank >= 0 and position < self._joined[rank][1] else position
 
