@@ -1,4 +1,4 @@
-"""Mooncake Store as a remote store. Run by `remote/test_mooncake.py`, in a network namespace of its own."""
+"""Mooncake Store as a remote store. Run by `remote/test_network.py`, in a network namespace of its own."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from tensord.daemon.forms.effects import Announce
 from tensord.daemon.forms.events import Accessed, ClientJoined
-from tensord.ipc.messages import control as messages
 from tensord.shm.lanes.records import NO_KEY
 
 from ..store.rows import RowStore, key_of
@@ -68,11 +67,6 @@ class LifetimesStand:
     def end(self, *numbers: int, reason: str = "explicit") -> None:
         self.outbox.now = self.now
         self.lifetimes.end([self.row(number) for number in numbers], reason)
-        self.step()
-
-    def clear(self, request: int, tag: bytes | None = None, client: int = 1) -> None:
-        self.outbox.now = self.now
-        self.sweeps.clear(client, messages.Clear(request, tag))
         self.step()
 
     # ---- time

@@ -16,6 +16,7 @@ from tensord.daemon.core.reports import COMPARED
 from tensord.daemon.replacement import POLICIES
 from tensord.daemon.reports.counters import BOUNDS_S, Histogram
 from tensord.daemon.reports.removal_history import LATEST, REASONS, REMOVED, RemovalHistory
+from tensord.ipc.messages import control as messages
 
 from ..store.rows import TAG, key_of
 from .stand import SPAN, UNIX_AT_ZERO_S, LifetimesStand
@@ -289,7 +290,8 @@ def test_why_says_when_and_why_an_entry_was_removed(end: str, reason: str) -> No
     elif end == "evict":
         stand.end(1)
     elif end == "clear":
-        stand.clear(1)
+        stand.outbox.now = stand.now
+        stand.sweeps.clear(1, messages.Clear(1, None))
         stand.settle()
     else:
         stand.pass_time(15.0)
