@@ -1,7 +1,7 @@
 """The claims: which client may compute a missing key, and which clients wait for the result.
 
-Owns claims and their waiters. Knows nothing of entries, messages or memory. Every method returns the answers that it
-causes, in order.
+Owns claims and their waiters. Knows nothing of entries or messages. Every method returns the answers that it causes, in
+order.
 
 The claim on a key, from the first request to the last answer:
 
@@ -18,7 +18,7 @@ While a remote store is asked for a missing key, the daemon itself has the claim
 waits. If nothing is found in time, the first waiter gets the claim; this is not the one hand-over.
 
 Another client of the same uid may store the payload of a claim, by naming the token in its commit, or may abandon the
-claim. For example, an engine's scheduler claims a key, and a worker in another process stores the payload.
+claim: an engine's scheduler claims a key, and a worker in another process stores the payload.
 
 "alone" means: compute without a claim; no client waits for the result. So a key that can never be computed costs each
 waiter one attempt.
@@ -56,24 +56,31 @@ class Verdict:
     lasts_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """`within_s`: the seconds within which the client would store the key if it got the claim; 0 if unknown."""
+
+    client: int
+    number: int
+    uid: int
+    within_s: float = 0.0
+
+
 @dataclass(slots=True)
 class _Claim:
-    """`client`, `request`: who holds it; NOBODY while the daemon asks the remote store. `waiters`: by client and
-    request, the uid and the seconds within which this client would store the key if it got the claim."""
+    """`holder`: of client NOBODY while the daemon asks the remote store. `waiters`: by client and number."""
 
     key: bytes
-    client: int
-    request: int
-    uid: int
+    holder: _Request
     token: int
     ends_at: float
     expected_at: float
     handed_over: bool = False
-    waiters: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    waiters: dict[tuple[int, int], _Request] = field(default_factory=dict)
 
     @property
     def seeks(self) -> bool:
-        return self.client == NOBODY
+        return self.holder.client == NOBODY
 
 
 class ClaimTable:
@@ -86,7 +93,7 @@ class ClaimTable:
         self.by_key: dict[bytes, _Claim] = {}
         self._by_token: dict[int, _Claim] = {}
         self._stakes: defaultdict[int, set[tuple[bytes, int]]] = defaultdict(set)
-        """By client: the key and request of each of its claims and waits."""
+        """By client: the key and number of each of its requests that have a claim or wait."""
         self.of_uid: Counter[int] = Counter()
         """The number of claims and waits of each uid that has any."""
         self._timers: Deadlines[int] = Deadlines()
@@ -127,11 +134,9 @@ class ClaimTable:
             LimitReached: the client has as many claims and waits as it may.
             UsageError: it has asked for the key by a request of this number before.
         """
-        self._admit(client, uid, key, request)
+        asked = self._admitted(key, _Request(client, request, uid, within_s))
         claim = self.by_key.get(key)
-        if claim is None:
-            return self._grant(key, client, uid, request, now, within_s)
-        return self._wait(claim, client, uid, request, now, within_s)
+        return self._grant(key, asked, now) if claim is None else self._wait(claim, asked, now)
 
     def seek(
         self, key: bytes, client: int, request: int, now: float, uid: int, within_s: float, for_s: float
@@ -144,9 +149,9 @@ class ClaimTable:
         Raises:
             LimitReached: as `claim`.
         """
-        self._admit(client, uid, key, request)
-        claim = self._begin(key, NOBODY, 0, uid, now + for_s, now + for_s, now + for_s)
-        return claim.token, self._wait(claim, client, uid, request, now, within_s)
+        asked, until = self._admitted(key, _Request(client, request, uid, within_s)), now + for_s
+        claim = self._begin(key, _Request(NOBODY, 0, uid), until, until, until)
+        return claim.token, self._wait(claim, asked, now)
 
     def extend(self, token: int, ends_at: float) -> None:
         """The daemon's claim ends at another time. It must be active."""
@@ -162,20 +167,18 @@ class ClaimTable:
     def renew(self, token: int, client: int, now: float) -> None:
         """Renews a claim whose holder is alive. Does nothing if the claim has ended or another client holds it."""
         claim = self._by_token.get(token)
-        if claim is not None and claim.client == client:
+        if claim is not None and claim.holder.client == client:
             self._timers.set(token, min(now + self._claim_s, claim.ends_at))
 
     def abandon(self, token: int, uid: int, now: float) -> list[Verdict]:
         """Ends a claim whose holder gives up. Does nothing if the claim has ended, or is another uid's."""
         claim = self._by_token.get(token)
-        if claim is None or claim.uid != uid:
-            return []
-        return self._failed(claim, now)
+        return [] if claim is None or claim.holder.uid != uid else self._failed(claim, now)
 
     def key_held(self, token: int, uid: int) -> bytes | None:
         """The key of a claim that a client of this uid holds; None if there is none."""
         claim = self._by_token.get(token)
-        return None if claim is None or claim.uid != uid or claim.seeks else claim.key
+        return None if claim is None or claim.holder.uid != uid or claim.seeks else claim.key
 
     def committed(self, key: bytes) -> list[Verdict]:
         """`key` is stored, by any client."""
@@ -186,7 +189,7 @@ class ClaimTable:
         """A commit under this claim was refused, or will not come, as its value cannot be stored. Does nothing if the
         claim has ended, or is not one of this uid on this key."""
         claim = self._by_token.get(token)
-        if claim is None or claim.uid != uid or claim.key != key:
+        if claim is None or claim.holder.uid != uid or claim.key != key:
             return []
         return self._failed(claim, now) if claim.seeks else self._give_up(claim)
 
@@ -198,12 +201,13 @@ class ClaimTable:
     def client_left(self, client: int, now: float) -> list[Verdict]:
         """Drops the client's waits and fails its claims."""
         held = []
-        for key, request in list(self._stakes.get(client, ())):
+        for key, number in list(self._stakes.get(client, ())):
             claim = self.by_key[key]
-            if (client, request) in claim.waiters:
-                self._settled(client, claim.waiters.pop((client, request))[0], key, request)
-            else:
+            asked = claim.waiters.pop((client, number), None)
+            if asked is None:
                 held.append(claim)
+            else:
+                self._settled(key, asked)
         held.sort(key=lambda claim: claim.token)
         return [verdict for claim in held for verdict in self._failed(claim, now)]
 
@@ -219,70 +223,64 @@ class ClaimTable:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        self._timers.check_invariants()
-        assert {c.token: c for c in self.by_key.values()} == self._by_token
-        stakes: dict[int, set[tuple[bytes, int]]] = {}
-        of_uid: Counter[int] = Counter()
+        assert {claim.token: claim for claim in self.by_key.values()} == self._by_token
+        stakes, of_uid = defaultdict(set), Counter[int]()
         for key, claim in self.by_key.items():
-            assert claim.key == key and claim.token <= self._last_token
             due = self._timers.when(claim.token)
             assert due is not None and due <= claim.ends_at
-            of = [(client, request, uid) for (client, request), (uid, _) in claim.waiters.items()]
-            for client, request, uid in of if claim.seeks else [*of, (claim.client, claim.request, claim.uid)]:
-                stakes.setdefault(client, set()).add((key, request))
-                of_uid[uid] += 1
-        assert stakes == self._stakes
-        assert of_uid == self.of_uid
+            for asked in [*claim.waiters.values(), *([] if claim.seeks else [claim.holder])]:
+                stakes[asked.client].add((key, asked.number))
+                of_uid[asked.uid] += 1
+        assert stakes == self._stakes and of_uid == self.of_uid
 
-    def _admit(self, client: int, uid: int, key: bytes, request: int) -> None:
+    def _admitted(self, key: bytes, asked: _Request) -> _Request:
         """Counts the stake of a request, which is to get a claim or to wait."""
-        stakes = self._stakes.get(client, ())
+        stakes = self._stakes.get(asked.client, ())
         if len(stakes) >= self._per_client_max:
             raise LimitReached(
                 f"this client has {len(stakes)} claims and waits, and may have {self._per_client_max}: compute without "
                 "a claim"
             )
-        if (key, request) in stakes:
-            raise UsageError(f"request {request} asks for this key already: give each request an id of its own")
-        self._stakes[client].add((key, request))
-        self.of_uid[uid] += 1
+        if (key, asked.number) in stakes:
+            raise UsageError(f"request {asked.number} asks for this key already: give each request an id of its own")
+        self._stakes[asked.client].add((key, asked.number))
+        self.of_uid[asked.uid] += 1
+        return asked
 
-    def _settled(self, client: int, uid: int, key: bytes, request: int) -> None:
+    def _settled(self, key: bytes, asked: _Request) -> None:
         """A request neither waits nor has its claim any more."""
-        self._stakes[client].remove((key, request))
-        if not self._stakes[client]:
-            del self._stakes[client]
-        self.of_uid[uid] -= 1
-        if not self.of_uid[uid]:
-            del self.of_uid[uid]
+        self._stakes[asked.client].remove((key, asked.number))
+        if not self._stakes[asked.client]:
+            del self._stakes[asked.client]
+        self.of_uid[asked.uid] -= 1
+        if not self.of_uid[asked.uid]:
+            del self.of_uid[asked.uid]
 
-    def _begin(
-        self, key: bytes, client: int, request: int, uid: int, due: float, ends_at: float, expected_at: float
-    ) -> _Claim:
+    def _begin(self, key: bytes, holder: _Request, due: float, ends_at: float, expected_at: float) -> _Claim:
         self._last_token += 1
-        claim = _Claim(key, client, request, uid, self._last_token, ends_at, expected_at)
+        claim = _Claim(key, holder, self._last_token, ends_at, expected_at)
         self.by_key[key] = self._by_token[claim.token] = claim
         self._timers.set(claim.token, due)
         return claim
 
-    def _wait(self, claim: _Claim, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
-        claim.waiters[client, request] = uid, within_s
-        return Verdict(client, request, claim.key, "wait", lasts_s=max(0.0, claim.expected_at - now))
+    def _wait(self, claim: _Claim, asked: _Request, now: float) -> Verdict:
+        claim.waiters[asked.client, asked.number] = asked
+        return Verdict(asked.client, asked.number, claim.key, "wait", lasts_s=max(0.0, claim.expected_at - now))
 
-    def _grant(self, key: bytes, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
-        expected_at = now + within_s if within_s else 0.0
-        claim = self._begin(key, client, request, uid, now + self._claim_s, now + self._claim_s_max, expected_at)
+    def _grant(self, key: bytes, asked: _Request, now: float) -> Verdict:
+        expected_at = now + asked.within_s if asked.within_s else 0.0
+        claim = self._begin(key, asked, now + self._claim_s, now + self._claim_s_max, expected_at)
         self.granted += 1
-        return Verdict(client, request, key, "compute", claim.token, self._claim_s)
+        return Verdict(asked.client, asked.number, key, "compute", claim.token, self._claim_s)
 
     def _failed(self, claim: _Claim, now: float) -> list[Verdict]:
         """The holder will not store the key: hands the claim over once, or lets every waiter compute."""
         if claim.handed_over or not claim.waiters:
             return self._give_up(claim)
         self._remove(claim)
-        (client, request), (uid, within_s) = next(iter(claim.waiters.items()))
-        del claim.waiters[client, request]
-        verdict = self._grant(claim.key, client, uid, request, now, within_s)
+        first = next(iter(claim.waiters.values()))
+        del claim.waiters[first.client, first.number]
+        verdict = self._grant(claim.key, first, now)
         successor = self.by_key[claim.key]
         successor.waiters, successor.handed_over = claim.waiters, not claim.seeks
         self.handed_over += successor.handed_over
@@ -295,13 +293,13 @@ class ClaimTable:
 
     def _end(self, claim: _Claim, answer: Literal["hit", "alone"]) -> list[Verdict]:
         self._remove(claim)
-        for (client, request), (uid, _) in claim.waiters.items():
-            self._settled(client, uid, claim.key, request)
-        return [Verdict(client, request, claim.key, answer) for client, request in claim.waiters]
+        for asked in claim.waiters.values():
+            self._settled(claim.key, asked)
+        return [Verdict(client, number, claim.key, answer) for client, number in claim.waiters]
 
     def _remove(self, claim: _Claim) -> None:
         del self.by_key[claim.key]
         del self._by_token[claim.token]
         self._timers.drop(claim.token)
         if not claim.seeks:
-            self._settled(claim.client, claim.uid, claim.key, claim.request)
+            self._settled(claim.key, claim.holder)

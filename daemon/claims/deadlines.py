@@ -2,10 +2,6 @@
 
 A heap with lazy deletion: a changed deadline leaves its old heap entry behind, which is skipped when it reaches the
 top. Once more than half of the heap is outdated it is built anew, so every operation is O(log n) on average.
-
-Owns the deadlines. Does not own the clock nor what a deadline causes.
-
-Invariant: every deadline is in the heap.
 """
 
 from __future__ import annotations
@@ -30,9 +26,6 @@ class Deadlines(Generic[Name]):
 
     def __len__(self) -> int:
         return len(self._places)
-
-    def __contains__(self, name: Name) -> bool:
-        return name in self._places
 
     def set(self, name: Name, when: float) -> None:
         """Sets the name's deadline."""
@@ -65,10 +58,6 @@ class Deadlines(Generic[Name]):
         name = heappop(self._heap)[2]
         del self._places[name]
         return name
-
-    def check_invariants(self) -> None:
-        """Asserts that every deadline can still come up."""
-        assert set(self._places.values()) <= set(self._heap), "a deadline is not in the heap"
 
     def _thin(self) -> None:
         if len(self._heap) > 2 * len(self._places) + OUTDATED_MIN:

@@ -1,7 +1,7 @@
 """What one uid may have and send, so that some is always left for other uids: shares of resources, and a rate.
 
-Owns: the rules, the count of refusals by each, and the time until which each uid has used up its rate (generic cell
-rate algorithm, ITU-T I.371). Does not own the amounts: the owner of a resource knows what a uid has.
+Owns the rules, and the time until which each uid has used up its rate (generic cell rate algorithm, ITU-T I.371). The
+owner of a resource knows what a uid has.
 
 Invariants: root and the daemon's own uid have no limit, since they could take the resources anyway. In any stretch of t
 seconds, the requests of one uid that waited as required cost at most rate * (t + BURST_S) + 1.

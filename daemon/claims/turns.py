@@ -3,8 +3,6 @@
 A client with many waiting items delays each other client by one item a turn. Used for requests that wait for room, by
 the actors' inboxes and by the copier.
 
-Owns the order. Does not own the items' meaning.
-
 Invariants: the items of one client leave in order of arrival. The head stays the head until it leaves. No empty queue
 is kept.
 """
@@ -41,13 +39,7 @@ class Turns(Generic[Item]):
         return next(iter(self), None)
 
     def take(self) -> Item:
-        """Removes the head. Its client and its uid are queued after all others.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
-        if not self._length:
-            raise IndexError("nothing waits")
+        """Removes the head, which there must be. Its client and its uid are queued after all others."""
         self._length -= 1
         uid, clients = self._uids.popitem(last=False)
         client, items = clients.popitem(last=False)
@@ -59,39 +51,29 @@ class Turns(Generic[Item]):
         return item
 
     def remove(self, uid: int, client: int, item: Item) -> bool:
-        """Removes one item of the client. The order of turns does not change.
-
-        Returns:
-            Whether the item was queued.
-        """
-        if not self.waiting(uid, client) or item not in (items := self._uids[uid][client]):
+        """Removes one item of the client, if it is queued. Returns whether it was. The order of turns does not
+        change."""
+        clients = self._uids.get(uid, {})
+        items = clients.get(client, ())
+        if item not in items:
             return False
-        items.remove(item)
+        clients[client].remove(item)
         self._length -= 1
         if not items:
-            del self._uids[uid][client]
-        if not self._uids[uid]:
+            del clients[client]
+        if not clients:
             del self._uids[uid]
         return True
 
     def waiting(self, uid: int, client: int) -> int:
         """The number of the client's items."""
-        return len(self._uids.get(uid, OrderedDict()).get(client, ()))
-
-    def firsts(self, uid: int) -> list[Item]:
-        """The first item of each client of the uid, in the order of their turns."""
-        return [items[0] for items in self._uids.get(uid, OrderedDict()).values()]
+        return len(self._uids.get(uid, {}).get(client, ()))
 
     def __iter__(self) -> Iterator[Item]:
         """Every item, client by client."""
         for clients in self._uids.values():
             for items in clients.values():
                 yield from items
-
-    def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises of its tables."""
-        assert self._length == sum(1 for _ in self)
-        assert all(clients and all(clients.values()) for clients in self._uids.values())
 
     def _items(self, uid: int, client: int) -> deque[Item]:
         """The client's items, to which one is added."""

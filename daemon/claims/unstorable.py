@@ -1,7 +1,5 @@
-"""Keys whose value cannot be stored: too large, or in a form that no payload has.
-
-Owns: which keys those are, each for REMEMBERED_S, and the reasons by namespace, for status. Does not own claims: nobody
-gets one of a key that is remembered here, so no client waits for a value that never comes (`requests`).
+"""Keys whose value cannot be stored: too large, or in a form that no payload has. Nobody gets a claim on a key that is
+remembered here, so no client waits for a value that never comes.
 
 Invariants: at most KEYS_MAX keys and REASONS_MAX reasons are remembered; the oldest go first.
 """

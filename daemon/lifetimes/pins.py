@@ -3,8 +3,6 @@
 A pin by message keeps its entry published, unlike the pin words of a lane: the entry is no victim and does not expire.
 An explicit evict, clear or invalidate ends it nevertheless.
 
-Owns the pins, their deadlines and the sum of pinned bytes. Does not own entries.
-
 Invariants: a pin ends at its deadline, with its client, with its entry, or by Unpin. A client has at most one pin on a
 row, and a limited number of pins. The bytes of all pinned rows stay under the limit. A pinned row is held (`hold`).
 """
@@ -12,7 +10,6 @@ row, and a limited number of pins. The bytes of all pinned rows stay under the l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ...errors import LimitReached
@@ -21,7 +18,6 @@ from ..claims.deadlines import Deadlines
 EXPIRED_AT_ONCE: Final = 128
 
 
-@dataclass(eq=False, repr=False)
 class Pins:
     """The pins by row and by client, with their deadlines.
 
@@ -30,12 +26,13 @@ class Pins:
         release: the row's last pin has ended, and its entry has not.
     """
 
-    per_client_max: int
-    bytes_max: int
-    _hold: Callable[[int], object]
-    _release: Callable[[int], object]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, per_client_max: int, bytes_max: int, hold: Callable[[int], object], release: Callable[[int], object]
+    ) -> None:
+        self.per_client_max = per_client_max
+        self.bytes_max = bytes_max
+        self._hold = hold
+        self._release = release
         self._until: Deadlines[tuple[int, int]] = Deadlines()
         self._by_client: dict[int, set[int]] = {}
         self._by_row: dict[int, tuple[int, set[int]]] = {}
@@ -80,35 +77,37 @@ class Pins:
 
     def unpin(self, client: int, row: int) -> None:
         """Ends a pin, if there is one."""
-        if row in self._by_client.get(client, ()):
-            self._until.drop((client, row))
-            self._take_back(client, row)
+        if self._end(client, row):
+            self._release(row)
 
     def row_gone(self, row: int) -> None:
         """Ends every pin on the row, since its entry has ended."""
         for client in list(self._by_row[row][1]) if row in self._by_row else ():
-            self._until.drop((client, row))
-            self._take_back(client, row, gone=True)
+            self._end(client, row)
 
     def client_left(self, client: int) -> None:
         """Ends the client's pins."""
         for row in list(self._by_client.get(client, ())):
             self.unpin(client, row)
 
-    def expire(self, now: float, most: int = EXPIRED_AT_ONCE) -> None:
-        """Ends up to `most` pins whose time is up."""
-        for _ in range(most):
+    def expire(self, now: float) -> None:
+        """Ends up to EXPIRED_AT_ONCE pins whose time is up."""
+        for _ in range(EXPIRED_AT_ONCE):
             due = self._until.pop_due(now)
             if due is None:
                 return
-            self._take_back(*due)
+            self.unpin(*due)
 
     def last_until(self, row: int) -> float:
         """When the last pin on the row ends."""
         return max(self._until.when((client, row)) or 0.0 for client in self._by_row[row][1])
 
-    def _take_back(self, client: int, row: int, *, gone: bool = False) -> None:
-        own = self._by_client[client]
+    def _end(self, client: int, row: int) -> bool:
+        """Ends a pin, if there is one. Returns whether it was the last one on the row."""
+        own = self._by_client.get(client, set())
+        if row not in own:
+            return False
+        self._until.drop((client, row))
         own.discard(row)
         if not own:
             del self._by_client[client]
@@ -117,13 +116,11 @@ class Pins:
         if not clients:
             del self._by_row[row]
             self.pinned_bytes -= size_bytes
-            if not gone:
-                self._release(row)
+        return not clients
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        self._until.check_invariants()
         pairs = {(client, row) for client, rows in self._by_client.items() for row in rows}
         assert pairs == {(client, row) for row, (_, clients) in self._by_row.items() for client in clients}
-        assert len(pairs) == len(self._until) and all(pair in self._until for pair in pairs)
+        assert len(pairs) == len(self._until) and all(self._until.when(pair) is not None for pair in pairs)
         assert self.pinned_bytes == sum(size for size, _ in self._by_row.values())

@@ -311,7 +311,6 @@ class Lending(OverEntries):
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        self._turns.check_invariants()
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter

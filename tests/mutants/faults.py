@@ -172,13 +172,13 @@ FAULTS = [
         "tests/daemon/claims tests/client/computing tests/daemon/core/test_computing_once.py",
         (
             "only the holder of a claim renews it",
-            "if claim is not None and claim.client == client:",
+            "if claim is not None and claim.holder.client == client:",
             "if claim is not None:",
         ),
         (
             "a claim of another uid is not given up",
-            "if claim is None or claim.uid != uid:\n            return []",
-            "if claim is None:\n            return []",
+            "return [] if claim is None or claim.holder.uid != uid else self._failed(claim, now)",
+            "return [] if claim is None else self._failed(claim, now)",
         ),
         ("a lost holder's claim goes to the next", "if claim.handed_over or not claim.waiters:", "if claim.waiters:"),
         (
