@@ -53,7 +53,7 @@ class Turns(Generic[Item]):
     def remove(self, uid: int, client: int, item: Item) -> bool:
         """Removes one item of the client, if it is queued. Returns whether it was. The order of turns does not
         change."""
-        clients = self._uids.get(uid, {})
+        clients = self._uids.get(uid, OrderedDict())
         items = clients.get(client, ())
         if item not in items:
             return False
@@ -67,7 +67,7 @@ class Turns(Generic[Item]):
 
     def waiting(self, uid: int, client: int) -> int:
         """The number of the client's items."""
-        return len(self._uids.get(uid, {}).get(client, ()))
+        return len(self._uids.get(uid, OrderedDict()).get(client, ()))
 
     def __iter__(self) -> Iterator[Item]:
         """Every item, client by client."""

@@ -7,8 +7,7 @@ The pass takes some 5 ms for a million rows, so it is made at most every 1/LOOKE
 expires up to 0.25 s late in a store of a million rows, and at once in a small one. The header has the time for clients
 and for the next daemon. A get does not renew it.
 
-Owns the column `ends`. The commit fills it in, and the end of an entry clears it (`store.spans`). Does not own how an
-entry ends (`removals`).
+Owns the column `ends`. The commit fills it in, and the end of an entry clears it (`store.spans`).
 
 Invariants: exactly the stored entries that expire have a number in the column. It is their time of expiry, or a later
 one at which they are looked at again.
@@ -46,14 +45,16 @@ class Expiry(OverEntries):
         """When an entry expires; earlier if the first to expire has ended."""
         self._looked_at = -inf
         self._found: Array = np.empty(0, np.int64)
-        self._at = 0
+        """Those that had expired by then, and were not given by `due` yet."""
 
     def next_timer(self) -> float | None:
         """When `due` is due."""
-        if self._at < len(self._found):
-            return self._looked_at
-        when = max(self._next, self._looked_at + self._top / LOOKED_AT_PER_S)
+        when = self._looked_at if len(self._found) else self._next_look
         return None if when == inf else when
+
+    @property
+    def _next_look(self) -> float:
+        return max(self._next, self._looked_at + self._top / LOOKED_AT_PER_S)
 
     def stored(self, rows: Array) -> None:
         """New entries, whose times of expiry the commit has put into the column, or those that a recovery has found."""
@@ -77,12 +78,14 @@ class Expiry(OverEntries):
     def due(self, now: float, most: int) -> list[int]:
         """Up to `most` entries that have expired, and may end: neither pinned by message, nor with published
         children. More may be due (`next_timer`)."""
-        if self._at == len(self._found):
-            if now < max(self._next, self._looked_at + self._top / LOOKED_AT_PER_S):
+        if not len(self._found):
+            if now < self._next_look:
                 return []
-            self._look(now)
-        rows = self._found[self._at : self._at + most]
-        self._at += len(rows)
+            ends = self._ends[: self._top]
+            self._found = np.flatnonzero((ends > 0) & (ends <= now))
+            self._looked_at = now
+            self._next = float(np.min(ends, where=ends > now, initial=inf))
+        rows, self._found = self._found[:most], self._found[most:]
         ends = self._ends[rows]
         # It may have ended, or been renewed, since it was found.
         rows = rows[(ends > 0) & (ends <= now)]
@@ -95,12 +98,6 @@ class Expiry(OverEntries):
             else:
                 found.append(row)
         return found
-
-    def _look(self, now: float) -> None:
-        ends = self._ends[: self._top]
-        self._found = np.flatnonzero((ends > 0) & (ends <= now))
-        self._at, self._looked_at = 0, now
-        self._next = float(np.min(ends, where=ends > now, initial=inf))
 
     def _look_at(self, row: int, when: float) -> None:
         self._table.ends[row] = when
@@ -117,5 +114,5 @@ class Expiry(OverEntries):
             expires = self._details.expires(row)
             assert table.ends[row] >= expires - abs(expires) * 2.0**-35, "an entry would expire too early"
             assert row < self._top
-        waits = set(self._found[self._at :].tolist())
+        waits = set(self._found.tolist())
         assert all(row in waits or table.ends[row] >= self._next for row in timed)

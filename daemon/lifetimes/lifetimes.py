@@ -3,7 +3,7 @@
     stored ─→ expiry, hit ratios        accessed, touch, put again ─→ uses        tick ─→ pins, expiry, sweeps
     evict, clear, invalidate, expiry, corruption ─→ removals ─→ store.spans
 
-Owns the order in which the parts do what is due. Does not own their rules. Invariants: those of the parts.
+Owns the order in which the parts do what is due.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from ..reports.removal_history import RemovalHistory
 from ..store.entries import Entries, OverEntries
 from .expiry import Expiry
 from .pins import Pins
-from .removals import RemovalProgress, Removals
-from .sweeps import Sweeps
+from .removals import RemovalProgress, Removals, Sweeps
 from .uses import Uses
 
 Array = np.ndarray[Any, Any]
 
 
 class Lifetimes(OverEntries):
-    """The parts: `pins`, `expiry`, `removals`, `uses`, `sweeps`."""
+    """The parts of this package over one store."""
 
     def __init__(
         self,

@@ -6,11 +6,15 @@
 Reasons: capacity, entries, tokens, pressure (victims); ttl, explicit, cleared, invalidated,
 corrupt. The descendants of an ended entry end for the same reason, in slices.
 
-Owns the entries that have ended and have children which have not. Does not own spans (`store.spans`), the choice of
-victims (daemon/room), nor the records (daemon/reports).
+A sweep ends the entries of a namespace, or all, that were published before its request, SLICE at a time, so that no
+event takes longer than one slice.
+
+Owns the entries that have ended and have children which have not, and the sweeps in progress. Does not own spans
+(`store.spans`), the choice of victims (daemon/room), nor the records (daemon/reports).
 
 Invariants: a stored entry whose parent has ended is about to end. An entry that was hidden and is published again is
-not counted.
+not counted. The new generation is in the index segment (`shm.index.generations`) before the first entry of the old
+generation ends, and before the answer is sent.
 """
 
 from __future__ import annotations
@@ -23,11 +27,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...ipc.messages import control as messages
+from ...shm.index.generations import GenerationWriter
+from ..claims.claims import NOBODY
+from ..claims.quotas import Quotas
 from ..forms.outbox import StoreOutbox
 from ..reports.hits import Hits
 from ..reports.removal_history import REASONS, REMOVED, RemovalHistory
-from ..store.entries import Entries
-from ..store.table import ENDED, LIVE
+from ..store.entries import Entries, OverEntries
+from ..store.table import ENDED, LIVE, VICTIM
 from .expiry import Expiry
 from .pins import Pins
 
@@ -36,7 +44,8 @@ SLICE: Final = 256
 EXPIRED_AT_ONCE: Final = 128
 _NUMBERS: Final = {reason: number for number, reason in enumerate(REASONS)}
 _WITH_OTHERS: Final = frozenset({"cleared", "invalidated"})
-"""Reasons of ends that are announced together, by the job that ends them (`sweeps`)."""
+"""Reasons of ends that are announced together, by the sweep that ends them."""
+_NO_ROWS: Final = np.empty(0, np.int64)
 
 Array = np.ndarray[Any, Any]
 
@@ -84,9 +93,9 @@ class Removals:
                 progress.waiting += 1
                 self._parents.append((row, progress))
 
-    def end_children(self, most: int = SLICE) -> None:
-        """Ends up to `most` descendants of ended entries."""
-        table, families = self._entries.table, self._entries.families
+    def end_children(self) -> None:
+        """Ends up to SLICE descendants of ended entries."""
+        table, families, most = self._entries.table, self._entries.families, SLICE
         while self._parents and most > 0:
             row, progress = self._parents[0]
             # All its children may have been victims, and then its row may be another entry's.
@@ -98,10 +107,10 @@ class Removals:
                 self._parents.popleft()
                 progress.waiting -= 1
 
-    def expire(self, now: float, most: int = EXPIRED_AT_ONCE) -> None:
-        """Ends up to `most` entries whose time is up. An entry that is pinned by message stays until the pin ends, one
-        with published children until the last child has ended."""
-        self.end(self._expiry.due(now, most), RemovalProgress("ttl"))
+    def expire(self, now: float) -> None:
+        """Ends up to EXPIRED_AT_ONCE entries whose time is up. An entry that is pinned by message stays until the pin
+        ends, one with published children until the last child has ended."""
+        self.end(self._expiry.due(now, EXPIRED_AT_ONCE), RemovalProgress("ttl"))
 
     def corrupt(self, rows: Sequence[int]) -> None:
         """Ends entries whose bytes are not those that were put."""
@@ -149,3 +158,118 @@ class Removals:
             # A victim whose parent was put again ends with its scan: it has ancestors no more.
             if table.states[row] == LIVE and parent and table.states[parent] == ENDED:
                 assert parent in ended, "an entry is stored without its parent"
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """`generation`: the namespace's, for an Invalidate. `rows`: those that were to end when the sweep began, of which
+    `at` were looked at; None before that."""
+
+    client: int
+    request: messages.Clear | messages.Invalidate
+    asked_at: float
+    progress: RemovalProgress
+    generation: int = 0
+    rows: Array | None = None
+    at: int = 0
+
+    @property
+    def walked(self) -> bool:
+        return self.rows is not None and self.at >= len(self.rows)
+
+
+class Sweeps(OverEntries):
+    """The sweeps, for Clear and Invalidate, in order of request. The answer of each follows its last slice."""
+
+    def __init__(
+        self, entries: Entries, generations: GenerationWriter, removals: Removals, outbox: StoreOutbox, quotas: Quotas
+    ) -> None:
+        super().__init__(entries)
+        self._generations = generations
+        self._removals = removals
+        self._outbox = outbox
+        self._quotas = quotas
+        self._states: Array = np.frombuffer(self._table.states, np.uint8)
+        self._names = self._table.column("namespaces")
+        self._waiting: deque[_Sweep] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def clear(self, client: int, request: messages.Clear) -> None:
+        """Ends the entries of one namespace, or all entries. Answered by Counted."""
+        self._begin(_Sweep(client, request, self._outbox.now, RemovalProgress("cleared")))
+
+    def invalidate(self, client: int, request: messages.Invalidate) -> bool:
+        """Raises the namespace's generation and ends its entries, unless another client has raised it meanwhile.
+
+        Answered by Generation.
+
+        Returns:
+            Whether the generation was raised.
+
+        Raises:
+            LimitReached: too many namespaces, in all or of the uid, would be invalidated, or the generation is the last
+                possible one.
+        """
+        tag, generations = request.namespace, self._generations
+        known = generations.current(tag)
+        is_new = request.generation >= known
+        sweep = _Sweep(client, request, self._outbox.now, RemovalProgress("invalidated"), known)
+        if is_new:
+            sweep.generation = request.generation + 1
+            # The daemon follows an invalidation on another host.
+            uid = self._quotas.own_uid if client == NOBODY else self._outbox.clients[client].uid
+            if tag not in generations and client != NOBODY:
+                self._quotas.admit("namespaces", uid, generations.of_uid[uid])
+            generations.raise_to(tag, sweep.generation, uid)
+            self._tenants.invalidated.add(tag)
+        else:
+            # No entry is left to end, but an earlier sweep may be running, and is answered first.
+            sweep.rows = _NO_ROWS
+        self._begin(sweep)
+        return is_new
+
+    def advance(self) -> None:
+        """Ends the next slice, once the descendants of the last slice have ended."""
+        if not self._waiting or self._waiting[0].walked or self._removals.ending:
+            return
+        sweep = self._waiting[0]
+        if sweep.rows is None:
+            # 3 ms for a million rows.
+            sweep.rows = np.flatnonzero(self._is_swept(sweep, slice(None)))
+        rows = sweep.rows[sweep.at : sweep.at + SLICE]
+        sweep.at += SLICE
+        # Meanwhile it may have ended, and the row be another entry's.
+        rows = rows[self._is_swept(sweep, rows)]
+        rows = rows[self._details.created(rows, self._outbox.now) <= sweep.asked_at]
+        self._removals.end(rows.tolist(), sweep.progress)
+
+    def answer(self) -> None:
+        """Answers the first sweep, if it has ended."""
+        if not self._waiting or not self._waiting[0].walked or self._waiting[0].progress.waiting:
+            return
+        sweep = self._waiting.popleft()
+        request, ended, tag = sweep.request, sweep.progress.ended, sweep.request.namespace
+        cleared = isinstance(request, messages.Clear)
+        self._outbox.send(
+            sweep.client,
+            messages.Counted(request.id, ended)
+            if cleared
+            else messages.Generation(request.id, sweep.generation, ended),
+        )
+        event, named = "clear" if cleared else "invalidate", None if tag is None else tag.hex()
+        self._outbox.announce(event, client=sweep.client, namespace=named, count=ended)
+
+    def _begin(self, sweep: _Sweep) -> None:
+        self._waiting.append(sweep)
+        if len(self._waiting) == 1:
+            self.advance()
+
+    def _is_swept(self, sweep: _Sweep, rows: Array | slice) -> Array:
+        """Which of these rows are entries of the sweep's namespace, victims included, (n,) bool."""
+        states, tag = self._states[rows], sweep.request.namespace
+        stored: Array = (states == LIVE) | (states == VICTIM)
+        if tag is not None:
+            stored &= self._names[rows] == self._tenants.number_of.get(tag, -1)
+        return stored

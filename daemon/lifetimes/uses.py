@@ -2,8 +2,7 @@
 
     span ids ─ rows, as arrays ─→ the policy, once ─→ reuse words ─→ hit ratios
 
-Owns nothing: the policy has the order, the index the uses and the last use of each entry (`store.details`). Does not
-own lanes.
+The policy has the order, the index the uses and the last use of each entry (`store.details`).
 
 Invariant: an id that is no entry's, or of an entry that has ended, counts as an unknown hit and changes nothing.
 """
@@ -39,7 +38,8 @@ class Uses(OverEntries):
     def accessed(self, event: Accessed, now: float) -> Array:
         """Counts what a lane's log and counters have. Returns the rows that were used, in order, some several times."""
         counters = self._outbox.counters
-        rows = self.rows_of(np.asarray(event.span_ids, np.uint64))
+        rows, known = self._find(np.asarray(event.span_ids, np.uint64))
+        rows = rows[known]
         hits = len(event.span_ids) + event.lost
         counters.hits += hits
         counters.hits_unknown += len(event.span_ids) - len(rows)
@@ -75,13 +75,8 @@ class Uses(OverEntries):
         rows, known = self._find(span_ids)
         self._details.show_holders(rows[known], holders[known].astype(np.uint64))
 
-    def rows_of(self, span_ids: Array) -> Array:
-        """The rows of those span ids that are an entry's, in their order. `span_ids`: (n,) uint64."""
-        rows, known = self._find(span_ids)
-        return rows[known]
-
     def _find(self, span_ids: Array) -> tuple[Array, Array]:
-        """The rows, and whether each id is an entry's."""
+        """The rows of span ids, and whether each id is an entry's."""
         rows = (span_ids & np.uint64(self._table.row_mask)).astype(np.int64)
         states = self._states[rows]
         stored = (states == LIVE) | (states == VICTIM)

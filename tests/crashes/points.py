@@ -53,7 +53,7 @@ DAEMON: Final = {
     "evict": (
         "daemon.store.spans:Spans.end",
         "daemon.store.slots:Slots.unpublish",
-        "daemon.lifetimes.sweeps:Sweeps.clear",
+        "daemon.lifetimes.removals:Sweeps.clear",
     ),
     "touch": (
         "daemon.core.dispatch:Dispatch._of_keys",
@@ -110,10 +110,10 @@ DAEMON: Final = {
     ),
     "invalidate": (
         "daemon.core.dispatch:Dispatch._invalidate",
-        "daemon.lifetimes.sweeps:Sweeps.invalidate",
+        "daemon.lifetimes.removals:Sweeps.invalidate",
         "shm.index.generations:GenerationWriter.raise_to",
-        "daemon.lifetimes.sweeps:Sweeps.advance",
-        "daemon.lifetimes.sweeps:Sweeps.answer",
+        "daemon.lifetimes.removals:Sweeps.advance",
+        "daemon.lifetimes.removals:Sweeps.answer",
     ),
     "offload": (
         "daemon.governor.devices.devices:Devices.register",
