@@ -67,18 +67,8 @@ class Parts(Entries):
             outbox,
             limits,
         )
-        self.host_memory = HostMemory(
-            table,
-            self.holes,
-            spans,
-            self.families,
-            self.policy,
-            self.budget,
-            self.remote.writes,
-            outbox,
-            self.runway.places.join,
-            limits.rescan_s,
-        )
+        writes, places = self.remote.writes, self.runway.places
+        self.host_memory = HostMemory(self, self.budget, writes, outbox, places.join, limits.rescan_s)
         self.runway.pages = self.host_memory
         self.matching = Matching(
             table, slots, self.agents, self.blocks, self.lifetimes.uses.used, outbox, limits.prefix_wait_s

@@ -4,18 +4,15 @@
                                                    └ of entries: `_choose` → hidden, a scan, holes
     HostHolds ← whenever what is resident has changed
 
-While entries are being written to the remote store before they go, none of them is hidden (`Writes.staying`).
-
 An entry is chosen in the policy's order. One whose end would free few pages or none is chosen together with its
 neighbours, the colder one first, until CLUSTER_PAGES are free in one piece. That keeps the number of withdrawn rows
 small.
 
-Owns: the choice of entries for pages, the last Pressed, and the last report. Does not own: scans, which the caller
-begins (`spans.scan_due`, `scan_due`), nor what becomes of freed rows: they become holes while there are excess bytes.
+The caller begins scans (`spans.scan_due`, `scan_due`). Freed rows become holes while there are excess bytes.
 
-Invariants: no entry goes for pages while holes, or rows that wait for a scan, may give them. Every chosen group of
-neighbours frees at least one page. Two reports in a row
-differ, unless the governor asked. An entry that is known to be in use is not hidden.
+Invariants: no entry goes for pages while holes, or rows that wait for a scan, may give them; none is hidden while it
+is being written to the remote store (`Writes.staying`), or is known to be in use. Two reports in a row differ, unless
+the governor asked.
 """
 
 from __future__ import annotations
@@ -29,11 +26,8 @@ from ..forms.events import Pressed
 from ..forms.limits import RingBudget
 from ..forms.outbox import StoreOutbox
 from ..remote.writes import Writes
-from ..replacement import Replacement
-from ..store.families import Families
-from ..store.holes import Holes
-from ..store.spans import Spans
-from ..store.table import EDGE, LIVE, RowTable
+from ..store.entries import Entries, OverEntries
+from ..store.table import EDGE, LIVE
 from .residency import Residency
 from .withdrawn import Withdrawn, pages_in
 
@@ -46,7 +40,7 @@ LOOKS_MAX: Final = 256
 RESCAN_S_MAX: Final = 2.0
 
 
-class HostMemory:
+class HostMemory(OverEntries):
     """The pages of one ring.
 
     Args:
@@ -56,27 +50,19 @@ class HostMemory:
 
     def __init__(
         self,
-        table: RowTable,
-        holes: Holes,
-        spans: Spans,
-        families: Families,
-        policy: Replacement,
+        entries: Entries,
         budget: RingBudget,
         writes: Writes,
         outbox: StoreOutbox,
-        give_up: Callable[[], object] = lambda: None,
-        rescan_s: float = 0.05,
+        give_up: Callable[[], object],
+        rescan_s: float,
     ) -> None:
-        self._table = table
-        self._holes = holes
-        self._spans = spans
-        self._families = families
-        self._policy = policy
+        super().__init__(entries)
         self._writes = writes
         self._outbox = outbox
         self._give_up = give_up
-        self.withdrawn = Withdrawn(table, holes)
-        self.residency = Residency(self.withdrawn, holes, budget, outbox)
+        self.withdrawn = Withdrawn(self._table, self._holes)
+        self.residency = Residency(self.withdrawn, self._holes, budget, outbox)
         self._rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self._tried: list[int] = []
@@ -141,7 +127,7 @@ class HostMemory:
         """Tells the governor if a value has changed. `ring_bytes`: the ring's final size. During an exchange of pages
         nothing is told: when it ends, as many bytes are resident as before."""
         residency = self.residency
-        if residency.exchanges:
+        if residency.exchange_progress() != "none":
             return
         settled = not residency.regrowing and (not residency.over_target or self.stuck)
         holds = HostHolds(residency.resident_bytes, residency.wanted_bytes(ring_bytes), settled)
@@ -211,10 +197,10 @@ class HostMemory:
         chosen[row] = None
         first, last = self._widened(row, row, chosen)
         while len(chosen) < VICTIMS_MAX and self._gain(first, last, group) < goal_bytes:
-            left, right = (self._neighbour(each, chosen) for each in (table.prevs[first], table.nexts[last]))
-            if left == right == EDGE:
+            beside = [each for each in (table.nexts[last], table.prevs[first]) if self._may_go(each, chosen)]
+            if not beside:
                 break
-            row = left if right == EDGE or (left != EDGE and self._warmth(left) < self._warmth(right)) else right
+            row = min(beside, key=self._warmth)
             group.add(row)
             chosen[row] = None
             first, last = self._widened(first, last, chosen)
@@ -223,9 +209,6 @@ class HostMemory:
             for row in group:
                 del chosen[row]
         return gained
-
-    def _neighbour(self, row: int, chosen: Collection[int]) -> int:
-        return row if row != EDGE and self._table.states[row] == LIVE and self._may_go(row, chosen) else EDGE
 
     def _widened(self, first: int, last: int, chosen: Collection[int]) -> tuple[int, int]:
         """The rows from `first` to `last` with adjacent rows that were chosen before."""
@@ -254,7 +237,12 @@ class HostMemory:
         """Whether an entry is evictable together with the rows `ending`: it has no other children, and is not known to
         be in use."""
         table = self._table
-        if table.states[row] != LIVE or row in self._spans.held or table.span_ids[row] in self._spans.last_pinned:
+        if (
+            row == EDGE
+            or table.states[row] != LIVE
+            or row in self._spans.held
+            or table.span_ids[row] in self._spans.last_pinned
+        ):
             return False
         if not table.children[row]:
             return True

@@ -6,8 +6,7 @@
 The target is the least of three values: the byte budget rounded up to a page; the limit set under pressure; and, after
 a failed allocation, the bytes resident at that time.
 
-Owns the target, the pending effects, and exchanges. Does not choose entries: if holes do not suffice, `victims_bytes`
-says how many bytes of pages entries must give.
+If holes do not suffice, `victims_bytes` says how many bytes of pages entries must give.
 
 An exchange makes room for a grant if only withdrawn rows are in its way: first as many bytes are returned elsewhere,
 so that the target holds at every moment; then the bytes that the grant needs are taken back.
@@ -118,10 +117,6 @@ class Residency:
             return False
         return self._allocating is not None or self._regrowth_bytes > 0
 
-    @property
-    def exchanges(self) -> bool:
-        return self._exchange is not None
-
     def wanted_bytes(self, ring_bytes: int) -> int:
         """The bytes that would be resident without pressure. `ring_bytes`: the ring's final size."""
         return min(paged(min(self._budget.max_bytes, ring_bytes)), ring_bytes)
@@ -135,7 +130,9 @@ class Residency:
         if self.retry_at is not None and now >= self.retry_at:
             self.retry_at = self._available_bytes = None
         if self.desired_bytes <= self._kept_bytes:
-            self._clear_failure()
+            # No more is desired than is resident, so a failed allocation does not matter any more.
+            self.retry_at = self._available_bytes = None
+            self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""
         target_bytes = self._target_bytes
         limited = target_bytes < self._holes.capacity_bytes
         self._budget.resident_bytes_max = target_bytes if limited else None
@@ -191,22 +188,16 @@ class Residency:
         return "moving" if exchange.missing or self._allocating is not None else "done"
 
     def drop_exchange(self) -> None:
-        """Ends the exchange, whose room is no longer needed. Bytes that were taken back stay resident until `step`."""
+        """Ends the exchange. Bytes that were taken back stay resident until `step`."""
         self._exchange = None
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         self._withdrawn.check_invariants()
         extents = self._withdrawn.within(0, self._holes.capacity_bytes)
-        busy = list(self._punching.items()) + ([self._allocating] if self._allocating is not None else [])
-        ends = 0
-        for offset, size in sorted(busy):
-            assert offset >= ends, "two effects on the same bytes"
-            ends = offset + size
-            assert any(low <= offset and ends <= low + much for low, much in extents), "not withdrawn"
-        assert len(self._punching) <= PUNCHES_MAX
-        assert 0 <= self.punched_bytes == self._withdrawn.size_bytes - sum(self._punching.values())
-        assert self.retry_at is None or self._available_bytes is not None
+        for offset, size in [*self._punching.items(), *([self._allocating] if self._allocating else [])]:
+            assert any(low <= offset and offset + size <= low + much for low, much in extents), "not withdrawn"
+        assert len(self._punching) <= PUNCHES_MAX and self.punched_bytes >= 0
         if self._holes_left and self.excess_bytes:
             assert len(self._punching) == PUNCHES_MAX, "nothing is done about holes over the target"
         if not self._punching and self._allocating is None and self._exchange is None:
@@ -255,8 +246,3 @@ class Residency:
     def _allocate(self, offset: int, size_bytes: int) -> None:
         self._allocating = (offset, size_bytes)
         self._outbox.add(Allocate(offset, size_bytes))
-
-    def _clear_failure(self) -> None:
-        """No more bytes are desired than are resident, so a failed allocation no longer matters."""
-        self.retry_at = self._available_bytes = None
-        self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""

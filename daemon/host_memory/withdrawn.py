@@ -2,8 +2,6 @@
 
     hole ── withdraw_some ──→ WITHDRAWN row ── restore ──→ hole
 
-Owns: these rows. Does not own: when pages go and come (`residency`), nor the pages themselves.
-
 Invariants: a WITHDRAWN row has whole pages; no two of them touch. `size_bytes` is their sum.
 """
 
@@ -162,8 +160,7 @@ class Withdrawn:
 
     def _outside(self, low: int, high: int, spared: tuple[int, int]) -> tuple[int, int]:
         """The whole pages of the larger part of [low, high) outside `spared`."""
-        sides = ((low, min(high, spared[0])), (max(low, spared[1]), high)) if spared[0] < spared[1] else ((low, high),)
-        parts = [(paged(begin), page_at(end)) for begin, end in sides]
+        parts = [(paged(low), page_at(min(high, spared[0]))), (paged(max(low, spared[1])), page_at(high))]
         return max(parts, key=lambda part: part[1] - part[0])
 
     def check_invariants(self) -> None:
