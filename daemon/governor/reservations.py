@@ -21,6 +21,7 @@ those that wait included. Each has an end. A number is never used twice.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +31,6 @@ from ...ipc.messages import control as messages
 from ...ipc.quantities import rounded_size
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
-from .unseen import UnseenBytes
 
 OPERATOR: Final = 0
 """The owner of reservations that no client's end ends. No client has this number."""
@@ -38,6 +38,8 @@ REATTACH_S: Final = 2.0
 """Clients try once a second to attach anew."""
 DUE_MAX: Final = 256
 """Reservations that one Tick ends."""
+SUMS_MAX: Final = 64
+"""Of unseen bytes. Beyond that the latest two become one, which counts until a reading later than both."""
 _ADVICE: Final = "reserve less, wait longer (wait_s), or release entries"
 _ROOM_ADVICE: Final = "ask for less, wait longer (--wait), or end other rooms (tensorctl room 0)"
 
@@ -56,6 +58,30 @@ class FreeRoom:
     pinned_bytes: int = 0
     leaving_bytes: int = 0
     silent_bytes: int = 0
+
+
+class UnseenBytes:
+    """Bytes of a device that were taken or freed, and that the last reading cannot show: sums, each of which counts
+    until a reading that was begun later."""
+
+    def __init__(self) -> None:
+        self._sums: deque[tuple[float, int]] = deque()
+
+    @property
+    def total(self) -> int:
+        """The bytes that count."""
+        return sum(size_bytes for _, size_bytes in self._sums)
+
+    def add(self, size_bytes: int, now: float) -> None:
+        """Counts bytes that were taken or freed by `now`."""
+        if len(self._sums) == SUMS_MAX:
+            size_bytes += self._sums.pop()[1]
+        self._sums.append((now, size_bytes))
+
+    def sampled(self, began_at: float) -> None:
+        """Drops the sums from before this reading was begun: the reading shows them."""
+        while self._sums and self._sums[0][0] < began_at:
+            self._sums.popleft()
 
 
 Told = Callable[[messages.Reserved | TensordError], object]

@@ -1,8 +1,8 @@
 """The registry of the device tier: the entries of all owners, the orders to evict them, and the acknowledgements.
 
-Owns devices and their entries, when a pass begins and what it has shown, and what becomes of an entry that an owner
-acknowledges, or does not. Does not own the choice of entries (choices), the records of orders (orders), modes,
-workflows, reservations or queueing: the governor passes a device's `Circumstances` with each sample and request.
+Owns devices and their entries, when a pass begins and what it has shown, the orders to owners, and what becomes of an
+entry that an owner acknowledges, or does not. Does not own the choice of entries (choices): the governor passes a
+device's `Circumstances` with each sample and request.
 
     registered ──→ resident ──order──→ ordered ──acknowledged──→ gone (offloaded: remembered)
                        ↑                  │
@@ -11,15 +11,15 @@ workflows, reservations or queueing: the governor passes a device's `Circumstanc
 A device is stuck after a pass that lowered nothing. Its owners are left alone for `retry_s`; passes ask the others.
 
 Invariants: registered == resident + offloaded + dropped + released + gone_with_owner. A refused request changes
-nothing. A device has at most one current pass. At most `remembered_max` offloaded entries are remembered; the oldest of
-a device are forgotten first.
+nothing. A device has at most one current pass. The numbers of orders rise. At most `remembered_max` offloaded entries
+are remembered; the oldest of a device are forgotten first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
 from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnknownOrder
 from ....ipc.messages import control as messages
@@ -28,8 +28,7 @@ from ..forms.outbox import GovernorOutbox
 from ..workflows import Workflows
 from . import choices
 from .choices import Circumstances
-from .orders import DeviceOrders
-from .record import DeviceRecord, HeldEntry, Owner, Pass
+from .record import DeviceRecord, HeldEntry, OpenOrder, Owner, Pass
 
 STUCK_FALL: Final = 0.01
 """A device is no longer stuck once its gauge has fallen by this share of the total."""
@@ -43,7 +42,7 @@ class Devices:
         self._outbox = outbox
         self._workflows = workflows
         self._devices: dict[str, DeviceRecord] = {}
-        self._orders = DeviceOrders(limits, outbox)
+        self._last_order = 0
 
     def __iter__(self) -> Iterator[DeviceRecord]:
         return iter(self._devices.values())
@@ -55,7 +54,7 @@ class Devices:
     @property
     def remembered(self) -> int:
         """The number of offloaded entries that may be promoted."""
-        return sum(len(device.offloaded) for device in self._devices.values())
+        return sum(len(device.offloaded) for device in self)
 
     # ---- clients
 
@@ -87,9 +86,7 @@ class Devices:
         Raises:
             NoGauge: the client has not opened the device.
             OwnedElsewhere: another client has registered the key on the device.
-            UnderPressure: the device accepts no new entries.
-            DeviceFull: a budget would be exceeded even after evicting every entry that may go.
-            BelowFloor: only entries that the queueing floor protects could go.
+            TensordError: as `choices.for_registration`.
         """
         owner = self.owner(client, message.device)
         if owner is None:
@@ -109,7 +106,7 @@ class Devices:
         else:
             victims = choices.for_registration(owner.device, message, circumstances, self._limits, now)
             # The owner drops the entries that the host does not accept.
-            self._orders.order_away(victims, circumstances.host_accepts, "budget", now)
+            self._order_away(victims, circumstances, now, part_of=None)
             self._add(owner, message, now)
         self._mark(owner, unresponsive=False)
         return messages.Registered(message.id)
@@ -144,23 +141,24 @@ class Devices:
             UnknownOrder: none of the keys is ordered from the client.
         """
         owner, counters = self.owner(client, message.device), self._outbox.counters
+        outcomes: dict[HeldEntry, str] = {}
+        for outcome in ("kept", "dropped", "offloaded"):
+            named = owner.own(getattr(message, outcome)) if owner is not None else ()
+            outcomes |= dict.fromkeys((entry for entry in named if entry.order is not None), outcome)
         offloaded, dropped, kept = (
-            dict.fromkeys(entry for entry in (owner.own(keys) if owner else ()) if entry.order is not None)
-            for keys in (message.offloaded, message.dropped, message.kept)
+            [entry for entry in outcomes if outcomes[entry] == outcome] for outcome in ("offloaded", "dropped", "kept")
         )
-        gone = offloaded | dropped
-        kept = dict.fromkeys(entry for entry in kept if entry not in gone)
-        order = next((entry.order for entry in [*gone, *kept]), None)
+        gone = offloaded + dropped
+        order = next((entry.order for entry in gone + kept), None)
         if owner is None or order is None:
             raise UnknownOrder(
                 f"order {message.order} on {message.device!r} has no such key of this client: acknowledge each once"
             )
         device = owner.device
-        offloaded_bytes = sum(entry.size_bytes for entry in offloaded)
         counters.offloaded += len(offloaded)
-        counters.offloaded_bytes += offloaded_bytes
-        counters.dropped += len(gone) - len(offloaded)
-        counters.dropped_bytes += sum(entry.size_bytes for entry in gone) - offloaded_bytes
+        counters.offloaded_bytes += sum(entry.size_bytes for entry in offloaded)
+        counters.dropped += len(dropped)
+        counters.dropped_bytes += sum(entry.size_bytes for entry in dropped)
         counters.kept += len(kept)
         counters.freed_bytes += message.freed_bytes
         if order.part_of is not None and gone:
@@ -171,12 +169,12 @@ class Devices:
             owner.vain_until = -math.inf
             if order.part_of is not None:
                 order.part_of.worked = True
-        self._remove([*gone], now)
+        self._remove(gone, now)
         device.offloaded |= {entry.key: entry for entry in offloaded}
         for key in list(device.offloaded)[: max(0, self.remembered - self._limits.remembered_max)]:
             del device.offloaded[key]
         for entry in kept:  # in use
-            self._orders.detach(entry, now)
+            entry.detach(now)
             entry.not_before = now + self._limits.retry_s
         self._mark(owner, unresponsive=False)
         owner.waits_since = now
@@ -199,14 +197,11 @@ class Devices:
     # ---- gauges
 
     def sampled(self, name: str, circumstances: Circumstances, now: float) -> None:
-        """Processes a new sample of a device: the current pass may end, the next one begin, and entries may be
-        promoted."""
+        """Processes a new sample: the current pass may end, the next one begin, and entries may be promoted."""
         device = self.find(name)
         self._settle(device, circumstances, now)
         self._begin(device, circumstances, now)
-        promoted = choices.to_promote(device, circumstances, self._limits, self._workflows, now)
-        device.asked = device.coming(now) + promoted
-        self._orders.promote(promoted, circumstances.mode.value, now)
+        self._promote(choices.to_promote(device, circumstances, self._limits, self._workflows, now), circumstances, now)
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Begins a pass for a waiting reservation, without a new sample."""
@@ -214,24 +209,18 @@ class Devices:
             self._begin(self.find(name), circumstances, now)
 
     def mode_changed(self, name: str) -> None:
-        """Ends `stuck`: the next pass is of another kind, and repeats nothing. It may ask every owner. Orders stay in
-        force."""
-        self._set_stuck(self.find(name), "")
+        """Ends `stuck`: the next pass is of another kind, and repeats nothing. Orders stay in force."""
         self._ask_all(self.find(name))
 
     def concerned_by(self, workflows: Workflows) -> set[str]:
         """The devices whose entries the workflows' steps may rank: open by a workflow's client, or with entries of its
         agents, resident or offloaded."""
-        return {
-            name
-            for name, device in self._devices.items()
-            if workflows.concerns(
-                device.owners,
-                {entry.agent for entries in (device.entries, device.offloaded) for entry in entries.values()},
-            )
-        }
-
-    # ---- time
+        concerned = set()
+        for name, device in self._devices.items():
+            agents = {entry.agent for entry in [*device.entries.values(), *device.offloaded.values()]}
+            if workflows.concerns(device.owners, agents):
+                concerned.add(name)
+        return concerned
 
     def next_timer(self) -> float | None:
         """When `tick` is due: `ack_s` after an owner was sent its first open order, or acknowledged a part of them."""
@@ -243,25 +232,22 @@ class Devices:
         gone."""
         for owner in [owner for device in self for owner in device.owners.values()]:
             if owner.orders and now >= owner.waits_since + self._limits.ack_s:
-                entries = self._orders.close_late(owner, now)
-                for entry in entries:
-                    entry.not_before = now + self._limits.retry_s
-                self._outbox.counters.timed_out += len(entries)
-                self._mark(owner, unresponsive=True, entries=len(entries))
-
-    # ---- questions
+                late = owner.ordered_entries
+                for order in list(owner.orders.values()):
+                    order.close(now)
+                    for entry in order.entries.values():
+                        entry.not_before = now + self._limits.retry_s
+                self._outbox.counters.timed_out += late
+                self._mark(owner, unresponsive=True, entries=late)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        for device in self._devices.values():
+        for device in self:
             device.check_invariants()
-            self._orders.check_invariants(device)
         assert self.remembered <= self._limits.remembered_max
-        count = self._outbox.counters
-        resident = sum(len(device.entries) for device in self._devices.values())
+        count, resident = self._outbox.counters, sum(len(device.entries) for device in self)
         gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
         assert count.registered == resident + gone, "entries were lost, or counted twice"
-        assert count.promoted <= count.registered
 
     # ---- passes
 
@@ -271,19 +257,16 @@ class Devices:
             return
         chosen = choices.for_pass(device, circumstances, self._limits, self._workflows, now)
         if chosen:
-            begun = Pass(circumstances.gauge.sample.used_bytes, circumstances.lowers, now)
-            device.current_pass = begun
-            reason = "reservation" if circumstances.for_reservations else circumstances.mode.value
-            self._orders.order_away(chosen, circumstances.host_accepts, reason, now, begun)
+            device.current_pass = Pass(circumstances.gauge.sample.used_bytes, circumstances.lowers, now)
+            self._order_away(chosen, circumstances, now, device.current_pass)
             self._outbox.counters.passes += 1
 
     def _settle(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         """Processes a sample: ends `stuck` if it shows a fall, and the current pass if it shows its whole effect."""
         sample, passed = circumstances.gauge.sample, device.current_pass
-        self._orders.leave_slow_owners(device, now)
+        device.leave_slow_owners(now)
         device.freed.sampled(sample.began_at)
         if device.stuck and sample.used_bytes <= device.stuck_used_bytes - STUCK_FALL * sample.total_bytes:
-            self._set_stuck(device, "")
             self._ask_all(device)
         if passed is None:
             return
@@ -316,9 +299,61 @@ class Devices:
                 self._outbox.log("warning", "device stuck", device=device.name, why=why)
 
     def _ask_all(self, device: DeviceRecord) -> None:
-        """Passes may ask every owner again."""
+        """The device is not stuck: passes may ask every owner again."""
+        self._set_stuck(device, "")
         for owner in device.owners.values():
             owner.vain_until = -math.inf
+
+    # ---- orders
+
+    def _order_away(
+        self, entries: Sequence[HeldEntry], circumstances: Circumstances, now: float, part_of: Pass | None
+    ) -> None:
+        """Orders resident entries away, each from its owner, as offload or drop; for a budget if for no pass. Every
+        owner's first order is sent before any owner's second."""
+        reason = "reservation" if circumstances.for_reservations else circumstances.mode.value
+        reason = "budget" if part_of is None else reason
+        groups: dict[tuple[Owner, bool], list[HeldEntry]] = {}
+        for entry in entries:
+            entry.detach(now)
+            offload = circumstances.host_accepts and choices.is_worth_its_copy(entry, self._limits)
+            groups.setdefault((entry.owner, offload), []).append(entry)
+        most = self._limits.keys_per_request_max
+        parts = [
+            (at, owner, offload, group[at : at + most])
+            for (owner, offload), group in groups.items()
+            for at in range(0, len(group), most)
+        ]
+        for _, owner, offload, part in sorted(parts, key=lambda each: each[0]):
+            if not owner.orders:
+                owner.waits_since = now
+            number, size_bytes = self._send(owner, "offload" if offload else "drop", part, reason)
+            by_key = {entry.key: entry for entry in part}
+            order = owner.orders[number] = OpenOrder(number, owner, by_key, size_bytes, part_of)
+            for entry in part:
+                entry.order = order
+        self._outbox.counters.ordered += len(entries)
+
+    def _promote(self, entries: Sequence[HeldEntry], circumstances: Circumstances, now: float) -> None:
+        """Asks their owners to bring entries back. There is no acknowledgement."""
+        wanted: dict[Owner, list[HeldEntry]] = {}
+        for entry in entries:
+            entry.not_before = now + self._limits.retry_s
+            wanted.setdefault(entry.owner, []).append(entry)
+        for owner, own in wanted.items():
+            self._send(owner, "promote", own, circumstances.mode.value)
+
+    def _send(
+        self, owner: Owner, kind: Literal["offload", "drop", "promote"], entries: Sequence[HeldEntry], reason: str
+    ) -> tuple[int, int]:
+        """Sends one order, and announces it to watchers. Returns its number, and the bytes of the entries."""
+        self._last_order += 1
+        number, client, device = self._last_order, owner.client, owner.device.name
+        size_bytes = sum(entry.size_bytes for entry in entries)
+        self._outbox.send(client, messages.Order(number, device, kind, [entry.key for entry in entries], reason))
+        about = {"kind": kind, "entries": len(entries), "bytes": size_bytes, "reason": reason}
+        self._outbox.announce("order", client=client, device=device, order=number, **about)
+        return number, size_bytes
 
     # ---- entries
 
@@ -358,7 +393,7 @@ class Devices:
 
     def _remove(self, entries: list[HeldEntry], now: float) -> None:
         for entry in entries:
-            self._orders.detach(entry, now)
+            entry.detach(now)
             entry.not_before = 0.0
             del entry.owner.device.entries[entry.key]
             entry.owner.count(entry, -1)

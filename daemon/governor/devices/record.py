@@ -1,7 +1,9 @@
-"""The record of one device: its entries, their owners, its current pass, and what was offloaded from it.
+"""The record of one device: its entries, their owners and orders, its current pass, and what was offloaded from it.
 
 Owns the entries in the order of their last uses, the sums of each owner, and which entries may be ordered away now.
-Does not own what is ordered (choices), nor the orders themselves (orders).
+Does not own what is ordered (choices), nor when (devices).
+
+Entries of a late owner are resident again and stay known under their order, so a late acknowledgement is accepted.
 
 Invariants: `entries` is in the order of `used_at`. The sums of an owner are exactly those of its entries. An offloaded
 entry is not registered, and its client is connected.
@@ -14,9 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..reservations import FreeRoom
+from ..reservations import FreeRoom, UnseenBytes
 from ..tiers import Gauge
-from ..unseen import UnseenBytes
 
 SLOW_S: Final = 1.0
 """An owner acknowledges at least each 256 MiB that it has copied, so it is rarely silent for so long."""
@@ -46,14 +47,21 @@ class HeldEntry:
         """Whether it is ordered away."""
         return self.order is not None and self.order.open
 
+    def detach(self, now: float) -> None:
+        """Removes the entry from its order, open or late."""
+        order, self.order = self.order, None
+        if order is not None:
+            del order.entries[self.key]
+            order.size_bytes -= self.size_bytes
+            if not order.entries:
+                order.close(now)
+
 
 @dataclass(slots=True, eq=False)
 class Owner:
     """A client's entries on one device, with their sums. `orders`: its open orders by number; `waits_since`: when it
     was sent the first of them, or last acknowledged a part; `unresponsive`: it missed a deadline and has sent nothing
-    since.
-
-    `vain_until`: until then no pass takes its entries: the last one that did lowered nothing."""
+    since; `vain_until`: until then no pass takes its entries: the last one that did lowered nothing."""
 
     device: DeviceRecord
     client: int
@@ -103,6 +111,14 @@ class OpenOrder:
     part_of: Pass | None
     open: bool = True
 
+    def close(self, now: float) -> None:
+        """It is done, or late."""
+        if self.open:
+            self.open = False
+            del self.owner.orders[self.number]
+            if self.part_of is not None:
+                self.part_of.closed_at = now
+
 
 @dataclass(slots=True, eq=False)
 class Pass:
@@ -125,21 +141,17 @@ class Pass:
 
 class DeviceRecord:
     """State of one device. `stuck`: why another pass would be useless, by a gauge of `stuck_used_bytes`. `freed`: bytes
-    that drivers got back. `offloaded`: the remembered entries, the oldest first; `asked`: those of them that were
-    asked back lately."""
+    that drivers got back. `offloaded`: the remembered entries, the oldest first."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: dict[bytes, HeldEntry] = {}
         self.owners: dict[int, Owner] = {}
         self.offloaded: dict[bytes, HeldEntry] = {}
-        self.asked: list[HeldEntry] = []
         self.current_pass: Pass | None = None
         self.stuck = ""
         self.stuck_used_bytes = 0
         self.freed = UnseenBytes()
-
-    # ---- entries
 
     def may_go(self, now: float) -> Iterator[HeldEntry]:
         """The entries that are resident, were not kept recently, and whose owners respond; least recently used
@@ -148,7 +160,18 @@ class DeviceRecord:
             if entry.not_before <= now and not entry.owner.unresponsive and not entry.ordered:
                 yield entry
 
-    # ---- sums
+    def coming(self, now: float) -> list[HeldEntry]:
+        """The entries that were asked back, and are not registered yet. They count as used until `retry_s` have
+        passed."""
+        return [each for each in self.offloaded.values() if each.not_before > now]
+
+    def leave_slow_owners(self, now: float) -> None:
+        """Takes the orders of slow owners out of the current pass, which then ends without them."""
+        for owner in self.owners.values():
+            for order in owner.orders.values() if owner.slow(now) else ():
+                part_of, order.part_of = order.part_of, None
+                if part_of is not None:
+                    part_of.closed_at = max(part_of.closed_at, owner.waits_since + SLOW_S)
 
     @property
     def held_bytes(self) -> int:
@@ -188,21 +211,19 @@ class DeviceRecord:
             silent_bytes=sum(owner.size_bytes for owner in silent),
         )
 
-    def coming(self, now: float) -> list[HeldEntry]:
-        """The entries that were asked back, and are not registered yet. They count as used until `retry_s` have
-        passed."""
-        return [each for each in self.asked if each.not_before > now and self.offloaded.get(each.key) is each]
-
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         entries = self.entries.values()
-        assert all(entry.key == key for key, entry in self.entries.items())
         used_at = [entry.used_at for entry in entries]
         assert used_at == sorted(used_at), "not in the order of the last uses"
         for owner in self.owners.values():
             own = [entry for entry in entries if entry.owner is owner]
             sums = len(own), sum(entry.size_bytes for entry in own), sum(entry.tokens for entry in own)
             assert (owner.entries, owner.size_bytes, owner.tokens) == sums, "an owner's entries were miscounted"
+            for order in owner.orders.values():
+                assert order.open and order.entries and order.part_of in (None, self.current_pass)
+                assert order.size_bytes == sum(entry.size_bytes for entry in order.entries.values())
+                assert all(self.entries[key].order is order for key in order.entries)
         assert sum(owner.entries for owner in self.owners.values()) == len(entries), "an entry without an owner"
         assert not self.offloaded.keys() & self.entries.keys(), "an entry is remembered and registered"
         assert all(entry.owner.client in self.owners for entry in self.offloaded.values())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensord.daemon.governor.forms.events import FormerDaemonFound
-from tensord.daemon.governor.reservations import REATTACH_S
-from tensord.daemon.governor.unseen import SUMS_MAX
+from tensord.daemon.governor.reservations import REATTACH_S, SUMS_MAX
 from tensord.ipc.messages import control as messages
 
 from ..stand import GPU, MIB, Make, Stand, refused
