@@ -24,7 +24,7 @@ from typing import Any, Final
 from ...errors import BadConfiguration
 from ...ipc import places
 from ...shm.ring import cgroups, segments
-from ..governor.forms.thresholds import Thresholds
+from ..governor.forms.limits import Thresholds
 from ..remote_stores.store import open_store
 from ..replacement import POLICIES
 from . import sections

@@ -13,8 +13,7 @@ from typing import Final
 
 from ...ipc.messages.modes import Tier
 from ..gauges import sources
-from ..governor.forms.limits import NeighbourPlace
-from ..governor.forms.thresholds import Thresholds
+from ..governor.forms.limits import NeighbourPlace, Thresholds
 from .settings import ADDRESS, COUNT, DURATION, PATH, SERVERS, SHARE, SIZE, SIZES, SWITCH, URL, choice, setting
 
 KIB: Final = 1 << 10

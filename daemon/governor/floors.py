@@ -5,9 +5,6 @@ requests are served at once on average, if λ requests arrive a second and each 
 λ · E[S] · E[blocks] blocks. If fewer blocks than that and a margin are kept, evicted blocks have to be computed again.
 That raises E[S], and the queue grows.
 
-Owns: the counts of each device's reported requests in the last WINDOW_S, by second, and the floors. Does not own what a
-floor forbids (devices), nor the size of a block.
-
 Requests are counted of devices that have a gauge or entries. A device without a report in the window is forgotten.
 
 Invariants: devices are in the order of their latest reports. The floor is computed in integers, so that no rounding
@@ -90,13 +87,6 @@ class Floors:
     def blocks(self, device: str, now: float) -> int:
         """The number of blocks that a device's entries must keep; 0 if no requests were reported."""
         return self._devices[device].floor(now) if device in self._devices else 0
-
-    def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
-        reported = [requests.reported_at for requests in self._devices.values()]
-        assert reported == sorted(reported)
-        for requests in self._devices.values():
-            assert len(requests.seconds) <= WINDOW_S and list(requests.seconds) == sorted(requests.seconds)
 
     def _add(self, device: str, now: float, **counts: int) -> None:
         if device not in self._devices and not self._known(device):

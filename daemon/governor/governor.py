@@ -8,8 +8,7 @@
                         ├─ floors         the blocks that keep queues bounded
                         └─ host           how much the ring may keep, and when puts are refused
 
-Owns the connections between these parts: each part gets from here what it needs of another. Does not own gauges or
-sockets.
+Owns the connections between these parts: each part gets from here what it needs of another.
 
 Invariants: `handle` is the only mutator. Queries (`status`, `modes`, `next_timer`, `sample_every_s`) change nothing. A
 refused request changes nothing but the count of refusals. No event takes long, whatever is registered: a pass orders a
@@ -123,7 +122,7 @@ class Governor:
     def sample_every_s(self) -> float:
         """The interval between readings of the gauges: shorter while any tier is at pressure or above, or a reservation
         waits."""
-        pressed = self.tiers.pressed or self.reservations.devices(waited_for=True)
+        pressed = any(gauge.pressed for gauge in self.tiers) or self.reservations.waited_for()
         return self.limits.sample_pressed_s if pressed else self.limits.sample_s
 
     def modes(self) -> list[messages.TierState]:
@@ -136,7 +135,7 @@ class Governor:
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""
-        for part in (self.tiers, self.devices, self.reservations, self.rooms, self.workflows, self.floors, self.host):
+        for part in (self.tiers, self.devices, self.reservations, self.rooms, self.workflows):
             part.check_invariants()
         gauge = self.tiers.find(HOST_GAUGE)
         assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"
@@ -245,9 +244,9 @@ class Governor:
 
     def _device_gone(self, device: str) -> None:
         self.devices.mode_changed(device)
-        for number in self.reservations.waiting(device):
+        for asked in self.reservations.waiting(device):
             gone = NoGauge(f"device {device!r} has no gauge any more, so no memory of it can be reserved")
-            self.reservations.refuse(number, gone)
+            self.reservations.refuse(asked, gone)
 
     def _device_sampled(self, gauge: Gauge, now: float) -> None:
         device = gauge.sample.gauge
@@ -258,7 +257,7 @@ class Governor:
 
     def _serve_waiting(self, now: float) -> None:
         """Grants the waiting reservations that fit."""
-        for device in self.reservations.devices(waited_for=True):
+        for device in self.reservations.waited_for():
             gauge = self.tiers.find_device(device)
             if gauge is not None and not gauge.sample.stale:
                 self.reservations.grant(device, gauge.free_bytes, now)

@@ -1,7 +1,5 @@
 """The host tier under pressure: how much of its ring the store may keep in memory, and when it must refuse puts.
 
-Owns the last Pressed sent to the store, and whether the store has settled since. Does not own how the ring shrinks.
-
     pressure or above   the ring returns the bytes over the threshold: resident - (used - pressure), in whole MiB
     emergency           besides, puts are refused, at once; that ends with the mode
     below pressure      the ring takes back what leaves used below pressure - hysteresis; no limit once that is all
@@ -66,11 +64,6 @@ class Host:
     def gauge_gone(self) -> None:
         """The host's fill level is unknown from now on: no pressure is assumed."""
         self._ask(Pressed())
-
-    def check_invariants(self) -> None:
-        """Asserts the invariants that need no gauge."""
-        assert self.press.refuse == bool(self.press.reason)
-        assert self._settled_since is None or self.holds.settled
 
     def _resident_bytes_max(self, gauge: Gauge) -> int | None:
         resident_bytes, limit_bytes = self.holds.resident_bytes, self.press.resident_bytes_max

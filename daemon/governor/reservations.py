@@ -88,15 +88,16 @@ Told = Callable[[messages.Reserved | TensordError], object]
 
 
 @dataclass(slots=True, eq=False)
-class _Reservation:
-    """`ends_at`: of the reservation, or of the wait. `told`: gets the answer in place of the client; the reservation is
-    the operator's once it is granted."""
+class DeviceRequest:
+    """A reservation, or a request that waits for one. `ends_at`: of the reservation, or of the wait. `told`: gets the
+    answer in place of the client; the reservation is the operator's once it is granted."""
 
+    number: int
     client: int
     message: messages.ReserveDevice
     told: Told | None
+    ends_at: float = math.inf
     waits: bool = True
-    ends_at: float = 0.0
 
     @property
     def owner(self) -> int:
@@ -104,7 +105,7 @@ class _Reservation:
 
 
 class Reservations:
-    """The granted and the waiting reservations of all devices by number, the oldest first.
+    """The granted and the waiting reservations of all devices, the oldest first.
 
     Args:
         room_of: gives a device's memory.
@@ -116,7 +117,7 @@ class Reservations:
         self._room_of = room_of
         self._grants_from = -math.inf
         self._last = 0
-        self._all: dict[int, _Reservation] = {}
+        self._all: dict[int, DeviceRequest] = {}
         self._ended: dict[str, UnseenBytes] = {}
         self._registered: dict[str, UnseenBytes] = {}
 
@@ -127,23 +128,25 @@ class Reservations:
         """The number of reservations that do not wait."""
         return sum(not each.waits for each in self._all.values())
 
-    def devices(self, *, waited_for: bool = False) -> list[str]:
-        """The devices on which bytes count as reserved or are waited for; or only the latter."""
-        ended = () if waited_for else self._ended
-        found = [each.message.device for each in self._all.values() if each.waits or not waited_for]
-        return list(dict.fromkeys([*found, *ended]))
+    def devices(self) -> list[str]:
+        """The devices on which bytes count as reserved, or are waited for."""
+        return list(dict.fromkeys([*(each.message.device for each in self._all.values()), *self._ended]))
 
-    def waiting(self, device: str) -> list[int]:
-        """The numbers of the waiting requests."""
-        return [number for number, each in self._all.items() if each.waits and each.message.device == device]
+    def waited_for(self) -> list[str]:
+        """The devices on which requests wait."""
+        return list(dict.fromkeys(each.message.device for each in self._all.values() if each.waits))
+
+    def waiting(self, device: str) -> list[DeviceRequest]:
+        """The requests that wait, in order."""
+        return [each for each in self._all.values() if each.waits and each.message.device == device]
 
     def waiting_bytes(self, device: str) -> int:
         """The bytes of all waiting requests."""
-        return self._bytes_of(device, waits=True)
+        return sum(each.message.size_bytes for each in self.waiting(device))
 
     def bytes_of(self, device: str) -> int:
         """The bytes that count as reserved on a device, ended reservations included."""
-        return self._bytes_of(device, waits=False) + _total(self._ended, device)
+        return self._granted_bytes(device) + _total(self._ended, device)
 
     def taken_bytes(self, device: str) -> int:
         """The bytes that count as reserved, and those of entries that are newer than the last reading."""
@@ -156,7 +159,7 @@ class Reservations:
         whether their memory was taken.
         """
         waiting_bytes = self.waiting_bytes(device)
-        return waiting_bytes and max(0, waiting_bytes + self._bytes_of(device, waits=False) - free_bytes)
+        return waiting_bytes and max(0, waiting_bytes + self._granted_bytes(device) - free_bytes)
 
     def check_count(self, owner: int) -> None:
         """Raises LimitReached if the owner has as many reservations as allowed, those that wait included."""
@@ -174,10 +177,9 @@ class Reservations:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert all(each.ends_at > 0 for each in self._all.values()), "a reservation that would never end"
-        assert {each.owner for each in self._all.values()} <= self._outbox.clients.keys() | {OPERATOR}, (
-            "of a client that left"
-        )
+        owners = {each.owner for each in self._all.values()}
+        assert owners <= self._outbox.clients.keys() | {OPERATOR}, "of a client that left"
+        assert all(each.ends_at < math.inf for each in self._all.values()), "a reservation that would never end"
         assert max(len(self._ended), len(self._registered)) <= self._limits.devices_max
 
     # ---- requests
@@ -186,12 +188,9 @@ class Reservations:
         """A daemon ran before this one: nothing is granted for REATTACH_S but what its clients hold."""
         self._grants_from = now + REATTACH_S
 
-    def ask(self, client: int, message: messages.ReserveDevice, now: float, told: Told | None = None) -> int:
+    def ask(self, client: int, message: messages.ReserveDevice, now: float, told: Told | None = None) -> DeviceRequest:
         """Grants a reservation, or lets it wait. With `told`, it becomes the operator's, and `told` gets the answer in
         place of the client. The client waits for it all the same.
-
-        Returns:
-            Its number.
 
         Raises:
             LimitReached: the client has as many reservations as allowed; the text names the limit.
@@ -207,20 +206,18 @@ class Reservations:
                 f"{message.size_bytes} bytes to promote to {device}, and {max(0, left_bytes)} are left below pressure: "
                 "use the host tier's copy"
             )
-        asked, before = _Reservation(client, message, told), len(self.waiting(device))
+        asked, before = DeviceRequest(self._last + 1, client, message, told), len(self.waiting(device))
         fits = not before and now >= self._grants_from and self._fits(message, room.free_bytes)
         refused = message.promotes or not message.wait_s or message.size_bytes > room.total_bytes
         if refused and not (message.held or fits):
             raise self._full(asked, room, before)
-        self._last += 1
-        number = self._last
-        self._all[number] = asked
+        self._last = asked.number
+        self._all[asked.number] = asked
         if message.held or fits:
-            self._grant(number, now)
+            self._grant(asked, now)
         else:
-            wait_s_max = self._limits.reserve_s_max if told is None else self._limits.room_s_max
-            asked.ends_at = now + min(message.wait_s, wait_s_max)
-        return number
+            asked.ends_at = now + min(message.wait_s, self._longest_s(asked))
+        return asked
 
     def release(self, client: int, message: messages.ReleaseReservation, now: float) -> messages.Done:
         """Ends a reservation: the memory was taken, or is not needed.
@@ -228,27 +225,25 @@ class Reservations:
         Raises:
             UnknownOrder: this client has no such reservation.
         """
-        token = message.reservation
-        known = self._all.get(token)
+        known = self._all.get(message.reservation)
         if known is None or known.waits or known.owner != client:
-            raise UnknownOrder(f"this client has no reservation {token}: it has ended, or never existed")
-        self._end(token, now)
+            raise UnknownOrder(f"this client has no reservation {message.reservation}: it has ended, or never existed")
+        self._end(known, now)
         return messages.Done(message.id)
 
     def end_rooms(self, device: str, now: float) -> int:
         """Ends the operator's reservations of a device. Returns their number."""
-        rooms = [n for n, each in self._all.items() if each.owner == OPERATOR and each.message.device == device]
-        for number in rooms:
-            self._end(number, now)
+        rooms = [each for each in self._all.values() if each.owner == OPERATOR and each.message.device == device]
+        for room in rooms:
+            self._end(room, now)
         return len(rooms)
 
-    def refuse(self, number: int, error: TensordError | None = None) -> None:
+    def refuse(self, asked: DeviceRequest, error: TensordError | None = None) -> None:
         """Refuses a waiting request; without an error because of the state of its device."""
-        asked = self._all[number]
         if error is None:
             device = asked.message.device
-            error = self._full(asked, self._room_of(device), self.waiting(device).index(number))
-        del self._all[number]
+            error = self._full(asked, self._room_of(device), self.waiting(device).index(asked))
+        del self._all[asked.number]
         if asked.told is None:
             self._outbox.refuse(asked.client, asked.message.id, error)
         else:
@@ -271,52 +266,53 @@ class Reservations:
 
     def grant(self, device: str, free_bytes: int, now: float) -> None:
         """Grants the first requests, as far as they fit what the gauge shows as free."""
-        for number in self.waiting(device):
-            if now < self._grants_from or not self._fits(self._all[number].message, free_bytes):
+        for asked in self.waiting(device):
+            if now < self._grants_from or not self._fits(asked.message, free_bytes):
                 return
-            self._grant(number, now)
+            self._grant(asked, now)
 
     def expire(self, now: float) -> None:
         """Ends up to DUE_MAX reservations whose time is up, and refuses requests whose wait is over."""
         if now >= self._grants_from:
             self._grants_from = -math.inf
-        due = [number for number, each in self._all.items() if each.ends_at <= now]
-        for number in sorted(due, key=lambda number: self._all[number].ends_at)[:DUE_MAX]:
-            if self._all[number].waits:
-                self.refuse(number)
+        due = sorted((each for each in self._all.values() if each.ends_at <= now), key=lambda each: each.ends_at)
+        for each in due[:DUE_MAX]:
+            if each.waits:
+                self.refuse(each)
             else:
-                self._end(number, now)
+                self._end(each, now)
 
     def client_left(self, client: int, now: float) -> None:
         """Forgets the client's requests, and ends its reservations."""
-        for number in [number for number, each in self._all.items() if each.owner == client]:
-            if self._all[number].waits:
-                del self._all[number]
+        for each in [each for each in self._all.values() if each.owner == client]:
+            if each.waits:
+                del self._all[each.number]
             else:
-                self._end(number, now)
+                self._end(each, now)
 
-    def _bytes_of(self, device: str, *, waits: bool) -> int:
-        found = (each.message for each in self._all.values() if each.waits == waits)
+    def _granted_bytes(self, device: str) -> int:
+        found = (each.message for each in self._all.values() if not each.waits)
         return sum(message.size_bytes for message in found if message.device == device)
 
     def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
         return message.size_bytes <= free_bytes - self.taken_bytes(message.device)
 
-    def _grant(self, number: int, now: float) -> None:
-        granted = self._all[number]
-        granted.waits = False
-        message, for_room = granted.message, granted.told is not None
-        lasts_s = min(message.for_s, self._limits.room_s_max if for_room else self._limits.reserve_s_max)
-        granted.ends_at = now + lasts_s
-        answer = messages.Reserved(message.id, number, lasts_s)
-        if granted.told is None:
-            self._outbox.send(granted.client, answer)
-        else:
-            granted.told(answer)
+    def _longest_s(self, asked: DeviceRequest) -> float:
+        return self._limits.reserve_s_max if asked.told is None else self._limits.room_s_max
 
-    def _end(self, number: int, now: float) -> None:
-        message = self._all.pop(number).message
-        self._count(self._ended, message.device, message.size_bytes, now)
+    def _grant(self, asked: DeviceRequest, now: float) -> None:
+        asked.waits = False
+        lasts_s = min(asked.message.for_s, self._longest_s(asked))
+        asked.ends_at = now + lasts_s
+        answer = messages.Reserved(asked.message.id, asked.number, lasts_s)
+        if asked.told is None:
+            self._outbox.send(asked.client, answer)
+        else:
+            asked.told(answer)
+
+    def _end(self, granted: DeviceRequest, now: float) -> None:
+        del self._all[granted.number]
+        self._count(self._ended, granted.message.device, granted.message.size_bytes, now)
 
     def _count(self, sums: dict[str, UnseenBytes], device: str, size_bytes: int, now: float) -> None:
         if not size_bytes:
@@ -325,12 +321,11 @@ class Reservations:
         if len(sums) > self._limits.devices_max:
             del sums[next(iter(sums))]
 
-    def _full(self, asked: _Reservation, room: FreeRoom, before: int) -> DeviceFull:
+    def _full(self, asked: DeviceRequest, room: FreeRoom, before: int) -> DeviceFull:
         """`before`: the requests that wait before this one."""
         device, size_bytes = asked.message.device, asked.message.size_bytes
-        for_room = asked.told is not None
-        said, unit = (rounded_size, "") if for_room else (str, " bytes")
-        if for_room and size_bytes > room.total_bytes:
+        said, unit, advice = (str, " bytes", _ADVICE) if asked.told is None else (rounded_size, "", _ROOM_ADVICE)
+        if asked.told is not None and size_bytes > room.total_bytes:
             return DeviceFull(
                 f"{said(size_bytes)} are more than the {said(room.total_bytes)} of {device}: ask for less"
             )
@@ -344,7 +339,7 @@ class Reservations:
         return DeviceFull(
             f"{said(size_bytes)}{unit} to reserve on {device}, and {left} are free ({said(reserved_bytes)} more are "
             f"reserved{new}){waits}; of {said(room.cached_bytes)} cached{unit} {said(room.pinned_bytes)} are pinned"
-            f"{silent} and {said(room.leaving_bytes)} are leaving: {_ROOM_ADVICE if for_room else _ADVICE}"
+            f"{silent} and {said(room.leaving_bytes)} are leaving: {advice}"
         )
 
 

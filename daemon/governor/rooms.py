@@ -28,7 +28,7 @@ from ...ipc.quantities import rounded_size
 from .forms.events import AskNeighbour, NeighbourAnswered
 from .forms.limits import GovernorLimits, NeighbourPlace
 from .forms.outbox import GovernorOutbox
-from .reservations import OPERATOR, FreeRoom, Reservations
+from .reservations import OPERATOR, DeviceRequest, FreeRoom, Reservations
 from .tiers import Gauge
 
 CACHED: Final = "cached tensors"
@@ -41,17 +41,17 @@ CALM_READINGS: Final = 2
 
 @dataclass(slots=True, eq=False)
 class _Making:
-    """A room that is being made. `reservation`: the number of the one that waits for it. `before_bytes`: used bytes at
-    the beginning of the present step; `last_bytes`: by the last reading. `left`: neighbours to ask. `asking`: the
-    question to the neighbour of the present step; `answer`: what it answered at `answered_at`. `unshown`: by the last
-    reading enough is free: the room waits for what was taken since, which the next reading shows."""
+    """A room that is being made. `request`: the reservation that waits for it. `before_bytes`: used bytes at the
+    beginning of the present step; `last_bytes`: by the last reading. `left`: neighbours to ask. `asking`: the question
+    to the neighbour of the present step; `answer`: what it answered at `answered_at`. `unshown`: by the last reading
+    enough is free: the room waits for what was taken since, which the next reading shows."""
 
     client: int
     message: messages.MakeRoom
     before_bytes: int
     last_bytes: int
     left: deque[NeighbourPlace]
-    reservation: int = 0
+    request: DeviceRequest = field(init=False)
     steps: list[messages.RoomStep] = field(default_factory=list)
     asking: AskNeighbour | None = None
     answer: NeighbourAnswered | None = None
@@ -102,15 +102,14 @@ class Rooms:
                 f"{other.client}, and one room is made on a device at a time: wait for its answer"
             )
         self._reservations.check_count(OPERATOR)
-        waits = messages.ReserveDevice(
-            message.id, device, message.size_bytes, message.for_s, wait_s=min(message.wait_s, self._limits.room_s_max)
-        )
+        wait_s = min(message.wait_s, self._limits.room_s_max)
+        request = messages.ReserveDevice(message.id, device, message.size_bytes, message.for_s, wait_s)
         used_bytes = room.total_bytes - room.free_bytes
         left = deque(place for place in self._limits.neighbours if place.card in ("", device))
         making = _Making(client, message, used_bytes, used_bytes, left)
-        making.reservation = self._reservations.ask(client, waits, now, partial(self._told, making))
+        making.request = self._reservations.ask(client, request, now, partial(self._told, making))
         making.unshown = not self._reservations.wanted_bytes(device, room.free_bytes)
-        if making.reservation in self._reservations.waiting(device):
+        if making.request.waits:
             self._making[device] = making
 
     def end(self, client: int, message: messages.EndRoom, now: float) -> messages.Counted:
@@ -120,7 +119,7 @@ class Rooms:
         if making is not None:
             count += 1
             ended = DeviceFull("the room was ended before it was made (tensorctl room 0)")
-            self._reservations.refuse(making.reservation, ended)
+            self._reservations.refuse(making.request, ended)
         return messages.Counted(message.id, count)
 
     def client_left(self, client: int) -> None:
@@ -154,7 +153,7 @@ class Rooms:
         if making is None:
             # The room was there before the answer, or its client has left.
             if event.outcome == "failed":
-                self._step(None, place, "failed", 0, event.why)
+                self._note(None, place.name, "failed", 0, event.why)
             return
         making.answer, making.answered_at, making.calm = event, now, 0
         if event.outcome == "busy":
@@ -163,11 +162,7 @@ class Rooms:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         for device, making in self._making.items():
-            assert making.client in self._outbox.clients, "a room of a client that left"
-            assert making.reservation in self._reservations.waiting(device), "a room that is neither made nor waits"
-            assert making.message.device == device
-            if making.asking is not None and making.answer is None:
-                assert self._under_way[making.asking.number] == making.asking.place
+            assert making.request in self._reservations.waiting(device), "a room that is neither made nor waits"
         names = [place.name for place in self._under_way.values()]
         assert len(names) == len(set(names)), "a neighbour is asked twice at once"
 
@@ -182,32 +177,30 @@ class Rooms:
             if place not in self._limits.neighbours:
                 continue
             if place in self._under_way.values():
-                self._step(making, place, "failed", 0, "it has not answered since it was asked for another room")
+                self._note(making, place.name, "failed", 0, "it has not answered since it was asked for another room")
                 continue
             self._asked += 1
             making.asking = AskNeighbour(self._asked, place, self._limits.neighbour_answer_s)
             self._under_way[self._asked] = place
             self._outbox.add(making.asking)
             return
-        self._reservations.refuse(making.reservation)
+        self._reservations.refuse(making.request)
 
     def _close(self, making: _Making) -> None:
         """Notes what the present step has done."""
-        freed_bytes, answer = making.freed_bytes, making.answer
+        freed_bytes, asking, answer, why = making.freed_bytes, making.asking, making.answer, ""
         outcome: messages.RoomOutcome = "freed" if freed_bytes else "nothing"
-        if making.asking is None:
-            why = "" if freed_bytes else self._why_cached(making.message.device)
-            making.steps.append(messages.RoomStep(CACHED, outcome, freed_bytes, why))
-            return
-        if answer is None:
-            why = "" if freed_bytes else "it had not answered when the room was there, or the wait over"
-            outcome = "freed" if freed_bytes else "asked"
-        elif answer.outcome == "done":
+        if answer is not None and answer.outcome != "done":
+            outcome, why = "failed" if answer.outcome == "failed" else "left alone", answer.why
+            freed_bytes = freed_bytes if answer.outcome == "failed" else 0
+        elif answer is not None:
             accepted = "" if freed_bytes else "it accepted the request, and the card's gauge did not fall"
             why = "; ".join(filter(None, [accepted, answer.why]))
-        else:
-            outcome, why = "failed" if answer.outcome == "failed" else "left alone", answer.why
-        self._step(making, making.asking.place, outcome, freed_bytes if outcome != "left alone" else 0, why)
+        elif asking is not None and not freed_bytes:
+            outcome, why = "asked", "it had not answered when the room was there, or the wait over"
+        elif not freed_bytes:
+            why = self._why_cached(making.message.device)
+        self._note(making, CACHED if asking is None else asking.place.name, outcome, freed_bytes, why)
 
     def _why_cached(self, device: str) -> str:
         """Why no cached entry left."""
@@ -219,40 +212,39 @@ class Rooms:
             why += f", and {rounded_size(room.silent_bytes)} are of processes that do not answer"
         return why
 
-    def _step(
-        self, making: _Making | None, place: NeighbourPlace, outcome: messages.RoomOutcome, freed_bytes: int, why: str
+    def _note(
+        self, making: _Making | None, who: str, outcome: messages.RoomOutcome, freed_bytes: int, why: str
     ) -> None:
-        """Notes what a neighbour has done for a room, if it is still being made, and logs it."""
+        """Notes a step of a room, if it is still being made, and logs that of a neighbour."""
         if making is not None:
-            making.steps.append(messages.RoomStep(place.name, outcome, freed_bytes, why))
-        level = "info" if outcome in ("freed", "left alone", "asked") else "warning"
-        more = {"why": why} if why else {}
-        self._outbox.log(
-            level, "neighbour asked for memory", neighbour=place.name, outcome=outcome, freed_bytes=freed_bytes, **more
-        )
+            making.steps.append(messages.RoomStep(who, outcome, freed_bytes, why))
+        if who != CACHED:
+            level = "info" if outcome in ("freed", "left alone", "asked") else "warning"
+            more = {"freed_bytes": freed_bytes, **({"why": why} if why else {})}
+            self._outbox.log(level, "neighbour asked for memory", neighbour=who, outcome=outcome, **more)
 
     def _told(self, making: _Making, answer: messages.Reserved | TensordError) -> None:
         """The reservation was granted or refused: the room is made or not."""
-        device, size_bytes = making.message.device, making.message.size_bytes
-        self._making.pop(device, None)
-        room = self._room_of(device)
+        message = making.message
+        self._making.pop(message.device, None)
+        room = self._room_of(message.device)
         if room.total_bytes:
             making.last_bytes = room.total_bytes - room.free_bytes
         if making.asking is not None or making.freed_bytes:
             self._close(making)
-        made = isinstance(answer, messages.Reserved)
-        left_bytes = max(0, room.free_bytes - self._reservations.taken_bytes(device))
-        missing_bytes = 0 if made else max(0, size_bytes - left_bytes)
-        lasts_s = answer.lasts_s if isinstance(answer, messages.Reserved) else 0.0
-        why = "" if made else str(answer)
-        self._outbox.send(
-            making.client, messages.RoomMade(making.message.id, made, lasts_s, missing_bytes, making.steps, why)
-        )
+        made, lasts_s, missing_bytes, why = True, 0.0, 0, ""
+        if isinstance(answer, messages.Reserved):
+            lasts_s = answer.lasts_s
+        else:
+            left_bytes = max(0, room.free_bytes - self._reservations.taken_bytes(message.device))
+            made, missing_bytes, why = False, max(0, message.size_bytes - left_bytes), str(answer)
+        told = messages.RoomMade(message.id, made, lasts_s, missing_bytes, making.steps, why)
+        self._outbox.send(making.client, told)
         self._outbox.announce(
             "room",
             client=making.client,
-            device=device,
-            bytes=size_bytes,
+            device=message.device,
+            bytes=message.size_bytes,
             made=made,
             missing_bytes=missing_bytes,
             freed={step.who: step.freed_bytes for step in making.steps},

@@ -4,9 +4,6 @@ A rise takes effect at once, with the reading that shows it. A level ends downwa
 below its threshold by `hysteresis` or more; so a fall goes as far down as all of these readings allow. A step graph
 changes the name of the modes normal and pressure to workflow_aware, and changes no level.
 
-Owns readings, modes, the time at which each gauge entered its mode, and subscribers. Does not own the thresholds, nor
-what follows from a mode (devices, host).
-
 Invariants: every change of a mode is announced once as a transition, also that of a vanished gauge (to relaxed). A new
 gauge is pushed to subscribers even if it is relaxed, which is no transition. A reading that is stale, or not newer than
 the last, changes no mode; an older one changes nothing.
@@ -27,6 +24,7 @@ from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
 
 FALLS: Final = 2
+PRESSED: Final = LEVELS[LEVELS.index(Mode.PRESSURE) :]
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +82,7 @@ class Gauge:
     @property
     def pressed(self) -> bool:
         """Whether the level is pressure or above."""
-        return self.index >= LEVELS.index(Mode.PRESSURE)
+        return self.level in PRESSED
 
     @property
     def refuses(self) -> bool:
@@ -135,11 +133,6 @@ class Tiers:
         gauge = self.find(name)
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
-    @property
-    def pressed(self) -> bool:
-        """Whether any tier is at pressure or above."""
-        return any(gauge.pressed for gauge in self)
-
     def sampled(self, samples: Iterable[Sample], now: float) -> tuple[list[Gauge], list[Gauge], list[Gauge]]:
         """Takes the readings of all gauges. A gauge without one has vanished.
 
@@ -167,11 +160,8 @@ class Tiers:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         for gauge in self:
-            name = gauge.sample.gauge
-            assert gauge is self.find(name)
-            announced = gauge.since is not None and gauge.mode is gauge.announced
-            assert announced, f"the mode {gauge.mode} of {name} was not announced"
-            assert gauge.workflow == (name in self._workflow)
+            assert gauge.since is not None and gauge.mode is gauge.announced, "a mode was not announced"
+            assert gauge.workflow == (gauge.sample.gauge in self._workflow)
         assert self.subscribers <= self._outbox.clients.keys()
 
     def _announce(self, gauges: Iterable[Gauge], now: float) -> list[Gauge]:
@@ -186,8 +176,7 @@ class Tiers:
                 names = {"gauge": sample.gauge, "tier": sample.tier.value}
                 transition = {**names, "before": before.value, "mode": mode.value, "share": round(gauge.share, 4)}
                 self._outbox.counters.transitions[mode.value] += 1
-                pressed = mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]
-                self._outbox.log("warning" if pressed else "info", "mode", source=sample.source, **transition)
+                self._outbox.log("warning" if mode in PRESSED else "info", "mode", source=sample.source, **transition)
                 self._outbox.announce("mode", **transition)
             # A subscriber may know another mode of a new gauge from before the daemon's restart.
             for client in sorted(self.subscribers):

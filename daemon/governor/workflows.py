@@ -1,8 +1,7 @@
 """Workflows: the steps of agents, the present step of each workflow, and so how soon an agent's entries are needed.
 
 Owns workflows by name, each one client's, the agents of ended workflows, and what the store's replacement policy is
-told of agents. Does not own what follows from a distance (devices/choices), nor a step graph's properties
-(`ipc.graphs`).
+told of agents. The properties of a step graph are those of `ipc.graphs`.
 
 The distance of an agent in several workflows is its smallest one. An agent that a graph never runs again is FINISHED.
 So is an agent of an ended workflow, while other workflows exist and until it is registered again: its entries are
@@ -46,7 +45,7 @@ class WorkflowProgress:
 
 
 class Workflows:
-    """All workflows by name. They are also the outlook by which entries are ranked."""
+    """All workflows by name."""
 
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
@@ -129,10 +128,9 @@ class Workflows:
         self._turned.clear()
         finished = [agent for agent, distance in distances.items() if distance == FINISHED]
         awaited = [agent for agent, distance in distances.items() if distance < UNKNOWN]
-        for at in range(0, len(finished), AGENTS_MAX):
-            self._outbox.add(AgentsTurned(finished[at : at + AGENTS_MAX]))
-        for at in range(0, len(awaited), AGENTS_MAX):
-            self._outbox.add(AgentsTurned((), awaited[at : at + AGENTS_MAX]))
+        most = AGENTS_MAX // 2
+        for at in range(0, max(len(finished), len(awaited)), most):
+            self._outbox.add(AgentsTurned(finished[at : at + most], awaited[at : at + most]))
 
     def concerns(self, clients: Collection[int], agents: AbstractSet[str]) -> bool:
         """Whether one of these clients has registered a workflow, or a workflow contains one of these agents."""
@@ -142,10 +140,7 @@ class Workflows:
 
     def distance(self, agent: str) -> float:
         """Steps until the agent runs in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""
-        found = self._known().get(agent)
-        if found is not None:
-            return found
-        return FINISHED if agent in self._ended else UNKNOWN
+        return self._known().get(agent, FINISHED if agent in self._ended else UNKNOWN)
 
     def up_next(self, lookahead: int) -> Sequence[str]:
         """The agents that run within `lookahead` steps, the nearest first, each once."""
@@ -174,8 +169,6 @@ class Workflows:
         known, self._distances = self._known(), None
         assert known == self._known(), "a distance of a former step"
         assert not (self._ended.keys() & known.keys()), "an agent that ended is in a graph"
-        assert len(self._ended) <= ENDED_AGENTS_MAX
-        assert self._workflows or not (self._ended or known)
 
     def _of_client(self, client: int, name: str) -> WorkflowProgress:
         workflow = self._workflows.get(name)

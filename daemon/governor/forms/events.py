@@ -1,6 +1,6 @@
 """What goes into the governor's core and comes out of it: events and effects. Time is an argument of `handle`.
 
-Owns the forms only. The events that the store has too (ClientLeft, Tick), and the effects that it has too (Send,
+The events that the store has too (ClientLeft, Tick), and the effects that it has too (Send,
 Announce), are the store's. Invariants, which the actor guarantees as for the store: GovernorClientJoined comes before
 any other event of a client, ClientLeft last; a client number is never used twice; the messages of one client stay in
 order; effects are carried out in the order given.

@@ -1,6 +1,4 @@
-"""The governor's limits, each under its name in the configuration and in refusals.
-
-Owns the values. Does not own where they come from (`daemon.config`), which also checks them.
+"""The governor's limits, each under its name in the configuration and in refusals. The configuration gives them.
 
 All parts of a governor share one GovernorLimits, which a reload changes: only `Governor` calls `become`.
 """
@@ -8,9 +6,10 @@ All parts of a governor share one GovernorLimits, which a reload changes: only `
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Final
 
-from .thresholds import Thresholds
+from ....errors import BadConfiguration
 
 DEVICES_MAX: Final = 64
 BASELINE_SHARE_MAX: Final = 0.95
@@ -33,6 +32,54 @@ class NeighbourPlace:
     def name(self) -> str:
         """The neighbour's name in status and answers, as "ollama 127.0.0.1:11434"."""
         return f"{self.kind} [{self.host}]:{self.port}" if ":" in self.host else f"{self.kind} {self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The share of a tier at which each level begins. Relaxed begins at 0.
+
+    Raises:
+        BadConfiguration: a threshold is not above the one before it by more than the hysteresis, or `normal` is below
+            the hysteresis, so that it would never end. The text names the settings.
+    """
+
+    normal: float = 0.70
+    pressure: float = 0.85
+    critical: float = 0.92
+    emergency: float = 0.96
+    hysteresis: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hysteresis < 1:
+            raise BadConfiguration(f"hysteresis = {self.hysteresis:g}: give a share of at least 0 and below 1")
+        if not max(self.hysteresis, 1e-9) <= self.normal:
+            raise BadConfiguration(
+                f"normal = {self.normal:g} with a hysteresis of {self.hysteresis:g}: it must be above 0, and not "
+                "below the hysteresis, or the mode would never end"
+            )
+        for (low, begins), (high, ends) in pairwise(self.rising()):
+            if not begins < _below(ends, self.hysteresis) <= ends <= 1:
+                raise BadConfiguration(
+                    f"{low} = {begins:g} and {high} = {ends:g} with a hysteresis of {self.hysteresis:g}: each must "
+                    "be above the one before by more than the hysteresis, and at most 1"
+                )
+
+    def rising(self) -> list[tuple[str, float]]:
+        """The names of the levels with their thresholds, from low to high, without relaxed."""
+        names = "normal", "pressure", "critical", "emergency"
+        return [(name, getattr(self, name)) for name in names]
+
+    def level(self, share: float) -> int:
+        """The level of a share, as an index of LEVELS. A threshold belongs to the level that begins there."""
+        return sum(share >= begins for _, begins in self.rising())
+
+    def kept(self, share: float) -> int:
+        """The highest level that a sample of `share` does not end, as an index of LEVELS; at least `level`.
+
+        A share that is below a threshold by the hysteresis, or by more, ends the level that begins there.
+        """
+        kept = sum(share > _below(begins, self.hysteresis) for _, begins in self.rising())
+        return max(kept, self.level(share))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,3 +136,8 @@ class GovernorLimits:
         """
         known = [most for most in (self.max_bytes, total_bytes) if most is not None]
         return min(known, default=0) // self.block_bytes
+
+
+def _below(threshold: float, hysteresis: float) -> float:
+    """The decimal difference: 0.02 below 0.7 is 0.68, while floats give 0.6799999999999999."""
+    return round(threshold - hysteresis, 12)

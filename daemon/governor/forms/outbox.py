@@ -1,9 +1,7 @@
 """The governor's outbox: the effects of one event, the connected clients, and the counters since the daemon started.
 
-Owns the counts and the log effects. Does not own collecting and sending (`daemon.forms.outbox`, whose invariant holds
-here too), nor the events that are counted.
-
-Invariants: counts only rise. registered == resident + offloaded + dropped + released + gone_with_owner.
+Invariants: those of `daemon.forms.outbox`. Counts only rise.
+registered == resident + offloaded + dropped + released + gone_with_owner.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tensord.daemon.config.limits import governor_limits, wire_limits
 from tensord.daemon.config.sections import LimitsSection
 from tensord.daemon.config.settings import flag_of, variable_of
 from tensord.daemon.config.usage import descriptions
-from tensord.daemon.governor.forms.thresholds import Thresholds
+from tensord.daemon.governor.forms.limits import Thresholds
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import BadConfiguration
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tensord.daemon.governor.forms.thresholds import Thresholds
+from tensord.daemon.governor.forms.limits import Thresholds
 from tensord.errors import BadConfiguration
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
