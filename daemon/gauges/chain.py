@@ -1,8 +1,5 @@
 """Chooses the source of each gauge, with failover. Pure: results in, samples and log lines out.
 
-Owns: what each source has read and how it fails, and which failures were logged. Does not own the sources, nor the
-consequences of samples.
-
 The sources of a tier have an order, best first. A gauge is read from its first usable source: one that has not failed
 STALE_AFTER times in a row, does not hang, and whose last reading began at most `stale_s` ago. The last reading of a
 usable source is used, with the time at which it began. If no source is usable, the source used last stays in use, and
@@ -134,13 +131,12 @@ class Chain:
         return tuple(self._samples.values()), lines
 
     def states(self) -> list[SourceState]:
+        """As of the last `take`."""
         return [source.state for source in self._sources.values() if source.state is not None]
 
     def check_invariants(self) -> None:
         """For tests."""
         for name, source in self._sources.items():
-            assert all(known.failures >= 0 for known in source.gauges.values())
-            assert not source.gauges.keys() & source.unread.keys()
             if not source.good and source.failures() and self._is_needed(name, source):
                 assert source.logged, f"{name} fails, and it was not logged"
 
@@ -150,7 +146,7 @@ class Chain:
         known = {name: source.gauges[gauge] for name, source in self._sources.items() if gauge in source.gauges}
         unusable = {name: _why_unusable(each, now, stale_s) for name, each in known.items()}
         usable = next((name for name, why in unusable.items() if not why), None)
-        last = self._samples[gauge].source if gauge in self._samples else None
+        last = self._samples[gauge].source if gauge in self._samples else ""
         name = usable or (last if last in known else next(iter(known)))
         each = known[name]
         why = unusable[name] or each.why

@@ -1,10 +1,7 @@
 """All gauges of the daemon: reads each source in a thread of its own, so that a driver that hangs delays no other.
 
-Owns: the threads, the readings under way, the pause before an absent source is tried again, and how long closing waits.
-Does not own the list of sources (`sources`) and their calls, the choice between their readings (`chain`), nor
-the times of samples (the pressure actor).
-
-They are daemon threads: a call that never returns does not keep the process from ending.
+The choice between readings is `chain`'s, the times of samples are the pressure actor's. The threads are daemon threads:
+a call that never returns does not keep the process from ending.
 
 Invariants: nothing but `close` waits, and that for CLOSE_S at most. One call of a source is under way at most. An
 answer is taken once. A source that fails or hangs ends no thread, and changes no gauge of another source.
@@ -51,21 +48,18 @@ class SourceThread:
         self._source = source
         self._answered = answered
         self._orders: SimpleQueue[float | None] = SimpleQueue()
-        self._answers: deque[SourceAnswer] = deque(maxlen=1)
+        self.answers: deque[SourceAnswer] = deque(maxlen=1)
+        """That of the last reading, if nobody has taken it yet."""
         self._absent: SourceAnswer | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
-
-    @property
-    def has_answer(self) -> bool:
-        return bool(self._answers)
 
     def begin(self, now: float) -> None:
         """Begins a reading, unless one is under way. An absent source is asked again after ABSENT_S only."""
         if self.began_at is not None or self._closing:
             return
         if self._absent is not None and now - self._absent.began_at < ABSENT_S:
-            self._answers.append(self._absent._replace(began_at=now))
+            self.answers.append(self._absent._replace(began_at=now))
             return
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=THREAD_NAME + self.name, daemon=True)
@@ -74,15 +68,11 @@ class SourceThread:
             except RuntimeError as error:
                 # The process may have no more threads (TasksMax, ulimit -u).
                 failed = GaugeFailed(f"it has no thread to be read in: {error}")
-                self._answers.append(SourceAnswer(failed, now))
+                self.answers.append(SourceAnswer(failed, now))
                 return
             self._thread = thread
         self.began_at = now
         self._orders.put(now)
-
-    def take(self) -> SourceAnswer | None:
-        """The answer of the last reading, once; None if there is none, or no new one."""
-        return self._answers.pop() if self._answers else None
 
     def hanging_since(self, now: float) -> float | None:
         """When the reading under way began if it has taken longer than DEADLINE_S; else None."""
@@ -90,7 +80,7 @@ class SourceThread:
         return began_at if began_at is not None and now - began_at > DEADLINE_S else None
 
     def stop(self) -> None:
-        """Has the thread close the source and end, as soon as the reading under way returns. Never waits."""
+        """Has the thread close the source and end, as soon as the reading under way returns."""
         self._closing = True
         self._orders.put(None)
         if self._thread is None:
@@ -98,16 +88,15 @@ class SourceThread:
 
     def join(self, timeout_s: float) -> bool:
         """Waits until the thread has ended, after `stop`. False if it has not within `timeout_s`."""
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
         while (now := self._orders.get()) is not None:
             answer = SourceAnswer(self._read(now), now)
             self._absent = answer if isinstance(answer.result, GaugeAbsent) else None
-            self._answers.append(answer)
+            self.answers.append(answer)
             self.began_at = None
             self._answered()
         self._source.close()
@@ -168,7 +157,7 @@ class Gauges:
     @property
     def has_answers(self) -> bool:
         """Whether a source has answered since `take`."""
-        return any(each.has_answer for each in self._threads)
+        return any(each.answers for each in self._threads)
 
     def take(self, now: float, every_s: float = 0.0) -> Sampled:
         """The last readings of all gauges, with the answers that have come. `every_s`: the interval of samples."""
@@ -178,7 +167,7 @@ class Gauges:
         for chain, threads in self._tiers:
             # Whether a source hangs is asked first: an answer that comes meanwhile ends it.
             hanging = {each.name: since for each in threads if (since := each.hanging_since(now)) is not None}
-            answers = {each.name: answer for each in threads if (answer := each.take()) is not None}
+            answers = {each.name: each.answers.pop() for each in threads if each.answers}
             taken, lines = chain.take(answers, hanging, now, stale_s)
             samples += taken
             states += chain.states()

@@ -2,8 +2,6 @@
 
 Then a sample is taken at once, because the OOM killer does not wait for the next one.
 
-Owns: one trigger on a pressure file. Does not own the reaction (the callback).
-
 The window of the trigger is 2 s. For windows of a multiple of 2 s the kernel allows triggers to unprivileged processes
 (since 6.5). Each window has at most one event. Source: Documentation/accounting/psi.rst of the kernel.
 """

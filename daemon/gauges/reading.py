@@ -1,6 +1,4 @@
-"""The interface of gauge sources: readings, failures, and the protocol `Source`.
-
-Owns: these types, the naming of devices, and the table of sources. Does not own any source.
+"""The interface of gauge sources: readings, failures, the protocol `Source`, and the table of all sources.
 
 Invariant: an impossible reading cannot be constructed. Some bindings return -1 in place of an error; as a signed or an
 unsigned number it is a failure.
@@ -95,13 +93,7 @@ class Offer(NamedTuple):
 
 
 OFFERED: Final[dict[str, Offer]] = {}
-"""By name: what the modules of `sources` offer."""
-
-
-def offer(name: str, tier: Tier, rank: int, make: Callable[[Path], Source]) -> None:
-    """Offers a source to the configuration, as a choice of its name."""
-    assert name not in OFFERED, f"two sources are named {name}"
-    OFFERED[name] = Offer(tier, rank, make)
+"""By name, which is a choice of the configuration: what the modules of `sources` offer."""
 
 
 def text_of(file: Path) -> str:

@@ -1,9 +1,7 @@
 """Requests to a neighbour over HTTP, within a time and a size.
 
-Owns: one connection at a time, and the size of answers. Does not own what is asked (`servers`), nor a server that
-sends a byte now and then: who asks has a time of its own (the governor's actor).
-
-No redirect is followed and no proxy is used, so nothing but the configured server is asked.
+A server may send a byte now and then for ever: who asks has a time of its own (the governor's actor). No redirect is
+followed and no proxy is used, so nothing but the configured server is asked.
 
 Invariants: at most ANSWER_BYTES_MAX of an answer are read. Every failure of a server is a NeighbourFailed.
 """
@@ -43,13 +41,9 @@ class Http:
         self._answer_s = answer_s
         self._until = time.monotonic() + answer_s
 
-    def get(self, path: str) -> bytes:
-        """The body of the answer. Raises NeighbourFailed."""
-        return self._exchange("GET", path, None)
-
-    def post(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """Sends `body` as JSON, and returns the answer's body. Raises NeighbourFailed."""
-        return self._exchange("POST", path, b"" if body is None else json.dumps(body).encode())
+    def post(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """Sends `body` as JSON. Raises NeighbourFailed."""
+        self.get(path, "POST", b"" if body is None else json.dumps(body).encode())
 
     def get_as(self, path: str, form: type[Answer]) -> Answer:
         """The answer's JSON in its form. Raises NeighbourFailed, also if it has another form."""
@@ -59,7 +53,8 @@ class Http:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise NeighbourFailed(f"{path} does not answer as documented: {error}") from None
 
-    def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
+    def get(self, path: str, method: str = "GET", body: bytes | None = None) -> bytes:
+        """The body of the answer. Raises NeighbourFailed."""
         connection = HTTPConnection(self._host, self._port, timeout=max(1e-3, self._until - time.monotonic()))
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})

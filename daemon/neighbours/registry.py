@@ -1,8 +1,6 @@
-"""All kinds of neighbours, and the question to one of them.
+"""All kinds of neighbours, with their usual ports, and the question to one of them.
 
-Owns: the kinds with their usual ports, and what a question ends with. Does not own what a server of a kind is asked
-(`servers`), nor when a neighbour is asked (the governor's core), nor in which thread and for how long (the governor's
-actor).
+The governor's core says when a neighbour is asked; its actor has the thread, and the time of a question.
 
 Invariant: whatever a neighbour answers ends as an outcome, and a reason of one line.
 """

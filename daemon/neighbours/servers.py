@@ -1,8 +1,5 @@
 """The servers that can be asked for their card's memory: ComfyUI, Ollama and vLLM, a function each.
 
-Owns: the endpoints of each, and what its answers mean. Does not own how a server is reached (`http`), nor who is asked
-when (`registry`).
-
 A function has the server give the memory of its card back, if it is idle. What was freed, and when, only the card's
 gauge shows. It returns what it was not asked to give back, and what to do; "" if it was asked for all. It raises
 NeighbourBusy, or NeighbourFailed.

@@ -1,7 +1,5 @@
 """A source for AMD GPUs, through pyrsmi.
 
-Owns: the calls of pyrsmi. Does not own when the library is opened and closed (`library`).
-
 pyrsmi 1.1 is patched in five places, in this process only:
 - it declares no argument types, so that ctypes truncates 64-bit handles to C ints and every reading is -1;
 - it logs errors to the root logger, and configures it; here they become the text of the failure;
@@ -20,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from ....ipc.messages.modes import Tier
-from ..reading import GaugeAbsent, GaugeFailed, Reading, offer, pci_name
+from ..reading import OFFERED, GaugeAbsent, GaugeFailed, Offer, Reading, pci_name
 from .library import LibrarySource, Unit
 from .sysfs import computes_in_gtt, is_apu
 
@@ -157,4 +155,4 @@ def _declare(rocml: Any) -> None:
             getattr(rocml.rocm_lib, function).argtypes = arguments
 
 
-offer(AmdSource.name, Tier.DEVICE, 0, AmdSource)
+OFFERED[AmdSource.name] = Offer(Tier.DEVICE, 0, AmdSource)

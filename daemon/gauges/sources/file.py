@@ -1,9 +1,7 @@
 """A source that reads gauges from a file, for tests. Status names this source, so the readings are marked as
 made up.
 
-Owns: the reading of the file, once for each sample, and its format: a line for each gauge, `host 12GiB 64GiB`.
-
-Invariant: a gauge read once is in every later result.
+It has a line for each gauge, `host 12GiB 64GiB`. Invariant: a gauge read once is in every later result.
 
 Replace the file atomically (rename) to change it: a half-written file may be valid and have other values.
 """

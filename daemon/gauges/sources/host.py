@@ -1,8 +1,5 @@
 """A source for the host's memory: the limit of this process's cgroup, or the memory of the machine.
 
-Owns: the choice of the limit, the definition of used bytes, and the files of memory stalls (PSI). Does not own the size
-of the ring.
-
 Used bytes of a cgroup: its memory without what the kernel can take back (`CgroupFolder.reclaimable_bytes`). The ring is
 shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable. Page cache that is read again and
 again counts in neither: whether its loss costs time is told by the stalls. A cgroup of version 1 has no pressure file;
@@ -19,7 +16,7 @@ from typing import Final
 
 from ....ipc.messages.modes import HOST_GAUGE, Tier
 from ....shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
-from ..reading import GaugeFailed, Reading, Result, Source, number_in, offer, text_of
+from ..reading import OFFERED, GaugeFailed, Offer, Reading, Result, Source, number_in, text_of
 
 _Bound = tuple[Reading, Path]
 """What a limit on memory leaves, that of a cgroup or of the machine; and its pressure file."""
@@ -88,4 +85,4 @@ class HostSource(Source):
         return Reading(used_bytes, total_bytes, {"of": f"cgroup {folder.name}"}), stalls
 
 
-offer(HostSource.name, Tier.HOST, 0, lambda root: HostSource())
+OFFERED[HostSource.name] = Offer(Tier.HOST, 0, lambda root: HostSource())

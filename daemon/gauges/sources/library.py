@@ -1,8 +1,5 @@
 """A source that reads GPUs through a vendor's library.
 
-Owns: when a library is opened and closed, and the names of the GPUs that it has listed. Does not own the calls of a
-library (amd.py, nvidia.py).
-
 A unit is what a library lists, and what becomes a gauge: a GPU or a partition of one, by its index; or a slice of a
 GPU, by its name. Slices are made and destroyed while the driver runs.
 

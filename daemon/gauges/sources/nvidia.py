@@ -1,8 +1,5 @@
 """A source for NVIDIA GPUs, through nvidia-ml-py.
 
-Owns: the calls of NVML. Does not own when the library is opened and closed
-(`library`).
-
 NVML needs and creates no GPU context. Used bytes are those that NVML reports; they include the driver's reserve.
 
 In place of a GPU in MIG mode its slices are listed, each by its UUID ("MIG-..."), which is also the name of a slice in
@@ -15,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ....ipc.messages.modes import Tier
-from ..reading import GaugeAbsent, GaugeFailed, Reading, offer, pci_name
+from ..reading import OFFERED, GaugeAbsent, GaugeFailed, Offer, Reading, pci_name
 from .library import LibrarySource, Unit
 
 
@@ -90,4 +87,4 @@ class NvidiaSource(LibrarySource):
         return found
 
 
-offer(NvidiaSource.name, Tier.DEVICE, 1, NvidiaSource)
+OFFERED[NvidiaSource.name] = Offer(Tier.DEVICE, 1, NvidiaSource)

@@ -2,8 +2,7 @@
 
 The daemon does not use torch itself. That needs a GPU context, which takes hundreds of megabytes of the watched memory.
 
-Owns: the latest report of each device. Does not own the sending of reports (the client). Thread-safe: reports come from
-another thread than the one that reads.
+Thread-safe: reports come from another thread than the one that reads.
 
 Invariants: at most DEVICES_MAX devices are known. A report is as old as the client's reading, not as its message:
 what was allocated in between is not in it.
@@ -17,7 +16,7 @@ from typing import Final
 from ....ipc.messages.modes import HOST_GAUGE, Tier
 from ...governor.forms.events import OWNERS_EVERY_S
 from ...governor.forms.limits import DEVICES_MAX
-from ..reading import GaugeFailed, Reading, Result, Source, offer
+from ..reading import OFFERED, GaugeFailed, Offer, Reading, Result, Source
 
 _LATE_S: Final = 3 * OWNERS_EVERY_S
 _FORGOTTEN_S: Final = 60 * OWNERS_EVERY_S
@@ -60,4 +59,4 @@ class OwnersSource(Source):
         }
 
 
-offer(OwnersSource.name, Tier.DEVICE, 3, lambda root: OwnersSource())
+OFFERED[OwnersSource.name] = Offer(Tier.DEVICE, 3, lambda root: OwnersSource())

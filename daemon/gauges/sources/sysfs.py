@@ -1,6 +1,6 @@
 """A source for AMD GPUs from /sys. It needs no library, no permission and no GPU context.
 
-Owns: the files that it reads, and the list of cards seen. Invariant: a card seen once is in every later result.
+Invariant: a card seen once is in every later result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ....ipc.messages.modes import Tier
-from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, number_in, offer
+from ..reading import OFFERED, GaugeAbsent, GaugeFailed, Offer, Reading, Result, Source, number_in
 
 _CARD: Final = re.compile(r"card[0-9]+")
 _APU_REVISIONS: Final = (2, 3)
@@ -86,4 +86,4 @@ def computes_in_gtt(vram_bytes: int, gtt_bytes: int) -> bool:
     return vram_bytes < gtt_bytes
 
 
-offer(SysfsSource.name, Tier.DEVICE, 2, SysfsSource)
+OFFERED[SysfsSource.name] = Offer(Tier.DEVICE, 2, SysfsSource)
