@@ -112,7 +112,6 @@ class ClaimTable:
         self._per_client_max = per_client_max
 
     def holds(self, token: int) -> bool:
-        """Whether the token's claim is active."""
         return token in self._by_token
 
     @property
@@ -121,7 +120,6 @@ class ClaimTable:
         return sum(len(claim.waiters) for claim in self.by_key.values())
 
     def next_timer(self) -> float | None:
-        """When `expire` is due."""
         return self._timers.next_timer()
 
     def claim(self, key: bytes, client: int, request: int, now: float, uid: int = 0, within_s: float = 0.0) -> Verdict:
@@ -222,7 +220,6 @@ class ClaimTable:
         return verdicts
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         assert {claim.token: claim for claim in self.by_key.values()} == self._by_token
         stakes, of_uid = defaultdict(set), Counter[int]()
         for key, claim in self.by_key.items():

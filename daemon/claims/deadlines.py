@@ -28,7 +28,6 @@ class Deadlines(Generic[Name]):
         return len(self._places)
 
     def set(self, name: Name, when: float) -> None:
-        """Sets the name's deadline."""
         self._changes += 1
         place = self._places[name] = (when, self._changes, name)
         heappush(self._heap, place)

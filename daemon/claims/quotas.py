@@ -79,7 +79,6 @@ class Rates:
         """The number of requests that had to wait."""
 
     def joined(self, uid: int) -> None:
-        """A client of the uid has connected."""
         self._clients[uid] += 1
 
     def left(self, uid: int) -> None:

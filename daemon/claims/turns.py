@@ -35,7 +35,6 @@ class Turns(Generic[Item]):
         self._items(uid, client).appendleft(item)
 
     def head(self) -> Item | None:
-        """The next item to leave."""
         return next(iter(self), None)
 
     def take(self) -> Item:
@@ -66,11 +65,9 @@ class Turns(Generic[Item]):
         return True
 
     def waiting(self, uid: int, client: int) -> int:
-        """The number of the client's items."""
         return len(self._uids.get(uid, OrderedDict()).get(client, ()))
 
     def __iter__(self) -> Iterator[Item]:
-        """Every item, client by client."""
         for clients in self._uids.values():
             for items in clients.values():
                 yield from items

@@ -61,7 +61,6 @@ class Unstorable:
         ]
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         assert len(self._until) <= KEYS_MAX
         assert len(self._reasons) <= REASONS_MAX
         assert list(self._until.values()) == sorted(self._until.values())

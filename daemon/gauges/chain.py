@@ -99,11 +99,7 @@ class Chain:
         self._samples: dict[str, Sample] = {}
 
     def take(
-        self,
-        answers: Mapping[str, SourceAnswer],
-        hanging: Mapping[str, float],
-        now: float,
-        stale_s: float = STALE_S,
+        self, answers: Mapping[str, SourceAnswer], hanging: Mapping[str, float], now: float, stale_s: float = STALE_S
     ) -> tuple[tuple[Sample, ...], list[GovernorLog]]:
         """Takes the answers of sources that have come since the last call. `hanging`: the sources that hang,
         with the times at which their readings began.
@@ -135,7 +131,6 @@ class Chain:
         return [source.state for source in self._sources.values() if source.state is not None]
 
     def check_invariants(self) -> None:
-        """For tests."""
         for name, source in self._sources.items():
             if not source.good and source.failures() and self._is_needed(name, source):
                 assert source.logged, f"{name} fails, and it was not logged"

@@ -156,7 +156,6 @@ class Gauges:
 
     @property
     def has_answers(self) -> bool:
-        """Whether a source has answered since `take`."""
         return any(each.answers for each in self._threads)
 
     def take(self, now: float, every_s: float = 0.0) -> Sampled:

@@ -40,7 +40,6 @@ class DeviceRequests:
     seconds: dict[int, Counter[str]] = field(default_factory=dict)
 
     def add(self, now: float, **counts: int) -> None:
-        """Counts requests."""
         self.reported_at = now
         while self.seconds and (first := next(iter(self.seconds))) <= int(now) - WINDOW_S:
             del self.seconds[first]
@@ -65,7 +64,6 @@ class Floors:
         self._devices: dict[str, DeviceRequests] = {}
 
     def devices(self) -> set[str]:
-        """The devices with reported requests."""
         return set(self._devices)
 
     def arrived(self, client: int, message: messages.RequestsArrived, now: float) -> None:

@@ -114,7 +114,6 @@ class Governor:
         return self.outbox.take()
 
     def next_timer(self) -> float | None:
-        """When the next Tick is due."""
         timers = (self.devices.next_timer(), self.reservations.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
@@ -126,7 +125,6 @@ class Governor:
         return self.limits.sample_pressed_s if pressed else self.limits.sample_s
 
     def modes(self) -> list[messages.TierState]:
-        """The state of every gauge."""
         return [gauge.to_message() for gauge in self.tiers]
 
     def status(self) -> dict[str, Any]:
@@ -134,7 +132,6 @@ class Governor:
         return report.status(self, self._now)
 
     def check_invariants(self) -> None:
-        """Asserts what every module's docstring promises."""
         for part in (self.tiers, self.devices, self.reservations, self.rooms, self.workflows):
             part.check_invariants()
         gauge = self.tiers.find(HOST_GAUGE)
@@ -256,7 +253,6 @@ class Governor:
         self.rooms.sampled(gauge, now, passing=self.devices.find(device).current_pass is not None)
 
     def _serve_waiting(self, now: float) -> None:
-        """Grants the waiting reservations that fit."""
         for device in self.reservations.waited_for():
             gauge = self.tiers.find_device(device)
             if gauge is not None and not gauge.sample.stale:

@@ -103,7 +103,6 @@ def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
 
 
 def _owners(governor: Governor) -> list[dict[str, Any]]:
-    """One row for each owner and device."""
     return [
         {
             "client": owner.client,

@@ -69,7 +69,6 @@ class UnseenBytes:
 
     @property
     def total(self) -> int:
-        """The bytes that count."""
         return sum(size_bytes for _, size_bytes in self._sums)
 
     def add(self, size_bytes: int, now: float) -> None:
@@ -133,15 +132,12 @@ class Reservations:
         return list(dict.fromkeys([*(each.message.device for each in self._all.values()), *self._ended]))
 
     def waited_for(self) -> list[str]:
-        """The devices on which requests wait."""
         return list(dict.fromkeys(each.message.device for each in self._all.values() if each.waits))
 
     def waiting(self, device: str) -> list[DeviceRequest]:
-        """The requests that wait, in order."""
         return [each for each in self._all.values() if each.waits and each.message.device == device]
 
     def waiting_bytes(self, device: str) -> int:
-        """The bytes of all waiting requests."""
         return sum(each.message.size_bytes for each in self.waiting(device))
 
     def bytes_of(self, device: str) -> int:
@@ -176,7 +172,6 @@ class Reservations:
         return first if first is None or math.isinf(self._grants_from) else min(first, self._grants_from)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         owners = {each.owner for each in self._all.values()}
         assert owners <= self._outbox.clients.keys() | {OPERATOR}, "of a client that left"
         assert all(each.ends_at < math.inf for each in self._all.values()), "a reservation that would never end"

@@ -160,7 +160,6 @@ class Rooms:
             self._go_on(making)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         for device, making in self._making.items():
             assert making.request in self._reservations.waiting(device), "a room that is neither made nor waits"
         names = [place.name for place in self._under_way.values()]
@@ -203,7 +202,6 @@ class Rooms:
         self._note(making, CACHED if asking is None else asking.place.name, outcome, freed_bytes, why)
 
     def _why_cached(self, device: str) -> str:
-        """Why no cached entry left."""
         room = self._room_of(device)
         if not room.cached_bytes:
             return "no entry is cached on the card"

@@ -81,12 +81,10 @@ class Gauge:
 
     @property
     def pressed(self) -> bool:
-        """Whether the level is pressure or above."""
         return self.level in PRESSED
 
     @property
     def refuses(self) -> bool:
-        """Whether new entries are refused."""
         return self.level is Mode.EMERGENCY
 
     def take(self, sample: Sample) -> bool:
@@ -125,7 +123,6 @@ class Tiers:
         return name in self._gauges
 
     def find(self, name: str) -> Gauge | None:
-        """The gauge of that name."""
         return self._gauges.get(name)
 
     def find_device(self, name: str) -> Gauge | None:
@@ -158,7 +155,6 @@ class Tiers:
         return self._announce(self, now)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         for gauge in self:
             assert gauge.since is not None and gauge.mode is gauge.announced, "a mode was not announced"
             assert gauge.workflow == (gauge.sample.gauge in self._workflow)

@@ -117,7 +117,6 @@ class Workflows:
         return messages.Done(message.id)
 
     def client_left(self, client: int) -> None:
-        """Ends all workflows of the client."""
         for name in [name for name, workflow in self._workflows.items() if workflow.client == client]:
             self._end(name)
 
@@ -165,7 +164,6 @@ class Workflows:
         ]
 
     def check_invariants(self) -> None:
-        """Asserts that the distances are those of the present steps."""
         known, self._distances = self._known(), None
         assert known == self._known(), "a distance of a former step"
         assert not (self._ended.keys() & known.keys()), "an agent that ended is in a graph"

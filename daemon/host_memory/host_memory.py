@@ -104,7 +104,6 @@ class HostMemory(OverEntries):
     # ---- what follows from every event
 
     def next_timer(self) -> float | None:
-        """When a Tick is due."""
         return min((at for at in (self._rescan_at, self.residency.retry_at) if at is not None), default=None)
 
     def reconcile(self, now: float) -> None:
@@ -136,7 +135,6 @@ class HostMemory(OverEntries):
             self._outbox.add(holds)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         self.residency.check_invariants()
         if self.residency.victims_bytes and not (self._spans.scanning or self._spans.scan_due):
             later = self._writes.waits or self.only_for_puts

@@ -151,11 +151,9 @@ class Residency:
             self._allocate(*piece)
 
     def punched(self, offset: int) -> None:
-        """Processes the end of a Punch."""
         del self._punching[offset]
 
     def allocated(self, offset: int, error: TensordError | None, now: float) -> None:
-        """Processes the end of an Allocate, successful or not."""
         assert self._allocating is not None and self._allocating[0] == offset, offset
         _, size = self._allocating
         self._allocating = None
@@ -192,7 +190,6 @@ class Residency:
         self._exchange = None
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         self._withdrawn.check_invariants()
         extents = self._withdrawn.within(0, self._holes.capacity_bytes)
         for offset, size in [*self._punching.items(), *([self._allocating] if self._allocating else [])]:

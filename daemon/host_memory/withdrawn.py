@@ -164,7 +164,6 @@ class Withdrawn:
         return max(parts, key=lambda part: part[1] - part[0])
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table = self._table
         assert set(self.rows) == {row for row in table.in_order() if table.states[row] == WITHDRAWN}
         assert self.size_bytes == sum(table.sizes[row] for row in self.rows)

@@ -48,7 +48,6 @@ class Expiry(OverEntries):
         """Those that had expired by then, and were not given by `due` yet."""
 
     def next_timer(self) -> float | None:
-        """When `due` is due."""
         when = self._looked_at if len(self._found) else self._next_look
         return None if when == inf else when
 
@@ -105,7 +104,6 @@ class Expiry(OverEntries):
         self._next = min(self._next, when)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table = self._table
         stored = {row for row in table.in_order() if table.states[row] in (LIVE, VICTIM)}
         timed = set(np.flatnonzero(self._ends).tolist())

@@ -85,12 +85,10 @@ class Lifetimes(OverEntries):
         return self.removals.ending or len(self.sweeps) > 0
 
     def next_timer(self) -> float | None:
-        """When the next tick is due, if nothing was postponed."""
         timers = (self.pins.next_timer(), self.expiry.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
     def check_invariants(self) -> None:
-        """Asserts what the docstrings of the parts promise."""
         self.pins.check_invariants()
         self.expiry.check_invariants()
         self.removals.check_invariants()

@@ -43,11 +43,9 @@ class Pins:
         return len(self._until)
 
     def holds(self, row: int) -> bool:
-        """Whether any client pins the row."""
         return row in self._by_row
 
     def next_timer(self) -> float | None:
-        """When `expire` is due."""
         return self._until.next_timer()
 
     def pin(self, client: int, row: int, size_bytes: int, until: float) -> None:
@@ -86,7 +84,6 @@ class Pins:
             self._end(client, row)
 
     def client_left(self, client: int) -> None:
-        """Ends the client's pins."""
         for row in list(self._by_client.get(client, ())):
             self.unpin(client, row)
 
@@ -99,7 +96,6 @@ class Pins:
             self.unpin(*due)
 
     def last_until(self, row: int) -> float:
-        """When the last pin on the row ends."""
         return max(self._until.when((client, row)) or 0.0 for client in self._by_row[row][1])
 
     def _end(self, client: int, row: int) -> bool:
@@ -119,7 +115,6 @@ class Pins:
         return not clients
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         pairs = {(client, row) for client, rows in self._by_client.items() for row in rows}
         assert pairs == {(client, row) for row, (_, clients) in self._by_row.items() for client in clients}
         assert len(pairs) == len(self._until) and all(self._until.when(pair) is not None for pair in pairs)

@@ -151,7 +151,6 @@ class Removals:
                 self._outbox.announce(event, key=each["key"].tobytes().hex(), reason=reason, **figures)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table, ended = self._entries.table, {row for row, _ in self._parents}
         for row in table.in_order():
             parent = table.parents[row]

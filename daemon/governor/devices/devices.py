@@ -181,7 +181,6 @@ class Devices:
         return messages.Done(message.id)
 
     def client_left(self, client: int, now: float) -> None:
-        """Removes the client's entries, which ended with it."""
         for device in list(self._devices.values()):
             owner = device.owners.get(client)
             if owner is None:
@@ -241,7 +240,6 @@ class Devices:
                 self._mark(owner, unresponsive=True, entries=late)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         for device in self:
             device.check_invariants()
         assert self.remembered <= self._limits.remembered_max

@@ -44,7 +44,6 @@ class HeldEntry:
 
     @property
     def ordered(self) -> bool:
-        """Whether it is ordered away."""
         return self.order is not None and self.order.open
 
     def detach(self, now: float) -> None:
@@ -75,12 +74,10 @@ class Owner:
 
     @property
     def ordered_entries(self) -> int:
-        """The number of its entries that are ordered away."""
         return sum(len(order.entries) for order in self.orders.values())
 
     @property
     def ordered_bytes(self) -> int:
-        """The bytes of its entries that are ordered away."""
         return sum(order.size_bytes for order in self.orders.values())
 
     def slow(self, now: float) -> bool:
@@ -94,7 +91,6 @@ class Owner:
         self.tokens += sign * entry.tokens
 
     def own(self, keys: Iterable[bytes]) -> list[HeldEntry]:
-        """The owner's entries of these keys, in their order."""
         found = [self.device.entries.get(key) for key in keys]
         return [each for each in found if each is not None and each.owner is self]
 
@@ -175,7 +171,6 @@ class DeviceRecord:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all entries."""
         return sum(owner.size_bytes for owner in self.owners.values())
 
     @property
@@ -212,7 +207,6 @@ class DeviceRecord:
         )
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         entries = self.entries.values()
         used_at = [entry.used_at for entry in entries]
         assert used_at == sorted(used_at), "not in the order of the last uses"

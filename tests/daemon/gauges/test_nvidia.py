@@ -50,10 +50,7 @@ def test_a_driver_that_was_reloaded_is_asked_anew_and_a_gpu_that_is_gone_stays_a
     assert not reader.read()["absent"]
     # Opening may be slow: only 10 s after it was opened last is the library closed, and opened at the next reading.
     assert not reader.read(10.0)["absent"]
-    assert reader.gauges() == {
-        "0000:01:00.0": "the driver no longer lists this GPU",
-        "0000:02:00.0": [9, 80 * GIB],
-    }
+    assert reader.gauges() == {"0000:01:00.0": "the driver no longer lists this GPU", "0000:02:00.0": [9, 80 * GIB]}
 
 
 def test_without_a_driver_there_is_nothing_to_read_until_there_is_one(cards: Cards, begin: Begin) -> None:

@@ -20,10 +20,7 @@ def test_a_device_is_what_was_read_last_whenever_it_was_said() -> None:
     source.report(CARD, 2, 100, read_at=1.5)
     source.report(CARD, 0, 100, read_at=0.5)
     source.report("cuda:1", 3, 50, read_at=1.0)
-    assert source.read(2.0) == {
-        CARD: Reading(2, 100, began_at=1.5),
-        "cuda:1": Reading(3, 50, began_at=1.0),
-    }
+    assert source.read(2.0) == {CARD: Reading(2, 100, began_at=1.5), "cuda:1": Reading(3, 50, began_at=1.0)}
 
 
 def test_a_device_fails_after_three_intervals_without_a_report_and_is_no_gauge_after_sixty() -> None:

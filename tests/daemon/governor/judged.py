@@ -104,13 +104,7 @@ class Judged(RuleBasedStateMachine):
         disturbed=st.sampled_from(["", "", "floors", "limits", "gauges", "baselines", "restart"]),
         neighbours=st.sampled_from([(), NEIGHBOURS]),
     )
-    def start(
-        self,
-        budget: int | None,
-        entries: int,
-        disturbed: str,
-        neighbours: tuple[NeighbourPlace, ...],
-    ) -> None:
+    def start(self, budget: int | None, entries: int, disturbed: str, neighbours: tuple[NeighbourPlace, ...]) -> None:
         self.stand = Stand(
             max_bytes=budget,
             max_entries=entries,

@@ -172,10 +172,7 @@ def test_a_setting_that_names_a_card_that_is_not_there_is_shown_once_the_cards_a
     stand.sample(0.5, source="owners")
     assert stand.status()["missing_cards"] == []
     stand.sample(0.5)
-    missing = [
-        {"setting": "device.baseline", "card": "nope"},
-        {"setting": "neighbours.servers", "card": "crad0"},
-    ]
+    missing = [{"setting": "device.baseline", "card": "nope"}, {"setting": "neighbours.servers", "card": "crad0"}]
     assert stand.status()["missing_cards"] == missing
     stand.change_limits(baselines=())
     stand.sample(0.5, "crad0")

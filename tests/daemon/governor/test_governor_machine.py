@@ -67,11 +67,7 @@ class AnyOrder(Judged):
         self.waiting = {n: waiting for n, waiting in self.waiting.items() if waiting[0] != client}
         self.after()
 
-    @rule(
-        data=st.data(),
-        device=ONE_DEVICE,
-        entries=st.lists(ENTRIES, min_size=1, max_size=6),
-    )
+    @rule(data=st.data(), device=ONE_DEVICE, entries=st.lists(ENTRIES, min_size=1, max_size=6))
     def register_entries(self, data: st.DataObject, device: str, entries: list[tuple[int, int, int, str]]) -> None:
         client = self.client_of(data)
         for entry in entries:

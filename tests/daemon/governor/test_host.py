@@ -168,10 +168,7 @@ class Store(StoreStand):
     """Keeps all that it says of its memory."""
 
     def take(self, effects: list[StoreEffect]) -> None:
-        self.said: list[HostHolds] = [
-            *getattr(self, "said", []),
-            *(e for e in effects if isinstance(e, HostHolds)),
-        ]
+        self.said: list[HostHolds] = [*getattr(self, "said", []), *(e for e in effects if isinstance(e, HostHolds))]
         super().take(effects)
 
 

@@ -112,10 +112,7 @@ def status(**changed: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             {"devices": {"stuck": "3 entries left in vain"}, "owners": {"unresponsive": True}},
-            [
-                "device card0: 3 entries left in vain",
-                "client 7 (engine, pid 42) does not carry out orders for card0",
-            ],
+            ["device card0: 3 entries left in vain", "client 7 (engine, pid 42) does not carry out orders for card0"],
         ),
     ],
 )

@@ -31,11 +31,7 @@ def test_ollama_unloads_every_model_on_the_card_and_no_other(card: FakeCard) -> 
     with StandInOllama(card, 9 * GIB) as server:
         assert asked(server) == ("done", "")
         assert server.card.held_bytes == 0 and list(server.models) == ["in-ram"]
-        assert server.requests[1] == (
-            "POST",
-            "/api/generate",
-            {"model": "llama3:8b", "keep_alive": 0, "stream": False},
-        )
+        assert server.requests[1] == ("POST", "/api/generate", {"model": "llama3:8b", "keep_alive": 0, "stream": False})
         assert asked(server) == ("busy", "it has no model on a card")
 
 

@@ -37,8 +37,7 @@ def use(stand: Stand, *numbers: int) -> None:
 
 @pytest.mark.parametrize("idle_long_enough", [False, True])
 @pytest.mark.parametrize(
-    ("mode", "idle_s"),
-    [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)],
+    ("mode", "idle_s"), [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)]
 )
 def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_are_evicted(
     make: Make, mode: Mode, idle_s: float, idle_long_enough: bool
@@ -55,8 +54,7 @@ def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_ar
 
 
 @pytest.mark.parametrize(
-    ("used", "mode", "first"),
-    [(90, Mode.PRESSURE, 2), (95, Mode.CRITICAL, 2), (97, Mode.EMERGENCY, 13)],
+    ("used", "mode", "first"), [(90, Mode.PRESSURE, 2), (95, Mode.CRITICAL, 2), (97, Mode.EMERGENCY, 13)]
 )
 def test_pressure_and_critical_take_their_share_of_the_entries_in_one_pass_and_emergency_has_no_limit(
     make: Make, used: int, mode: Mode, first: int

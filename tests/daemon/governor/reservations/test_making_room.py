@@ -143,12 +143,7 @@ def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) ->
     stand.sample(0.5)
     (order,) = stand.orders(1)
     stand.carry_out(1, order)
-    stand.ask(
-        1,
-        messages.RegisterWorkflow,
-        "w",
-        [messages.AgentStep("b"), messages.AgentStep("a", step_index=1)],
-    )
+    stand.ask(1, messages.RegisterWorkflow, "w", [messages.AgentStep("b"), messages.AgentStep("a", step_index=1)])
     stand.sample(0.6)
     assert stand.orders(1, "promote")
     refused(stand.ask(2, messages.ReserveDevice, GPU, 150 * MIB, 10.0, promotes=True), "DeviceFull")

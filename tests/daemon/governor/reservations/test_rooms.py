@@ -107,13 +107,7 @@ BUSY, FAILED, KEEPS = "3 requests are under way", "no answer within 20 s", "6 of
             [NOTHING, (VLLM.name, "nothing", 0), (OLLAMA.name, "freed", 100)],
             ["", f"the card's gauge did not fall; {KEEPS}", KEEPS],
         ),
-        (
-            [900, 300, ("done",), "settle"],
-            [VLLM],
-            True,
-            [NOTHING, (VLLM.name, "freed", 600)],
-            ["", ""],
-        ),
+        ([900, 300, ("done",), "settle"], [VLLM], True, [NOTHING, (VLLM.name, "freed", 600)], ["", ""]),
     ],
     ids=["enough", "no answer", "falls", "both", "busy", "failed", "keeps", "other means"],
 )
