@@ -71,7 +71,7 @@ class Dispatch:
             case events.Tick():
                 self._tick(now)
             case events.Accessed():
-                parts.remote.writes.used(parts.lifetimes.uses.accessed(event, now).tolist(), now)
+                parts.remote.writes.used(parts.lifetimes.accessed(event, now).tolist(), now)
             case events.Scanned(pinned):
                 self._scanned(pinned, now)
             case events.Drained():
@@ -86,7 +86,7 @@ class Dispatch:
             case events.RemoteDone():
                 parts.remote.handle(event, now)
             case events.HoldersCounted(span_ids, holders):
-                parts.lifetimes.uses.held(span_ids, holders)
+                parts.lifetimes.held(span_ids, holders)
             case events.ClientJoined(client, uid):
                 assert client not in parts.outbox.clients, "client numbers are not used again"
                 parts.outbox.clients[client] = event
@@ -243,7 +243,7 @@ class Dispatch:
         keys = list(dict.fromkeys(request.keys))
         rows = self._stored(keys[:SLICE])
         if isinstance(request, messages.Touch):
-            self._parts.lifetimes.uses.touched(rows, now)
+            self._parts.lifetimes.touched(rows, now)
         else:
             self._parts.lifetimes.end(rows, "explicit")
             self._parts.remote.fetches.evicted(keys[:SLICE])

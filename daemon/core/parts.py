@@ -71,7 +71,7 @@ class Parts(Entries):
         self.host_memory = HostMemory(self, self.budget, writes, outbox, places.join, limits.rescan_s)
         self.runway.pages = self.host_memory
         self.matching = Matching(
-            table, slots, self.agents, self.blocks, self.lifetimes.uses.used, outbox, limits.prefix_wait_s
+            table, slots, self.agents, self.blocks, self.lifetimes.used, outbox, limits.prefix_wait_s
         )
         self.reports = Reports(self, epoch)
 

@@ -167,7 +167,7 @@ class Store:
     def _existed(self, existed: list[tuple[int, int, int]], now: float) -> None:
         """Puts of clients named keys of stored entries: each counts as a use."""
         rows = [row for client, _, row in existed if client != NOBODY]
-        self.parts.lifetimes.uses.put_again(rows, now)
+        self.parts.lifetimes.put_again(rows, now)
         self.parts.remote.writes.used(rows, now)
         self.counters.puts["existed"] += len(rows)
         for client, number, _ in existed:

@@ -1,9 +1,13 @@
 """The lifetimes of one store's entries: the parts of this package, and what they do in time and on behalf of clients.
 
-    stored ─→ expiry, hit ratios        accessed, touch, put again ─→ uses        tick ─→ pins, expiry, sweeps
+    stored ─→ expiry, hit ratios                       tick ─→ pins, expiry, sweeps
     evict, clear, invalidate, expiry, corruption ─→ removals ─→ store.spans
+    accessed, touch, put again ─ span ids ─ rows, as arrays ─→ the policy, once ─→ reuse words ─→ hit ratios
 
-Owns the order in which the parts do what is due.
+Owns the order in which the parts do what is due. The policy has the order of uses, the index the uses and the last use
+of each entry (`store.details`).
+
+Invariant: an id that is no entry's, or of an entry that has ended, counts as an unknown hit and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +20,22 @@ import numpy as np
 from ...shm.index.generations import GenerationWriter
 from ..claims.claims import NOBODY
 from ..claims.quotas import Quotas
+from ..forms.events import Accessed
 from ..forms.limits import StoreLimits
 from ..forms.outbox import StoreOutbox
 from ..reports.hits import Hits
 from ..reports.removal_history import RemovalHistory
 from ..store.entries import Entries, OverEntries
+from ..store.table import EDGE, LIVE, VICTIM
 from .expiry import Expiry
 from .pins import Pins
 from .removals import RemovalProgress, Removals, Sweeps
-from .uses import Uses
 
 Array = np.ndarray[Any, Any]
 
 
 class Lifetimes(OverEntries):
-    """The parts of this package over one store."""
+    """The parts of this package over one store, and the uses of its entries."""
 
     def __init__(
         self,
@@ -48,8 +53,9 @@ class Lifetimes(OverEntries):
         self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max, entries.spans.hold, self._unpinned)
         self.expiry = Expiry(entries, self.pins)
         self.removals = Removals(entries, self.pins, self.expiry, history, hits, outbox)
-        self.uses = Uses(entries, self.expiry, hits, outbox)
         self.sweeps = Sweeps(entries, generations, self.removals, outbox, quotas)
+        self._states: Array = np.frombuffer(self._table.states, np.uint8)
+        self._span_ids = self._table.column("span_ids")
 
     def stored(self, rows: Sequence[int], now: float, client: int = NOBODY) -> None:
         """A client has put entries (`Commits.fresh`); the daemon, if they come from the remote store."""
@@ -61,6 +67,57 @@ class Lifetimes(OverEntries):
             self._outbox.counters.put_bytes += int(self._table.column("payloads")[at].sum())
         if self._outbox.is_watched():
             self._announce(at, client)
+
+    # ---- uses
+
+    def accessed(self, event: Accessed, now: float) -> Array:
+        """Counts what a lane's log and counters have. Returns the rows that were used, in order, some several times."""
+        counters = self._outbox.counters
+        rows, known = self._find(np.asarray(event.span_ids, np.uint64))
+        rows = rows[known]
+        hits = len(event.span_ids) + event.lost
+        counters.hits += hits
+        counters.hits_unknown += len(event.span_ids) - len(rows)
+        counters.misses += event.misses
+        counters.log_lost += event.lost
+        self._hits.looked_up(hits, event.misses, now)
+        self.used(rows, now)
+        return rows
+
+    def used(self, rows: Sequence[int] | Array, now: float, agent: int = 0) -> None:
+        """Counts uses of stored entries, in their order; an entry occurs once for each use. `agent`: the number of the
+        agent that used them."""
+        at = np.asarray(rows, np.int64)
+        if len(at):
+            self._policy.used(at, now, agent)
+            self._details.count_uses(at, now)
+            self._hits.used(at, now)
+
+    def touched(self, rows: Sequence[int], now: float) -> None:
+        """Counts a use of each entry, and restarts its time to live."""
+        self.used(rows, now)
+        for row in rows:
+            self.expiry.touched(row, now)
+
+    def put_again(self, rows: Sequence[int], now: float) -> None:
+        """Puts have named the keys of stored entries."""
+        self.used(rows, now)
+        for row in rows:
+            self._policy.put_again(row)
+
+    def held(self, span_ids: Array, holders: Array) -> None:
+        """Shows readers how many clients hold each of these entries; (n,) uint64 and uint32."""
+        rows, known = self._find(span_ids)
+        self._details.show_holders(rows[known], holders[known].astype(np.uint64))
+
+    def _find(self, span_ids: Array) -> tuple[Array, Array]:
+        """The rows of span ids, and whether each id is an entry's."""
+        rows = (span_ids & np.uint64(self._table.row_mask)).astype(np.int64)
+        states = self._states[rows]
+        stored = (states == LIVE) | (states == VICTIM)
+        return rows, stored & (rows != EDGE) & (self._span_ids[rows] == span_ids)
+
+    # ---- ends
 
     def end(self, rows: Sequence[int], reason: str) -> None:
         """Ends different entries; their descendants follow (`step`)."""

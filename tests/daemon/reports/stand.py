@@ -27,7 +27,7 @@ class LifetimesStand:
         self.outbox, self.hits = parts.outbox, parts.hits
         self.outbox.clients.update({number: ClientJoined(number, 0) for number in (1, 2, 3)})
         self.lifetimes = parts.lifetimes
-        self.uses, self.sweeps = self.lifetimes.uses, self.lifetimes.sweeps
+        self.uses, self.sweeps = self.lifetimes, self.lifetimes.sweeps
         self.reports = parts.reports
         self.reports.unix_at_zero_s = UNIX_AT_ZERO_S
         self.told: list[dict[str, Any]] = []
