@@ -123,15 +123,10 @@ class ClaimTable:
         return self._timers.next_timer()
 
     def claim(self, key: bytes, client: int, request: int, now: float, uid: int = 0, within_s: float = 0.0) -> Verdict:
-        """Requests the claim on `key`, which the client missed and expects to store within `within_s` seconds.
-
-        Returns:
-            "compute" with a token; or "wait" if another client has the claim. Another Verdict follows a "wait".
-
-        Raises:
-            LimitReached: the client has as many claims and waits as it may.
-            UsageError: it has asked for the key by a request of this number before.
-        """
+        """Requests the claim on `key`, which the client missed and expects to store within `within_s` seconds. Returns
+        "compute" with a token; or "wait" if another client has the claim. Another Verdict follows a "wait". Raises
+        LimitReached if the client has as many claims and waits as it may; UsageError if it has asked for the key by a
+        request of this number before."""
         asked = self._admitted(key, _Request(client, request, uid, within_s))
         claim = self.by_key.get(key)
         return self._grant(key, asked, now) if claim is None else self._wait(claim, asked, now)
@@ -139,14 +134,8 @@ class ClaimTable:
     def seek(
         self, key: bytes, client: int, request: int, now: float, uid: int, within_s: float, for_s: float
     ) -> tuple[int, Verdict]:
-        """As `claim`, of a key that nobody has claimed: the daemon takes the claim for `for_s` seconds.
-
-        Returns:
-            The token of the daemon's claim, and "wait" for the client.
-
-        Raises:
-            LimitReached: as `claim`.
-        """
+        """As `claim`, of a key that nobody has claimed: the daemon takes the claim for `for_s` seconds. Returns the
+        token of the daemon's claim, and "wait" for the client."""
         asked, until = self._admitted(key, _Request(client, request, uid, within_s)), now + for_s
         claim = self._begin(key, _Request(NOBODY, 0, uid), until, until, until)
         return claim.token, self._wait(claim, asked, now)

@@ -50,10 +50,7 @@ class Quotas:
 
     def admit(self, kind: Kind, uid: int, has: int, more: int = 1) -> None:
         """Checks that the uid, which has `has`, may have `more`; counts a refusal. The caller enforces the total.
-
-        Raises:
-            LimitReached: the error names the uid, what it has, the limit and both settings.
-        """
+        Raises LimitReached, which names the uid, what it has, the limit and both settings."""
         rule = self.rules.get(kind)
         if rule is None or uid in (ROOT, self.own_uid) or has + more <= rule.uid_max:
             return
@@ -65,10 +62,8 @@ class Quotas:
 
 
 class Rates:
-    """A token bucket for each uid, of `per_s_max` requests a second, while other uids have clients.
-
-    A request over the rate is not refused, it waits: its connection is not read meanwhile, so its sender waits too.
-    """
+    """A token bucket for each uid, of `per_s_max` requests a second, while other uids have clients. A request over the
+    rate is not refused, it waits: its connection is not read meanwhile, so its sender waits too."""
 
     def __init__(self, per_s_max: float, own_uid: int) -> None:
         self.per_s_max = per_s_max

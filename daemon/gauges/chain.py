@@ -87,11 +87,8 @@ class _Source:
 
 
 class Chain:
-    """One tier's sources, best first.
-
-    Args:
-        sources: their names. A single source was configured by name; a warning is logged if it is absent.
-    """
+    """One tier's sources by name, best first. A single source was configured by name; a warning is logged if it is
+    absent."""
 
     def __init__(self, tier: Tier, sources: Sequence[str]) -> None:
         self._tier = tier
@@ -101,12 +98,8 @@ class Chain:
     def take(
         self, answers: Mapping[str, SourceAnswer], hanging: Mapping[str, float], now: float, stale_s: float = STALE_S
     ) -> tuple[tuple[Sample, ...], list[GovernorLog]]:
-        """Takes the answers of sources that have come since the last call. `hanging`: the sources that hang,
-        with the times at which their readings began.
-
-        Returns:
-            A sample for each gauge, and lines for the log.
-        """
+        """Takes the answers of sources that have come since the last call. `hanging`: the sources that hang, with the
+        times at which their readings began. Returns a sample for each gauge, and lines for the log."""
         lines: list[GovernorLog] = []
         for name, source in self._sources.items():
             found = source.found

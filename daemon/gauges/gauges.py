@@ -34,13 +34,8 @@ CLOSE_S: Final = 1.0
 
 
 class SourceThread:
-    """A source, and the thread that reads it. The thread starts with the first reading.
-
-    `began_at`: when the reading under way began; None if none is.
-
-    Args:
-        answered: called in that thread after each reading. Must not block.
-    """
+    """A source, and the thread that reads it. The thread starts with the first reading, and calls `answered` after
+    each, which must not block. `began_at`: when the reading under way began; None if none is."""
 
     def __init__(self, source: Source, answered: Callable[[], object]) -> None:
         self.name = source.name
@@ -116,12 +111,8 @@ if TYPE_CHECKING:
 
 
 class Gauges:
-    """The sources of all tiers, each tier with its chain.
-
-    Args:
-        tiers: the sources of each tier, best first. `report` passes readings to the OwnersSource among them.
-        log: a structlog logger.
-    """
+    """The sources of all tiers, each tier with its chain. `tiers`: the sources of each tier, best first; `report`
+    passes readings to the OwnersSource among them."""
 
     def __init__(self, tiers: Sequence[tuple[Tier, Sequence[Source]]], log: Any) -> None:
         self.answered: Callable[[], object] = lambda: None
@@ -175,10 +166,8 @@ class Gauges:
         return Sampled(tuple(samples), tuple(states))
 
     def report(self, device: str, used_bytes: int, total_bytes: int, read_at: float) -> None:
-        """Takes a client's reading of `device`, which began at `read_at`. May be called from any thread.
-
-        Ignored if no source uses it.
-        """
+        """Takes a client's reading of `device`, which began at `read_at`, if a source uses it. May be called from any
+        thread."""
         if self._owners is not None:
             self._owners.report(device, used_bytes, total_bytes, read_at)
 
@@ -193,11 +182,7 @@ class Gauges:
 
 
 def open_gauges(config: sections.GaugesSection, log: Any, *, root: Path = Path("/")) -> Gauges:
-    """The configured gauges. No source is opened or loaded before the first reading.
-
-    Args:
-        config: validated: if it selects the source `file`, it names a file.
-        root: the folder that has /sys and /dev.
-    """
+    """The gauges of a validated configuration. No source is opened or loaded before the first reading. `root`: the
+    folder that has /sys and /dev."""
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))
     return Gauges([(tier, sources.opened(tier, choice, root, config.file)) for tier, choice in tiers], log)

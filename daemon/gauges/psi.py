@@ -23,15 +23,9 @@ WINDOW_S: Final = 2.0
 
 
 async def watch_stalls(callback: Callable[[], object], log: Any) -> None:
-    """Calls back when some task waited for memory for STALL_S within 2 s, until it is cancelled.
-
-    The pressure file is that of the cgroup whose limit is in use, or else the machine's. If the kernel refuses both,
-    this is logged, and samples are taken at their interval only.
-
-    Args:
-        callback: must not block.
-        log: a structlog logger.
-    """
+    """Calls back when some task waited for memory for STALL_S within 2 s, until it is cancelled. `callback` must not
+    block. The pressure file is that of the cgroup whose limit is in use, or else the machine's. If the kernel refuses
+    both, this is logged, and samples are taken at their interval only."""
     refusals = []
     for file in HostSource().pressure_files():
         try:
@@ -53,11 +47,9 @@ async def watch_stalls(callback: Callable[[], object], log: Any) -> None:
 
 
 async def _events(fd: int, callback: Callable[[], object]) -> None:
-    """Calls back at each event of a trigger, until the kernel removes it.
-
-    asyncio waits for POLLIN only. So it waits for an epoll, which is readable when it has an event. The kernel hands an
-    event out once, to the wait: the epoll itself may have none by then.
-    """
+    """Calls back at each event of a trigger, until the kernel removes it. asyncio waits for POLLIN only. So it waits
+    for an epoll, which is readable when it has an event. The kernel hands an event out once, to the wait: the epoll
+    itself may have none by then."""
     loop, removed = asyncio.get_running_loop(), asyncio.Event()
     with select.epoll() as events:
         events.register(fd, select.EPOLLPRI)

@@ -31,13 +31,9 @@ class GaugeAbsent(GaugeFailed):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of one gauge. `used_bytes` may exceed `total_bytes` if a driver reports it so.
-
-    `began_at`: the time at which the reading began, if that was before the sample. `shown`: further fields for status.
-
-    Raises:
-        GaugeFailed: used_bytes is below 0, total_bytes below 1, or either is above SIZE_BYTES_MAX.
-    """
+    """One reading of one gauge. `used_bytes` may exceed `total_bytes` if a driver reports it so. `began_at`: the time
+    at which the reading began, if that was before the sample. `shown`: further fields for status. Raises GaugeFailed if
+    used_bytes is below 0, total_bytes below 1, or either above SIZE_BYTES_MAX."""
 
     used_bytes: int
     total_bytes: int

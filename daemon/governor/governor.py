@@ -104,11 +104,7 @@ class Governor:
         self._requests = handlers(messages.GovernorRequest, requests)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Processes `event` at monotonic time `now` (seconds).
-
-        Returns:
-            The effects to carry out, in this order.
-        """
+        """Processes `event` at monotonic time `now` (seconds). Returns the effects to carry out, in this order."""
         self._now = now
         self._handlers[type(event)](event, now)
         return self.outbox.take()
@@ -259,12 +255,8 @@ class Governor:
                 self.reservations.grant(device, gauge.free_bytes, now)
 
     def _check_readable(self, device: str, *, promotes: bool = False) -> None:
-        """Checks the gauge of a device, for a reservation. `promotes`: for an entry that has a copy in the host tier.
-
-        Raises:
-            NoGauge: there is none, or it cannot be read now.
-            DeviceFull: the same, and the reservation is for an entry that comes back.
-        """
+        """Raises NoGauge if a device has no gauge that can be read now, for a reservation; DeviceFull if that
+        `promotes` an entry that has a copy in the host tier."""
         gauge = self.tiers.find_device(device)
         if gauge is not None and not gauge.sample.stale:
             return

@@ -104,11 +104,7 @@ class DeviceRequest:
 
 
 class Reservations:
-    """The granted and the waiting reservations of all devices, the oldest first.
-
-    Args:
-        room_of: gives a device's memory.
-    """
+    """The granted and the waiting reservations of all devices, the oldest first. `room_of` gives a device's memory."""
 
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, room_of: Callable[[str], FreeRoom]) -> None:
         self._limits = limits
@@ -149,11 +145,8 @@ class Reservations:
         return self.bytes_of(device) + _total(self._registered, device)
 
     def wanted_bytes(self, device: str, free_bytes: int) -> int:
-        """How many bytes of entries must leave for the waiting requests.
-
-        Ended reservations and entries that are newer than the reading count as free here: the next reading shows
-        whether their memory was taken.
-        """
+        """How many bytes of entries must leave for the waiting requests. Ended reservations and entries that are newer
+        than the reading count as free here: the next reading shows whether their memory was taken."""
         waiting_bytes = self.waiting_bytes(device)
         return waiting_bytes and max(0, waiting_bytes + self._granted_bytes(device) - free_bytes)
 
@@ -185,12 +178,9 @@ class Reservations:
 
     def ask(self, client: int, message: messages.ReserveDevice, now: float, told: Told | None = None) -> DeviceRequest:
         """Grants a reservation, or lets it wait. With `told`, it becomes the operator's, and `told` gets the answer in
-        place of the client. The client waits for it all the same.
-
-        Raises:
-            LimitReached: the client has as many reservations as allowed; the text names the limit.
-            DeviceFull: the device is smaller; or fewer bytes are free, and the request does not wait.
-        """
+        place of the client. The client waits for it all the same. Raises LimitReached if the client has as many
+        reservations as allowed; DeviceFull if the device is smaller, or fewer bytes are free and the request does not
+        wait."""
         self.check_count(client)
         if now >= self._grants_from:
             self._grants_from = -math.inf
@@ -215,11 +205,8 @@ class Reservations:
         return asked
 
     def release(self, client: int, message: messages.ReleaseReservation, now: float) -> messages.Done:
-        """Ends a reservation: the memory was taken, or is not needed.
-
-        Raises:
-            UnknownOrder: this client has no such reservation.
-        """
+        """Ends a reservation: the memory was taken, or is not needed. Raises UnknownOrder if this client has no such
+        reservation."""
         known = self._all.get(message.reservation)
         if known is None or known.waits or known.owner != client:
             raise UnknownOrder(f"this client has no reservation {message.reservation}: it has ended, or never existed")

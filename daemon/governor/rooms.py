@@ -66,11 +66,7 @@ class _Making:
 
 
 class Rooms:
-    """The rooms of all devices that are being made.
-
-    Args:
-        room_of: gives a device's memory.
-    """
+    """The rooms of all devices that are being made. `room_of` gives a device's memory."""
 
     def __init__(
         self,
@@ -88,11 +84,8 @@ class Rooms:
         self._under_way: dict[int, NeighbourPlace] = {}
 
     def begin(self, client: int, message: messages.MakeRoom, now: float) -> None:
-        """Reserves memory for the operator, and lets the reservation wait if it does not fit.
-
-        Raises:
-            LimitReached: a room is being made on the device, or the operator has as many as allowed.
-            DeviceFull: the device is smaller.
+        """Reserves memory for the operator, and lets the reservation wait if it does not fit. Raises LimitReached if a
+        room is being made on the device, or the operator has as many as allowed; DeviceFull if the device is smaller.
         """
         device, room = message.device, self._room_of(message.device)
         other = self._making.get(device)

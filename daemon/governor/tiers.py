@@ -29,11 +29,9 @@ PRESSED: Final = LEVELS[LEVELS.index(Mode.PRESSURE) :]
 
 @dataclass(slots=True, eq=False)
 class Gauge:
-    """One gauge's last reading, and the mode that its readings have led to.
-
-    `workflow`: a step graph concerns the device. `announced`: the mode that was announced last, at `since`; None before
-    the gauge was announced at all. `kept`: the levels that the last readings do not end.
-    """
+    """One gauge's last reading, and the mode that its readings have led to. `workflow`: a step graph concerns the
+    device. `announced`: the mode that was announced last, at `since`; None before the gauge was announced at all.
+    `kept`: the levels that the last readings do not end."""
 
     sample: Sample
     limits: GovernorLimits
@@ -131,11 +129,8 @@ class Tiers:
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
     def sampled(self, samples: Iterable[Sample], now: float) -> tuple[list[Gauge], list[Gauge], list[Gauge]]:
-        """Takes the readings of all gauges. A gauge without one has vanished.
-
-        Returns:
-            The gauges with a new reading, those with a new mode, and those that have vanished.
-        """
+        """Takes the readings of all gauges. A gauge without one has vanished. Returns the gauges with a new reading,
+        those with a new mode, and those that have vanished."""
         read = {sample.gauge: sample for sample in samples}
         for name, sample in read.items():
             if name not in self._gauges:

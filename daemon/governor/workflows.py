@@ -60,11 +60,8 @@ class Workflows:
 
     def register(self, client: int, message: messages.RegisterWorkflow, now: float) -> messages.Done:
         """Registers a workflow, or replaces the steps of this client's workflow, which stays at its present step.
-
-        Raises:
-            BadGraph: the steps are no graph that can be run, or another client has the name.
-            LimitReached: there are as many workflows, or steps of all workflows, as allowed; the text names the limit.
-        """
+        Raises BadGraph if the steps are no graph that can be run, or another client has the name; LimitReached if there
+        are as many workflows, or steps of all workflows, as allowed."""
         name, steps, limits = message.workflow, message.steps, self._limits
         known = self._workflows.get(name)
         if known is not None and known.client != client:
@@ -91,11 +88,8 @@ class Workflows:
         return messages.Done(message.id)
 
     def advance(self, client: int, message: messages.AdvanceWorkflow, now: float) -> messages.Done:
-        """Sets the workflow's present step.
-
-        Raises:
-            BadStep: this client has no such workflow, or it is at a later step.
-        """
+        """Sets the workflow's present step. Raises BadStep if this client has no such workflow, or it is at a later
+        step."""
         name, step = message.workflow, message.step
         workflow = self._of_client(client, name)
         if step < workflow.step:
@@ -107,11 +101,7 @@ class Workflows:
         return messages.Done(message.id)
 
     def end(self, client: int, message: messages.EndWorkflow, now: float) -> messages.Done:
-        """Ends the workflow.
-
-        Raises:
-            BadStep: this client has no such workflow.
-        """
+        """Ends the workflow. Raises BadStep if this client has no such workflow."""
         self._of_client(client, message.workflow)
         self._end(message.workflow)
         return messages.Done(message.id)

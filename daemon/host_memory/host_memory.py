@@ -41,12 +41,8 @@ RESCAN_S_MAX: Final = 2.0
 
 
 class HostMemory(OverEntries):
-    """The pages of one ring.
-
-    Args:
-        give_up: makes holes of all free places that are kept ready to be lent.
-        rescan_s: after this time, and then after twice as long, a scan looks whether pins have gone that keep pages.
-    """
+    """The pages of one ring. `give_up` makes holes of all free places that are kept ready to be lent. After `rescan_s`,
+    and then after twice as long, a scan looks whether pins have gone that keep pages."""
 
     def __init__(
         self,

@@ -52,13 +52,8 @@ class Withdrawn:
             self._merge(row)
 
     def withdraw_some(self, most_bytes: int, spared: tuple[int, int]) -> tuple[int, int] | None:
-        """Withdraws up to `most_bytes` in whole pages from the largest hole, if possible next to a withdrawn row.
-
-        Args:
-            spared: a range [low, high) in which nothing is withdrawn.
-
-        Returns:
-            (offset, bytes), or None if no examined hole has a whole page outside `spared`.
+        """Withdraws up to `most_bytes` in whole pages from the largest hole, if possible next to a withdrawn row, and
+        nothing in the range [low, high) `spared`. Returns (offset, bytes), or None if no examined hole has such a page.
         """
         table, looks = self._table, 0
         for rank in range(1, len(self._holes) + 1):
@@ -101,11 +96,8 @@ class Withdrawn:
         self.size_bytes -= size_bytes
 
     def restorable(self, most_bytes: int) -> tuple[int, int] | None:
-        """Up to `most_bytes` of the smallest withdrawn row, as the next bytes to restore. Few large ones remain.
-
-        Returns:
-            (offset, bytes), or None if nothing is withdrawn.
-        """
+        """Up to `most_bytes` of the smallest withdrawn row, as the next bytes to restore: (offset, bytes), or None if
+        nothing is withdrawn. Few large ones remain."""
         table = self._table
         row = min(self.rows, key=lambda row: (table.sizes[row], row), default=EDGE)
         if row == EDGE:

@@ -19,12 +19,8 @@ EXPIRED_AT_ONCE: Final = 128
 
 
 class Pins:
-    """The pins by row and by client, with their deadlines.
-
-    Args:
-        hold: the row is pinned from now on.
-        release: the row's last pin has ended, and its entry has not.
-    """
+    """The pins by row and by client, with their deadlines. `hold`: the row is pinned from now on. `release`: its last
+    pin has ended, and its entry has not."""
 
     def __init__(
         self, per_client_max: int, bytes_max: int, hold: Callable[[int], object], release: Callable[[int], object]
@@ -49,11 +45,8 @@ class Pins:
         return self._until.next_timer()
 
     def pin(self, client: int, row: int, size_bytes: int, until: float) -> None:
-        """Pins a row, or sets the end of the client's existing pin.
-
-        Raises:
-            LimitReached: the client has as many pins as it may, or as much is pinned as may be.
-        """
+        """Pins a row, or sets the end of the client's existing pin. Raises LimitReached if the client has as many pins
+        as it may, or as much is pinned as may be."""
         own = self._by_client.get(client, set())
         if row not in own:
             if len(own) >= self.per_client_max:

@@ -201,16 +201,8 @@ class Sweeps(OverEntries):
 
     def invalidate(self, client: int, request: messages.Invalidate) -> bool:
         """Raises the namespace's generation and ends its entries, unless another client has raised it meanwhile.
-
-        Answered by Generation.
-
-        Returns:
-            Whether the generation was raised.
-
-        Raises:
-            LimitReached: too many namespaces, in all or of the uid, would be invalidated, or the generation is the last
-                possible one.
-        """
+        Answered by Generation. Returns whether the generation was raised. Raises LimitReached if too many namespaces,
+        in all or of the uid, would be invalidated, or the generation is the last possible one."""
         tag, generations = request.namespace, self._generations
         known = generations.current(tag)
         is_new = request.generation >= known

@@ -25,11 +25,8 @@ PORTS: Final = {kind: port for kind, (port, _) in _KINDS.items()}
 
 
 def ask(place: NeighbourPlace, answer_s: float) -> tuple[Literal["done", "busy", "failed"], str]:
-    """Asks a neighbour to give its memory back if it is idle. Blocks.
-
-    Returns:
-        The outcome as in NeighbourAnswered, and why it is not "done", or what the neighbour keeps all the same.
-    """
+    """Asks a neighbour to give its memory back if it is idle. Blocks. Returns the outcome as in NeighbourAnswered, and
+    why it is not "done", or what the neighbour keeps all the same."""
     _, free = _KINDS[place.kind]
     try:
         return "done", free(Http(place.host, place.port, answer_s))

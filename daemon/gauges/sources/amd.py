@@ -33,11 +33,7 @@ _LINES_MAX: Final = 8
 
 
 class AmdSource(LibrarySource):
-    """The GPUs that pyrsmi lists. Its state is global to the process.
-
-    Args:
-        root: the folder that has /sys.
-    """
+    """The GPUs that pyrsmi lists. Its state is global to the process. `root`: the folder that has /sys."""
 
     name: Final = "amd"
 
@@ -79,10 +75,8 @@ class AmdSource(LibrarySource):
         return range(count)
 
     def address(self, unit: int) -> str:
-        """As in LibrarySource. The function of a partition's address is its number on the card.
-
-        Libraries put the number there, or give all partitions of a card one address; then they are counted here.
-        """
+        """As in LibrarySource. The function of a partition's address is its number on the card. Libraries put the
+        number there, or give all partitions of a card one address; then they are counted here."""
         domain, bus, device, function = self._place(unit)
         before = sum(self._place(index) == self._place(unit) for index in range(unit))
         name = pci_name(domain, bus, device, function + before)

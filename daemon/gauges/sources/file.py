@@ -21,11 +21,9 @@ _WANTED: Final = "NAME USED TOTAL, such as `host 12GiB 64GiB`"
 
 
 class FileSource(Source):
-    """The lines of one tier in a gauge file: the line `host`, or all other lines.
-
-    A line that is removed is a failure of its gauge, as a card that its driver does not list any more. A file without a
-    line for the tier is a failure: most likely it is being written.
-    """
+    """The lines of one tier in a gauge file: the line `host`, or all other lines. A line that is removed is a failure
+    of its gauge, as a card that its driver does not list any more. A file without a line for the tier is a failure:
+    most likely it is being written."""
 
     name: Final = "file"
 

@@ -24,13 +24,8 @@ _Bound = tuple[Reading, Path]
 
 class HostSource(Source):
     """The gauge `host`. It measures the fullest of this process's cgroup and the cgroups above it, by used share.
-
-    Status also shows `of`, the cgroup or the machine.
-
-    Args:
-        root: where cgroup v2 is taken to be mounted if /proc/self/mountinfo names no mount.
-        proc: the mount point of /proc.
-    """
+    Status also shows `of`, the cgroup or the machine. `root`: where cgroup v2 is taken to be mounted if
+    /proc/self/mountinfo names no mount. `proc`: the mount point of /proc."""
 
     name: Final = "host"
 

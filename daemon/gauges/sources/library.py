@@ -25,10 +25,8 @@ REOPEN_S: Final = 10.0
 
 
 class LibrarySource(Source):
-    """The GPUs of a library as a Source. Any exception of a call is a failure.
-
-    `sliced`: the GPUs in whose place slices are listed.
-    """
+    """The GPUs of a library as a Source. Any exception of a call is a failure. `sliced`: the GPUs in whose place slices
+    are listed."""
 
     name: str
 

@@ -17,11 +17,8 @@ from .library import LibrarySource, Unit
 
 
 class NvidiaSource(LibrarySource):
-    """The GPUs that NVML lists. Its state is global to the process; NVML counts how often it was opened.
-
-    Args:
-        root: the folder that has /dev.
-    """
+    """The GPUs that NVML lists. Its state is global to the process; NVML counts how often it was opened. `root`: the
+    folder that has /dev."""
 
     name: Final = "nvidia"
 

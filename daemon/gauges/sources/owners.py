@@ -23,11 +23,8 @@ _FORGOTTEN_S: Final = 60 * OWNERS_EVERY_S
 
 
 class OwnersSource(Source):
-    """The last reports of owners about their devices.
-
-    A device without a report for 3 intervals is a failure. After 60 intervals it is no longer a gauge, because its
-    owners have ended.
-    """
+    """The last reports of owners about their devices. A device without a report for 3 intervals is a failure. After 60
+    intervals it is no longer a gauge, because its owners have ended."""
 
     name: Final = "owners"
 

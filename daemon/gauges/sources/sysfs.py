@@ -17,13 +17,8 @@ _APU_REVISIONS: Final = (2, 3)
 
 
 class SysfsSource(Source):
-    """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files.
-
-    Of an APU that computes in the host's memory it reads `mem_info_gtt_used` and `mem_info_gtt_total`.
-
-    Args:
-        root: the folder that has /sys.
-    """
+    """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files. Of an APU that computes
+    in the host's memory it reads `mem_info_gtt_used` and `mem_info_gtt_total`. `root`: the folder that has /sys."""
 
     name: Final = "sysfs"
 
@@ -69,10 +64,8 @@ class SysfsSource(Source):
 
 
 def is_apu(device: Path) -> bool:
-    """Whether a card is part of a processor, by the format of its metrics: formats 2 and 3 are those of APUs.
-
-    False if that cannot be read. `device`: the card's folder in /sys.
-    """
+    """Whether a card, by its folder in /sys, is part of a processor: formats 2 and 3 of its metrics are those of APUs.
+    False if that cannot be read."""
     try:
         with (device / "gpu_metrics").open("rb") as file:
             return file.read(4)[2] in _APU_REVISIONS

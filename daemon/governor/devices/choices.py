@@ -105,13 +105,9 @@ def for_pass(
 def for_registration(
     device: DeviceRecord, message: messages.RegisterEntry, under: Circumstances, limits: GovernorLimits, now: float
 ) -> list[HeldEntry]:
-    """The entries to order away so that one fits, least recently used first.
-
-    Raises:
-        UnderPressure: the device accepts no new entries.
-        DeviceFull: evicting every entry that may go would not make room; the text names the budget.
-        BelowFloor: it would, but the rest would be below the queueing floor.
-    """
+    """The entries to order away so that one fits, least recently used first. Raises UnderPressure if the device accepts
+    no new entries; DeviceFull if evicting every entry that may go would not make room; BelowFloor if it would, but the
+    rest would be below the queueing floor."""
     gauge = under.gauge
     if gauge.refuses:
         beside = f" beside its baseline of {gauge.baseline_bytes} bytes" if gauge.baseline_bytes else ""

@@ -59,11 +59,7 @@ class Devices:
     # ---- clients
 
     def open(self, client: int, device: str) -> None:
-        """Lets the client register entries on a device.
-
-        Raises:
-            LimitReached: as many devices as may be are open; the text names the limit.
-        """
+        """Lets the client register entries on a device. Raises LimitReached if as many devices as may be are open."""
         known = self._devices.get(device)
         if known is None:
             if len(self._devices) >= self._limits.devices_max:
@@ -81,13 +77,9 @@ class Devices:
     def register(
         self, client: int, message: messages.RegisterEntry, circumstances: Circumstances, now: float
     ) -> messages.Registered:
-        """Registers a new entry. Other entries may be ordered away for it. Of a registered one it is a use.
-
-        Raises:
-            NoGauge: the client has not opened the device.
-            OwnedElsewhere: another client has registered the key on the device.
-            TensordError: as `choices.for_registration`.
-        """
+        """Registers a new entry. Other entries may be ordered away for it. Of a registered one it is a use. Raises
+        NoGauge if the client has not opened the device; OwnedElsewhere if another client has registered the key; and as
+        `choices.for_registration`."""
         owner = self.owner(client, message.device)
         if owner is None:
             raise NoGauge(
@@ -135,11 +127,7 @@ class Devices:
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> messages.Done:
         """Processes an owner's acknowledgement of an order, even a late one. Keys that are not ordered from it are
-        ignored: it has released or registered them anew meanwhile.
-
-        Raises:
-            UnknownOrder: none of the keys is ordered from the client.
-        """
+        ignored: it has released or registered them anew meanwhile. Raises UnknownOrder if there are no others."""
         owner, counters = self.owner(client, message.device), self._outbox.counters
         outcomes: dict[HeldEntry, str] = {}
         for outcome in ("kept", "dropped", "offloaded"):

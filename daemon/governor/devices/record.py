@@ -25,11 +25,9 @@ SLOW_S: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class HeldEntry:
-    """An entry that an owner keeps on a device, or has offloaded from it.
-
-    `used_at`: of its last use; `not_before`: until then no order names it, nor asks for it back. `order`: the last
-    order that names it; it is ordered away while that is open, and else resident.
-    """
+    """An entry that an owner keeps on a device, or has offloaded from it. `used_at`: of its last use; `not_before`:
+    until then no order names it, nor asks for it back. `order`: the last order that names it; it is ordered away while
+    that is open, and else resident."""
 
     key: bytes
     owner: Owner
@@ -118,13 +116,11 @@ class OpenOrder:
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """A pass whose orders are sent, and that is not settled.
-
-    `lowers`: it is meant to lower the gauge. Below pressure a pass evicts idle entries whatever the gauge shows
-    afterwards. `closed_at`: when the last of its orders was closed. `left`: entries that are gone, of the clients
-    `left_of`; `worked`: drivers got bytes back for them, or a reading that was begun after `began_at` showed less than
-    the `used_bytes` before: memory that came back, and may have been taken since.
-    """
+    """A pass whose orders are sent, and that is not settled. `lowers`: it is meant to lower the gauge. Below pressure a
+    pass evicts idle entries whatever the gauge shows afterwards. `closed_at`: when the last of its orders was closed.
+    `left`: entries that are gone, of the clients `left_of`; `worked`: drivers got bytes back for them, or a reading
+    that was begun after `began_at` showed less than the `used_bytes` before: memory that came back, and may have been
+    taken since."""
 
     used_bytes: int
     lowers: bool

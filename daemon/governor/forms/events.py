@@ -41,11 +41,9 @@ class Governed(Struct, frozen=True):
 
 
 class Sample(Struct, frozen=True):
-    """One gauge's reading. `began_at`: when reading began; memory freed later cannot show in it.
-
-    `source`: the name of its source. `stale`: no source reads the gauge now, and this is the last value.
-    `shown`: further values for status (memory stalls of the host).
-    """
+    """One gauge's reading. `began_at`: when reading began; memory freed later cannot show in it. `source`: the name of
+    its source. `stale`: no source reads the gauge now, and this is the last value. `shown`: further values for status
+    (memory stalls of the host)."""
 
     gauge: str
     tier: Tier
@@ -58,11 +56,9 @@ class Sample(Struct, frozen=True):
 
 
 class SourceState(Struct, frozen=True):
-    """What one source of gauges does. `since`: when the state began; for "hanging", when the reading began.
-
-    `state`: "hanging" if a reading has not returned within its deadline; "waiting" before the first answer.
-    `problem`: a person must look, and no stale gauge says so.
-    """
+    """What one source of gauges does. `since`: when the state began; for "hanging", when the reading began. `state`:
+    "hanging" if a reading has not returned within its deadline; "waiting" before the first answer. `problem`: a person
+    must look, and no stale gauge says so."""
 
     source: str
     tier: Tier
@@ -74,9 +70,7 @@ class SourceState(Struct, frozen=True):
 
 class Sampled(Struct, frozen=True):
     """The last readings of all gauges, and the states of their sources. A gauge without a reading has vanished.
-
-    Readings that are not newer than those of the last Sampled change nothing but whether a gauge is stale.
-    """
+    Readings that are not newer than those of the last Sampled change nothing but whether a gauge is stale."""
 
     samples: tuple[Sample, ...]
     sources: tuple[SourceState, ...] = ()

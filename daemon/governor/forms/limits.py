@@ -18,10 +18,8 @@ BASELINE_SHARE_MAX: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class NeighbourPlace:
-    """Where a neighbour is: a server that is no client, and can be asked to give memory of its card back.
-
-    `kind`: the adapter, as "ollama". `card`: the device that it uses; "" if it may be any.
-    """
+    """Where a neighbour is: a server that is no client, and can be asked to give memory of its card back. `kind`: the
+    adapter, as "ollama". `card`: the device that it uses; "" if it may be any."""
 
     kind: str
     host: str
@@ -36,12 +34,9 @@ class NeighbourPlace:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The share of a tier at which each level begins. Relaxed begins at 0.
-
-    Raises:
-        BadConfiguration: a threshold is not above the one before it by more than the hysteresis, or `normal` is below
-            the hysteresis, so that it would never end. The text names the settings.
-    """
+    """The share of a tier at which each level begins. Relaxed begins at 0. Raises BadConfiguration, which names the
+    settings, if a threshold is not above the one before it by more than the hysteresis, or `normal` is below the
+    hysteresis, so that it would never end."""
 
     normal: float = 0.70
     pressure: float = 0.85
@@ -74,10 +69,8 @@ class Thresholds:
         return sum(share >= begins for _, begins in self.rising())
 
     def kept(self, share: float) -> int:
-        """The highest level that a sample of `share` does not end, as an index of LEVELS; at least `level`.
-
-        A share that is below a threshold by the hysteresis, or by more, ends the level that begins there.
-        """
+        """The highest level that a sample of `share` does not end, as an index of LEVELS; at least `level`. A share
+        that is below a threshold by the hysteresis, or by more, ends the level that begins there."""
         kept = sum(share > _below(begins, self.hysteresis) for _, begins in self.rising())
         return max(kept, self.level(share))
 
@@ -130,10 +123,8 @@ class GovernorLimits:
         return min(configured.get(device, configured.get("", 0)), int(BASELINE_SHARE_MAX * total_bytes))
 
     def capacity_blocks(self, total_bytes: int | None) -> int:
-        """The capacity of a device of `total_bytes` for entries, in blocks of the queueing floor.
-
-        None: the size is unknown, and the budget is the capacity; 0: there is no budget either.
-        """
+        """The capacity of a device of `total_bytes` for entries, in blocks of the queueing floor. None: the size is
+        unknown, and the budget is the capacity; 0: there is no budget either."""
         known = [most for most in (self.max_bytes, total_bytes) if most is not None]
         return min(known, default=0) // self.block_bytes
 

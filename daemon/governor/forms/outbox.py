@@ -17,11 +17,8 @@ from .events import Effect, GovernorClientJoined, GovernorLog
 
 class GovernorCounters(Struct):
     """Monotonic counters, so that status walks nothing. `refused` by the error's code, `transitions` by the mode
-    entered.
-
-    `promoted`: registrations of offloaded keys, a part of `registered`.
-    `used`: uses that owners reported. `freed_bytes`: bytes that owners report their drivers got back.
-    """
+    entered. `promoted`: registrations of offloaded keys, a part of `registered`. `used`: uses that owners reported.
+    `freed_bytes`: bytes that owners report their drivers got back."""
 
     registered: int = 0
     promoted: int = 0
