@@ -190,6 +190,15 @@ class Stand:
         more.setdefault("new_bytes", size)
         return self.ask(client, messages.RegisterEntry, device, key(number), size, tokens, **more)
 
+    def use(self, client: int, *numbers: int) -> None:
+        self.say(client, messages.UseEntries(GPU, [key(each) for each in numbers]))
+
+    def release(self, client: int, *numbers: int) -> int:
+        return int(self.ask(client, messages.ReleaseEntries, GPU, [key(each) for each in numbers]).count)
+
+    def reserve(self, client: int, mib: int, for_s: float = 10.0, **more: Any) -> Any:
+        return self.ask(client, messages.ReserveDevice, GPU, mib * MIB, for_s, **more)
+
     def orders(self, client: int | None = None, *kinds: str) -> list[messages.Order]:
         """Every order that was given, oldest first."""
         return [order for to, order in self.given if client in (None, to) and (not kinds or order.kind in kinds)]

@@ -72,10 +72,8 @@ def test_emergency_refuses_at_once_and_says_why_and_accepts_again_when_it_ends(s
     ring.read()
     ring.others = 870 * MIB
     stand.sample(ring.others + ring.resident, HOST_GAUGE)
-    press = stand.press
-    assert press.refuse
-    assert "97.0%" in press.reason and "96.0%" in press.reason
-    assert press.resident_bytes_max == 0
+    assert stand.press.refuse and stand.press.resident_bytes_max == 0
+    assert "97.0%" in stand.press.reason and "96.0%" in stand.press.reason
     ring.carry_out()
     ring.others = 920 * MIB
     ring.read(2)
@@ -91,14 +89,6 @@ def test_emergency_waits_neither_for_the_store_s_work_nor_for_its_first_report(s
     stand.sample(0.97, HOST_GAUGE)
     assert stand.press.refuse
     assert stand.press.resident_bytes_max == (450 * MIB if reported else None)
-
-
-def test_a_gauge_that_is_gone_leaves_no_pressure_behind(stand: Stand) -> None:
-    ring = Ring(stand, wanted=500 * MIB, others=470 * MIB)
-    ring.read()
-    assert stand.press.refuse and stand.press.resident_bytes_max is not None
-    stand.lose(HOST_GAUGE)
-    assert stand.press == Pressed()
 
 
 def test_a_stale_gauge_asks_for_nothing(stand: Stand) -> None:
@@ -212,33 +202,21 @@ class Machine:
         return self.governor.press == Pressed() and status["resident_bytes"] == RING
 
 
-def test_pressure_on_a_ring_that_could_give_nothing_back_ends() -> None:
-    machine = Machine()
-    views = [machine.store.pin(number) for number in range(ENTRIES)]
-    machine.read(2)
-    machine.others = 82 * MIB
-    machine.read(6)
-    assert machine.governor.press.refuse
-    assert machine.store.put(99, MIB - SPAN_HEADER_BYTES) == "UnderPressure"
-    machine.others = 10 * MIB
-    machine.read(8)
-    assert machine.is_unpressed()
-    assert len(machine.store.stored()) == len(views)
-    machine.check()
-
-
 @settings(max_examples=15, deadline=None)
 @given(others=st.lists(st.integers(0, 110), max_size=6), pinned=st.integers(0, ENTRIES), times=st.integers(1, 4))
+@example([82, 82], ENTRIES, 3)
 def test_the_ring_is_whole_again_after_other_programs_free_their_memory(
     others: list[int], pinned: int, times: int
 ) -> None:
     machine = Machine()
-    for number in range(pinned):
-        machine.store.pin(number)
+    views = [machine.store.pin(number) for number in range(pinned)]
     for used in others:
         machine.others = used * MIB
         machine.read(times)
         machine.check()
+        if machine.governor.press.refuse:
+            assert machine.store.put(99, MIB - SPAN_HEADER_BYTES) == "UnderPressure"
+    assert len(machine.store.stored()) >= len(views), "what is viewed stays"
     machine.others = 0
     machine.read(10)
     assert machine.is_unpressed()

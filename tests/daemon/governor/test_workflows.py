@@ -79,16 +79,6 @@ def test_a_step_that_is_very_far_is_still_nearer_than_none(make: Make) -> None:
     assert distance(stand, "late") < UNKNOWN
 
 
-def test_a_graph_that_cannot_be_run_is_refused_and_nothing_changes(make: Make) -> None:
-    stand = make()
-    register(stand, 1, "w", PLAN)
-    before = stand.status()["workflows"]
-    for name in ("w", "new"):
-        assert "nobody" in refused(register(stand, 1, name, [AgentStep("a", ("nobody",), 1)]), "BadGraph")
-    assert stand.status()["workflows"] == before
-    assert distance(stand, "tester") == 4
-
-
 def test_workflows_and_their_steps_together_are_limited(make: Make) -> None:
     stand = make(workflows_max=2, workflow_steps_max=9)
     register(stand, 1, "a", PLAN)

@@ -21,19 +21,11 @@ def card(make: Make, **limits: Any) -> Stand:
     return stand
 
 
-def use(stand: Stand, client: int, *numbers: int) -> None:
-    stand.say(client, messages.UseEntries(GPU, [key(each) for each in numbers]))
-
-
-def release(stand: Stand, client: int, *numbers: int) -> int:
-    return int(stand.ask(client, messages.ReleaseEntries, GPU, [key(each) for each in numbers]).count)
-
-
 def test_uses_of_before_a_restart_and_of_before_a_renewal_count(make: Make) -> None:
     stand = card(make)
     stand.register(1, 1, 10, uses=40)
     stand.register(1, 2, 10)
-    use(stand, 1, 2, 2)
+    stand.use(1, 2, 2)
     stand.register(1, 2, 10)
     stand.register(1, 3, 10)
     assert stand.reading(100) == [3, 2]
@@ -48,7 +40,7 @@ def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(make: Mak
     for each in range(5):
         stand.register(1, each, 10)
         stand.now += 1
-    use(stand, 1, 0)
+    stand.use(1, 0)
     assert stand.orders() == []
     stand.register(2, 5, 10)
     stand.register(2, 6, 10)
@@ -78,7 +70,7 @@ def test_the_coldest_entry_goes_first_as_soon_as_it_may_again(make: Make) -> Non
         assert stand.came() == [then]
         if then == 1:
             stand.carry_out_all(keep=True)
-        release(stand, 1, which)
+        stand.release(1, which)
     stand.pass_time(11)
     stand.register(1, 12)
     assert stand.came() == [3]
@@ -87,7 +79,7 @@ def test_the_coldest_entry_goes_first_as_soon_as_it_may_again(make: Make) -> Non
     stand.register(1, 13)
     assert stand.came() == [1], "kept more than retry_s ago"
     stand.carry_out(1, stand.orders(1)[-1])
-    use(stand, 2, 99)
+    stand.use(2, 99)
     stand.register(1, 14)
     assert stand.came() == [2], "its owner answers again"
 
@@ -144,11 +136,11 @@ def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_s
     assert [log.event for log in stand.logged] == ["mode", "owner does not answer"]
     stand.pass_time(100)
     assert stand.reading(95) == [], "nothing more is asked of it"
-    use(stand, 1, 99)
+    stand.use(1, 99)
     assert unresponsive() == []
     assert stand.reading(95) == [1]
     stand.pass_time(10)
-    use(stand, 1, 99)
+    stand.use(1, 99)
     assert stand.reading(95) == [], "it is not asked for the same at once"
     assert [body["unresponsive"] for body in stand.told if body["event"] == "owner"] == [True, False] * 2
 
@@ -221,8 +213,8 @@ def test_promotion_keeps_the_budgets(make: Make) -> None:
 
 def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted(make: Make) -> None:
     stand = offloaded(make, *["next"] * 4)
-    assert release(stand, 3, 1) == 0 and stand.status()["remembered"] == 4, "another client's"
-    release(stand, 1, 2)
+    assert stand.release(3, 1) == 0 and stand.status()["remembered"] == 4, "another client's"
+    stand.release(1, 2)
     assert stand.status()["remembered"] == 3
     stand.leave(2)
     assert stand.status()["remembered"] == 1
@@ -247,7 +239,7 @@ def test_no_more_is_remembered_than_the_limit_and_the_oldest_is_forgotten(make: 
         stand.register(1, each, 10, agent="next")
         stand.carry_out_all()
     assert stand.status()["remembered"] == 3
-    release(stand, 1, 6)
+    stand.release(1, 6)
     stand.change_limits(max_entries=100)
     stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("now"), AgentStep("next", step_index=1)])
     assert stand.reading(10) == [3, 4, 5]

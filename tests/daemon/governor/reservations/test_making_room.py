@@ -113,19 +113,15 @@ def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) ->
 def test_promotions_leave_the_card_below_pressure_each_counted_before_the_gauge_shows_it(make: Make) -> None:
     stand = make()
     stand.sample(0.78)
-
-    def promote(client: int) -> Any:
-        return stand.ask(client, messages.ReserveDevice, GPU, 40 * MIB, 10.0, promotes=True)
-
-    first = promote(1)
+    first = stand.reserve(1, 40, promotes=True)
     assert isinstance(first, messages.Reserved)
-    assert f"{30 * MIB - 1} are left below pressure" in refused(promote(2), "DeviceFull")
+    assert f"{30 * MIB - 1} are left below pressure" in refused(stand.reserve(2, 40, promotes=True), "DeviceFull")
     stand.ask(1, messages.ReleaseReservation, first.reservation)
-    refused(promote(2), "DeviceFull")
+    refused(stand.reserve(2, 40, promotes=True), "DeviceFull")
     stand.sample(0.82)
-    refused(promote(2), "DeviceFull")
+    refused(stand.reserve(2, 40, promotes=True), "DeviceFull")
     stand.sample(0.78)
-    assert isinstance(promote(2), messages.Reserved)
+    assert isinstance(stand.reserve(2, 40, promotes=True), messages.Reserved)
 
 
 def test_a_promotion_waits_for_nothing_and_makes_no_entry_leave(make: Make) -> None:
@@ -146,8 +142,8 @@ def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) ->
     stand.ask(1, messages.RegisterWorkflow, "w", [messages.AgentStep("b"), messages.AgentStep("a", step_index=1)])
     stand.sample(0.6)
     assert stand.orders(1, "promote")
-    refused(stand.ask(2, messages.ReserveDevice, GPU, 150 * MIB, 10.0, promotes=True), "DeviceFull")
-    assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 140 * MIB, 10.0, promotes=True), messages.Reserved)
+    refused(stand.reserve(2, 150, promotes=True), "DeviceFull")
+    assert isinstance(stand.reserve(2, 140, promotes=True), messages.Reserved)
 
 
 # ---- each state of a reservation crossed with what may happen
@@ -279,28 +275,3 @@ def test_entries_of_a_stopped_owner_are_not_called_pinned_nor_leaving(make: Make
     card.stand.pass_time(0.6)
     why = next(each for each in card.stand.answers[1] if isinstance(each, messages.RoomMade)).why
     assert "0 B are pinned, 300 MiB are of processes that do not answer and 0 B are leaving" in why
-
-
-def test_an_owner_that_goes_on_after_it_was_stopped_is_heard(make: Make) -> None:
-    stand = two_owners(make)
-    stand.sample(0.9)
-    (order,) = stand.orders(1)
-    stand.sample(0.9, after_s=2.0)
-    assert stand.orders(2)
-    assert isinstance(stand.carry_out(1, order, 60 * MIB), messages.Done)
-    assert not any(owner["unresponsive"] for owner in stand.status()["owners"])
-    for each in stand.orders(2):
-        stand.carry_out(2, each, 60 * MIB)
-    stand.sample(0.5)
-    assert stand.device()["ordered_entries"] == 0
-
-
-def test_an_owner_that_acknowledges_part_by_part_is_not_taken_for_a_stopped_one(make: Make) -> None:
-    stand = two_owners(make)
-    stand.sample(0.9)
-    (order,) = stand.orders(1)
-    for each in order.keys:
-        stand.now += SLOW_S - 0.1
-        stand.sample(0.9, after_s=0.0)
-        stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, kept=[each])
-    assert stand.orders(2) == []

@@ -11,10 +11,6 @@ from tensord.ipc.messages import control as messages
 from ..stand import GPU, MIB, Make, Stand, refused
 
 
-def reserve(stand: Stand, client: int, size: int, for_s: float = 10.0, **more: Any) -> Any:
-    return stand.ask(client, messages.ReserveDevice, GPU, size * MIB, for_s, **more)
-
-
 def wait(stand: Stand, client: int, size: int, wait_s: float = 5.0) -> int:
     return stand.begin(client, messages.ReserveDevice, GPU, size * MIB, 10.0, wait_s=wait_s)
 
@@ -22,22 +18,22 @@ def wait(stand: Stand, client: int, size: int, wait_s: float = 5.0) -> int:
 def test_a_reservation_that_expired_counts_until_a_reading_that_began_later(make: Make) -> None:
     stand = make(reserve_s_max=2.0)
     stand.sample(0)
-    assert reserve(stand, 1, 1000, 50.0).lasts_s == 2.0
+    assert stand.reserve(1, 1000, 50.0).lasts_s == 2.0
     waits = wait(stand, 3, 1, wait_s=50.0)
     began_at = stand.now + 1
     stand.pass_time(2.0)
     refused(stand.answer(3, waits), "DeviceFull")
     assert stand.status()["reservations"] == 0
     stand.sample(0, after_s=0.0, began_at=began_at)
-    refused(reserve(stand, 2, 1), "DeviceFull")
+    refused(stand.reserve(2, 1), "DeviceFull")
     stand.sample(0)
-    assert isinstance(reserve(stand, 2, 1000), messages.Reserved)
+    assert isinstance(stand.reserve(2, 1000), messages.Reserved)
 
 
 def test_a_reservation_is_released_once_and_by_whoever_made_it(make: Make) -> None:
     stand = make()
     stand.sample(0)
-    token = reserve(stand, 1, 10).reservation
+    token = stand.reserve(1, 10).reservation
     assert f"reservation {token}" in refused(stand.ask(2, messages.ReleaseReservation, token), "UnknownOrder")
     stand.ask(1, messages.ReleaseReservation, token)
     assert f"reservation {token}" in refused(stand.ask(1, messages.ReleaseReservation, token), "UnknownOrder")
@@ -46,19 +42,19 @@ def test_a_reservation_is_released_once_and_by_whoever_made_it(make: Make) -> No
 def test_a_client_has_no_more_than_reservations_max_those_that_wait_included(make: Make) -> None:
     stand = make(reservations_max=2)
     stand.sample(0)
-    first = reserve(stand, 1, 1000)
+    first = stand.reserve(1, 1000)
     wait(stand, 1, 10, wait_s=50.0)
     for wait_s in (0.0, 5.0):
-        assert "2 may be (a fixed limit)" in refused(reserve(stand, 1, 1, wait_s=wait_s), "LimitReached")
+        assert "2 may be (a fixed limit)" in refused(stand.reserve(1, 1, wait_s=wait_s), "LimitReached")
     stand.ask(1, messages.ReleaseReservation, first.reservation)
     stand.sample(0)
-    assert isinstance(reserve(stand, 1, 10), messages.Reserved)
+    assert isinstance(stand.reserve(1, 10), messages.Reserved)
 
 
 def test_a_gauge_that_shows_more_than_there_is_leaves_nothing_to_reserve(make: Make) -> None:
     stand = make()
     stand.sample(1.1)
-    assert "and 0 are free" in refused(reserve(stand, 1, 1), "DeviceFull")
+    assert "and 0 are free" in refused(stand.reserve(1, 1), "DeviceFull")
 
 
 # ---- newer than the reading
@@ -76,9 +72,9 @@ def filled(make: Make, entries: int = 600, **more: Any) -> Stand:
 
 def test_memory_of_entries_registered_since_the_reading_is_not_reserved(make: Make) -> None:
     stand = filled(make)
-    text = refused(reserve(stand, 2, 500), "DeviceFull")
+    text = refused(stand.reserve(2, 500), "DeviceFull")
     assert f"{400 * MIB} are free" in text and f"{600 * MIB} of entries are newer than the last reading" in text
-    assert isinstance(reserve(stand, 2, 400), messages.Reserved)
+    assert isinstance(stand.reserve(2, 400), messages.Reserved)
 
 
 def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour_is_asked_before(make: Make) -> None:
@@ -95,17 +91,17 @@ def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour
 
 def test_an_entry_in_memory_that_was_held_before_counts_only_what_it_has_taken_anew(make: Make) -> None:
     stand = filled(make, new_bytes=100 * MIB)
-    assert isinstance(reserve(stand, 2, 900), messages.Reserved)
+    assert isinstance(stand.reserve(2, 900), messages.Reserved)
 
 
 def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
     stand = filled(make, entries=800)
-    refused(reserve(stand, 2, 50, promotes=True), "DeviceFull")
-    promoting = reserve(stand, 2, 40, promotes=True)
+    refused(stand.reserve(2, 50, promotes=True), "DeviceFull")
+    promoting = stand.reserve(2, 40, promotes=True)
     stand.ask(2, messages.ReleaseReservation, promoting.reservation)
     stand.register(2, 2, 40 * MIB, new_bytes=0)
-    assert isinstance(reserve(stand, 2, 9, promotes=True), messages.Reserved), "800 + 40 + 9 < 850"
-    refused(reserve(stand, 2, 1, promotes=True), "DeviceFull")
+    assert isinstance(stand.reserve(2, 9, promotes=True), messages.Reserved), "800 + 40 + 9 < 850"
+    refused(stand.reserve(2, 1, promotes=True), "DeviceFull")
 
 
 def test_however_many_entries_are_newer_than_the_reading_all_of_them_count(make: Make) -> None:
@@ -114,8 +110,8 @@ def test_however_many_entries_are_newer_than_the_reading_all_of_them_count(make:
         stand.now += 0.001
         stand.register(1, number, MIB)
     left = 1000 - (2 * SUMS_MAX - 1)
-    refused(reserve(stand, 2, left + 1), "DeviceFull")
-    assert isinstance(reserve(stand, 2, left), messages.Reserved)
+    refused(stand.reserve(2, left + 1), "DeviceFull")
+    assert isinstance(stand.reserve(2, left), messages.Reserved)
 
 
 def test_of_many_devices_without_a_gauge_the_oldest_are_forgotten(make: Make) -> None:
@@ -140,9 +136,9 @@ def following(make: Make) -> tuple[Stand, int]:
 def test_nothing_is_granted_before_clients_of_before_have_said_what_they_hold(make: Make) -> None:
     stand, request = following(make)
     room = stand.begin(3, messages.MakeRoom, GPU, 200 * MIB, 30.0, 5.0)
-    text = refused(reserve(stand, 2, 1), "DeviceFull")
+    text = refused(stand.reserve(2, 1), "DeviceFull")
     assert "a daemon waits for what clients held before it" in text
-    held = reserve(stand, 1, 400, held=True)
+    held = stand.reserve(1, 400, held=True)
     assert isinstance(held, messages.Reserved) and held.lasts_s == 10.0
     stand.pass_time(REATTACH_S)
     assert stand.answer(2, request) is None, "400 of 1,000 are held"
@@ -157,16 +153,16 @@ def test_what_waits_is_granted_once_that_time_is_over_without_another_reading(ma
     assert stand.answer(2, request) is None
     stand.pass_time(REATTACH_S)
     assert isinstance(stand.answer(2, request), messages.Reserved)
-    assert isinstance(reserve(stand, 3, 300), messages.Reserved)
+    assert isinstance(stand.reserve(3, 300), messages.Reserved)
 
 
 def test_what_a_client_has_held_counts_whatever_the_gauge_shows(make: Make) -> None:
     stand = make(reserve_s_max=5.0, reservations_max=2)
     for _ in range(2):
-        assert reserve(stand, 1, 400, held=True).lasts_s == 5.0, "no gauge was read yet"
-    refused(reserve(stand, 1, 1, held=True), "LimitReached")
+        assert stand.reserve(1, 400, held=True).lasts_s == 5.0, "no gauge was read yet"
+    refused(stand.reserve(1, 1, held=True), "LimitReached")
     stand.sample(700 * MIB, after_s=0.1)
-    refused(reserve(stand, 2, 1), "DeviceFull")
+    refused(stand.reserve(2, 1), "DeviceFull")
     stand.leave(1)
     stand.sample(700 * MIB, after_s=0.1)
-    assert isinstance(reserve(stand, 2, 300), messages.Reserved)
+    assert isinstance(stand.reserve(2, 300), messages.Reserved)
