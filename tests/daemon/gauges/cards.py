@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import pytest
 
-from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Result
+from tensord.daemon.gauges.reading import GaugeFailed, Result, Source
 
 from ...daemon_process import until
 from .conformance import Stage
@@ -107,8 +107,10 @@ class Hang:
         self._file.unlink(missing_ok=True)
 
 
-class Reader:
+class Reader(Source):
     """A source in a process of its own. Use it in a `with`."""
+
+    name = "reader"
 
     def __init__(self, source: str, *arguments: Path, **environ: str) -> None:
         self._process = subprocess.Popen(
@@ -116,41 +118,48 @@ class Reader:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             env={**os.environ, **environ},
         )
         self._now = 0.0
 
-    def read(self, later_s: float = 2.0) -> dict[str, Any]:
-        """Reads, `later_s` after it last did."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._now += later_s
-        self._process.stdin.write(f"{self._now}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the reader ended: {self._process.communicate()[1]}"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def read(self, now: float) -> Result:
+        self._now = now
+        return self._ask(now)
 
     def close(self) -> None:
         """Closes the source; the process goes on."""
+        self._ask(None)
+
+    def _ask(self, now: float | None) -> Result:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("close\n")
+        pickle.dump(now, self._process.stdin)
         self._process.stdin.flush()
-        assert self._process.stdout.readline() == "{}\n"
+        try:
+            answer: Result | GaugeFailed = pickle.load(self._process.stdout)
+        except EOFError:
+            raise AssertionError(f"the reader ended: {self._process.communicate()[1]!r}") from None
+        if isinstance(answer, GaugeFailed):
+            raise answer
+        return answer
 
     def gauges(self, later_s: float = 2.0) -> dict[str, Any]:
-        """Reads; by gauge: [used, total], or why not."""
-        answer = self.read(later_s)
-        assert "gauges" in answer, answer
-        gauges: dict[str, Any] = answer["gauges"]
-        return gauges
+        """Reads, `later_s` after it last did; by gauge: [used, total], or why not."""
+        read = self.read(self._now + later_s).items()
+        return {
+            name: str(got) if isinstance(got, GaugeFailed) else [got.used_bytes, got.total_bytes] for name, got in read
+        }
+
+    def failed(self, later_s: float = 2.0) -> GaugeFailed:
+        """Reads likewise; why there is nothing to read."""
+        with pytest.raises(GaugeFailed) as raised:
+            self.read(self._now + later_s)
+        return raised.value
 
     def end(self) -> str:
         """Ends it in good order, and gives what went to its standard error."""
         _, said = self._process.communicate(timeout=60)
         assert self._process.returncode == 0, said
-        return said
+        return said.decode()
 
     def __enter__(self) -> Self:
         return self
@@ -164,27 +173,6 @@ class Reader:
 Begin = Callable[..., Reader]
 
 
-class Remote:
-    """A reader's source, as a Source of this process."""
-
-    name = "remote"
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._now = 0.0
-
-    def read(self, now: float) -> Result:
-        answer = self._reader.read(now - self._now)
-        self._now = now
-        if "failed" in answer:
-            raise (GaugeAbsent if answer["absent"] else GaugeFailed)(answer["failed"])
-        gauges = answer["gauges"].items()
-        return {name: GaugeFailed(got) if isinstance(got, str) else Reading(*got) for name, got in gauges}
-
-    def close(self) -> None:
-        self._reader.close()
-
-
 class OneCard(Stage):
     """A vendor's library that lists one card, which it may fail to read."""
 
@@ -193,7 +181,7 @@ class OneCard(Stage):
 
     def __init__(self, cards: Cards, reader: Reader) -> None:
         self.cards = cards
-        self.source = Remote(reader)
+        self.source = reader
 
     def show(self, used_bytes: int, total_bytes: int) -> None:
         self.cards.show(Card(used_bytes, total_bytes))

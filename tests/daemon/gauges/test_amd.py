@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tensord.daemon.gauges.reading import GaugeAbsent
 from tensord.ipc.messages.modes import Tier
 
 from .cards import GIB, Begin, Card, Cards, OneCard
@@ -103,8 +104,8 @@ def test_without_a_driver_nothing_is_asked(cards: Cards, begin: Begin, root: Pat
     (root / "sys/module/amdgpu").rmdir()
     cards.show(Card(1))
     reader = begin()
-    answer = reader.read()
-    assert answer["absent"] and "driver is not loaded" in answer["failed"]
+    failed = reader.failed()
+    assert isinstance(failed, GaugeAbsent) and "driver is not loaded" in str(failed)
     assert reader.end() == ""
 
 
@@ -116,20 +117,21 @@ def test_a_driver_that_is_built_in_counts_as_loaded(cards: Cards, begin: Begin, 
 
 def test_without_the_library_there_is_nothing_to_read(cards: Cards, begin: Begin, tmp_path: Path) -> None:
     reader = begin(ROCM_PATH=str(tmp_path))
-    answer = reader.read()
-    assert answer["absent"] and "libamd_smi.so" in answer["failed"]
+    failed = reader.failed()
+    assert isinstance(failed, GaugeAbsent) and "libamd_smi.so" in str(failed)
     assert reader.end() == ""
 
 
 def test_no_gpu_listed_is_nothing_to_read(cards: Cards, begin: Begin) -> None:
     cards.show()
-    assert begin().read() == {"failed": "the library lists no GPU", "absent": True}
+    failed = begin().failed()
+    assert isinstance(failed, GaugeAbsent) and str(failed) == "the library lists no GPU"
 
 
 def test_a_driver_that_refuses_is_a_failure_that_says_so(cards: Cards, begin: Begin) -> None:
-    answer = begin().read()
-    assert "initialization failed" in answer["failed"]
-    assert not answer["absent"], "the driver is said to be loaded: somebody should look"
+    failed = begin().failed()
+    assert "initialization failed" in str(failed)
+    assert not isinstance(failed, GaugeAbsent), "the driver is said to be loaded: somebody should look"
 
 
 def test_a_broken_amdsmi_package_does_not_keep_the_library_from_being_read(

@@ -109,14 +109,6 @@ def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() 
     assert samples[CARD].stale and samples[CARD].source == "amd", "what counted last goes on counting"
 
 
-def test_the_source_that_counted_last_goes_on_counting_while_none_is_usable() -> None:
-    told = Told("amd", "sysfs")
-    told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2)}})
-    for read in (used(2), used(2), used(2), LOST, LOST, LOST):
-        sample = told.take({"amd": DEAD, "sysfs": {CARD: read}})[CARD]
-    assert sample.stale and sample.source == "sysfs"
-
-
 @pytest.mark.parametrize(("used_bytes", "total_bytes"), [(-1, 100), (1, 0), (1, -1), (-1, -1)])
 def test_a_reading_that_cannot_be_true_cannot_be_made(used_bytes: int, total_bytes: int) -> None:
     with pytest.raises(GaugeFailed, match=f"{used_bytes} of {total_bytes}"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tensord.daemon.gauges.reading import GaugeAbsent
 from tensord.ipc.messages.modes import Tier
 
 from .cards import GIB, Begin, Card, Cards, OneCard
@@ -47,19 +48,19 @@ def test_a_driver_that_was_reloaded_is_asked_anew_and_a_gpu_that_is_gone_stays_a
     reader.gauges()
     cards.generation = 2
     cards.show(Card(9, bus=2))
-    assert not reader.read()["absent"]
+    assert not isinstance(reader.failed(), GaugeAbsent)
     # Opening may be slow: only 10 s after it was opened last is the library closed, and opened at the next reading.
-    assert not reader.read(10.0)["absent"]
+    assert not isinstance(reader.failed(10.0), GaugeAbsent)
     assert reader.gauges() == {"0000:01:00.0": "the driver no longer lists this GPU", "0000:02:00.0": [9, 80 * GIB]}
 
 
 def test_without_a_driver_there_is_nothing_to_read_until_there_is_one(cards: Cards, begin: Begin) -> None:
     reader = begin()
-    assert reader.read()["absent"]
+    assert isinstance(reader.failed(), GaugeAbsent)
     cards.show(Card(4))
     assert reader.gauges() == {"0000:65:00.0": [4, 80 * GIB]}
     cards.hide()
-    assert "failed" in reader.read()
+    reader.failed()
 
 
 def uuid(number: int) -> str:
@@ -98,15 +99,15 @@ def test_slices_that_are_made_and_destroyed_come_and_go_and_none_is_taken_for_an
 def test_a_library_that_fails_where_there_is_a_gpu_is_a_failure_and_not_absent(begin: Begin, tmp_path: Path) -> None:
     (tmp_path / "root/dev").mkdir(parents=True)
     (tmp_path / "root/dev/nvidiactl").touch()
-    answer = begin(tmp_path / "root").read()
-    assert not answer["absent"] and "nvidiactl" in answer["failed"]
+    failed = begin(tmp_path / "root").failed()
+    assert not isinstance(failed, GaugeAbsent) and "nvidiactl" in str(failed)
 
 
 def test_without_the_library_there_is_nothing_to_read(begun: Begin, tmp_path: Path) -> None:
     if ctypes.util.find_library("nvidia-ml"):
         pytest.skip("this machine has the real library")
     reader = begun("nvidia", LD_LIBRARY_PATH=str(tmp_path))
-    assert reader.read()["absent"]
+    assert isinstance(reader.failed(), GaugeAbsent)
     assert reader.end() == ""
 
 

@@ -115,18 +115,9 @@ class StandInOllama(StandIn):
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         match method, path:
             case "GET", "/api/ps":
-                return 200, {
-                    "models": [
-                        {
-                            "name": name,
-                            "model": name,
-                            "size": 4 * GIB,
-                            "size_vram": held,
-                            "details": {"family": "llama"},
-                        }
-                        for name, held in self.models.items()
-                    ]
-                }
+                more = {"size": 4 * GIB, "details": {"family": "llama"}}
+                models = [{"name": name, "size_vram": held, **more} for name, held in self.models.items()]
+                return 200, {"models": models}
             case "POST", "/api/generate" if body.get("keep_alive") == 0 and not body.get("prompt"):
                 if body["model"] not in self.models:
                     return 404, {"error": f"model '{body['model']}' not found"}
