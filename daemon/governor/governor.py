@@ -133,8 +133,6 @@ class Governor:
         gauge = self.tiers.find(HOST_GAUGE)
         assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"
 
-    # ---- events
-
     def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
         assert event.client not in self.outbox.clients, "client numbers are not used again"
         self.outbox.clients[event.client] = event
@@ -193,8 +191,6 @@ class Governor:
         self._serve_waiting(now)
         self.devices.tick(now)
 
-    # ---- requests
-
     def _subscribe(self, client: int, message: messages.Subscribe, now: float) -> Answer:
         self.tiers.subscribers.add(client)
         return messages.Modes(message.id, self.modes())
@@ -225,8 +221,6 @@ class Governor:
         self._check_readable(message.device)
         self.rooms.begin(client, message, now)
         self.devices.make_room(message.device, self._circumstances(message.device), now)
-
-    # ---- consequences
 
     def _workflows_changed(self, now: float) -> None:
         """The devices that a step graph concerns may have changed, and the agents that have no step left."""

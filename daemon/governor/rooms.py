@@ -158,8 +158,6 @@ class Rooms:
         names = [place.name for place in self._under_way.values()]
         assert len(names) == len(set(names)), "a neighbour is asked twice at once"
 
-    # ---- steps
-
     def _go_on(self, making: _Making) -> None:
         """The present step is over: asks the next neighbour, or ends the room without one."""
         self._close(making)

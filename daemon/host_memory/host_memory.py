@@ -74,8 +74,6 @@ class HostMemory(OverEntries):
         self.only_for_puts = False
         """The daemon is about to end: no entry goes for pages."""
 
-    # ---- events
-
     def press(self, pressed: Pressed) -> None:
         """The governor has sent new limits."""
         self.pressed = pressed
@@ -96,8 +94,6 @@ class HostMemory(OverEntries):
             if self.stuck:
                 self.scan_due = True
                 self._restart()
-
-    # ---- what follows from every event
 
     def next_timer(self) -> float | None:
         return min((at for at in (self._rescan_at, self.residency.retry_at) if at is not None), default=None)
@@ -136,8 +132,6 @@ class HostMemory(OverEntries):
             later = self._writes.waits or self.only_for_puts
             assert self.stuck or self.searching or later, "nothing is done about pages over the target"
         assert not self.stuck or self._rescan_at is not None or self.scan_due
-
-    # ---- the choice
 
     def _evict_for_pages(self, now: float) -> None:
         want_bytes = self.residency.victims_bytes

@@ -68,8 +68,6 @@ class Lifetimes(OverEntries):
         if self._outbox.is_watched():
             self._announce(at, client)
 
-    # ---- uses
-
     def accessed(self, event: Accessed, now: float) -> Array:
         """Counts what a lane's log and counters have. Returns the rows that were used, in order, some several times."""
         counters = self._outbox.counters
@@ -116,8 +114,6 @@ class Lifetimes(OverEntries):
         states = self._states[rows]
         stored = (states == LIVE) | (states == VICTIM)
         return rows, stored & (rows != EDGE) & (self._span_ids[rows] == span_ids)
-
-    # ---- ends
 
     def end(self, rows: Sequence[int], reason: str) -> None:
         """Ends different entries; their descendants follow (`step`)."""

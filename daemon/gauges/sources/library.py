@@ -36,8 +36,6 @@ class LibrarySource(Source):
         self._names: dict[int, str] = {}
         self._listed: dict[str, int] = {}
 
-    # ---- the calls of a library
-
     @abstractmethod
     def open(self) -> None:
         """Opens the library. Raises GaugeAbsent if the library or its driver is missing."""
@@ -57,8 +55,6 @@ class LibrarySource(Source):
     @abstractmethod
     def shut(self) -> None:
         """Closes the library."""
-
-    # ---- when they are made
 
     def read(self, now: float) -> Result:
         try:

@@ -83,13 +83,6 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
     assert [line["source"] for line in lines if line["event"] == "gauges found"] == ["owners"]
 
 
-def test_the_host_is_read_unless_nobody_wants_it() -> None:
-    assert set(by_gauge(open_gauges(wanted(device="none"), LOG), 0.0)) == {"host"}
-    nothing = open_gauges(wanted(device="none", host="none"), LOG)
-    nothing.report(CARD, 1, 2, read_at=0.0)
-    assert sampled(nothing, 0.0) == ()
-
-
 @pytest.mark.parametrize("device", ["auto", "amd", "nvidia", "sysfs", "owners"])
 def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_path: Path) -> None:
     gauges = open_gauges(wanted(device=device), LOG, root=tmp_path)

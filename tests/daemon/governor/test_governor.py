@@ -52,29 +52,6 @@ def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_car
     assert [told["workflow"] for told in ended] == ["a", "a", "c"]
 
 
-def test_a_step_graph_changes_nothing_for_the_cards_of_others(make: Make) -> None:
-    """Neither the mode of the other card, nor whose entries leave it."""
-
-    def gone(with_graph: bool) -> tuple[str, list[bytes]]:
-        stand = make(pass_share=1.0, normal_idle_s=5.0)
-        stand.open(1)
-        stand.open(2, device=OTHER)
-        for number, agent in enumerate(("x", "y", "")):
-            stand.register(1, number, 10 * MIB, agent="a")
-            stand.register(2, number, 10 * MIB, device=OTHER, agent=agent, tokens=0)
-        if with_graph:
-            stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
-        stand.sample(0.5)
-        stand.sample(0.75, OTHER)
-        stand.sample(0.75)
-        stand.pass_time(10)
-        stand.sample(0.75, OTHER)
-        assert stand.mode() is (Mode.WORKFLOW_AWARE if with_graph else Mode.NORMAL)
-        return stand.mode(OTHER).value, [each for order in stand.orders(2) for each in order.keys]
-
-    assert gone(with_graph=True) == gone(with_graph=False) == ("normal", [key(0), key(1), key(2)])
-
-
 def test_a_stale_gauge_begins_no_pass_and_the_refusal_ends_with_emergency_or_with_the_gauge(make: Make) -> None:
     stand = make()
     stand.open(1)
@@ -180,13 +157,3 @@ def test_a_setting_that_names_a_card_that_is_not_there_is_shown_once_the_cards_a
 
 
 # ---- the rest
-
-
-def test_limits_that_were_changed_count_for_every_part(make: Make) -> None:
-    stand = make()
-    stand.sample(0.5)
-    stand.open(1)
-    stand.change_limits(reservations_max=1, max_entries=1, devices_max=1)
-    stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0)
-    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "LimitReached")
-    refused(stand.ask(1, messages.OpenDevice, OTHER), "LimitReached")

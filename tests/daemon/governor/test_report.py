@@ -62,18 +62,6 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
     assert status["thresholds"] == levels | {"hysteresis": 0.02}
 
 
-def test_a_device_of_which_only_reservations_or_requests_are_known_is_shown(make: Make) -> None:
-    stand = make()
-    stand.sample(0.5)
-    stand.ask(1, messages.ReserveDevice, GPU, MIB, 10.0)
-    stand.sample(0.5, "other")
-    stand.say(1, messages.RequestsArrived("other", 1))
-    assert [(row["device"], row["entries"], row["reserved_bytes"]) for row in stand.status()["devices"]] == [
-        (GPU, 0, MIB),
-        ("other", 0, 0),
-    ]
-
-
 # ---- health
 
 

@@ -102,20 +102,6 @@ def test_agents_that_ended_are_remembered_up_to_a_limit(make: Make) -> None:
     assert distance(stand, f"agent {ENDED_AGENTS_MAX}") == FINISHED
 
 
-def test_agents_up_next_are_those_within_the_lookahead_nearest_first(make: Make) -> None:
-    stand = make()
-    workflows = stand.governor.workflows
-    assert list(workflows.up_next(1)) == []
-    register(stand, 1, "w", [*PLAN, AgentStep("reviewer", step_index=2)])
-    register(stand, 2, "other", [AgentStep("other", step_index=1), AgentStep("reviewer", step_index=1)])
-    assert list(workflows.up_next(0)) == []
-    assert set(workflows.up_next(1)) == {"coder", "other", "reviewer"}
-    advance(stand, 1, "w", 2)
-    end(stand, 2, "other")
-    assert list(workflows.up_next(1)) == []
-    assert list(workflows.up_next(4)) == ["tester", "coder"]
-
-
 AGENTS = ["a", "b", "c", "d"]
 GRAPHS = st.lists(st.tuples(st.sampled_from(AGENTS), st.integers(0, 6)), min_size=1, max_size=6, unique=True).map(
     lambda pairs: [AgentStep(agent, step_index=index) for agent, index in pairs]

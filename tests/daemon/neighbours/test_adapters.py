@@ -12,7 +12,7 @@ from tensord.daemon.neighbours.registry import PORTS, ask
 from tensord.daemon.neighbours.servers import MODELS_MAX
 from tensord.testing import FakeCard
 
-from .servers import GIB, Misdeed, StandIn, StandInComfy, StandInOllama, StandInVllm, cut_off, die, flood, hang, instead
+from .servers import GIB, Misdeed, StandIn, StandInComfy, StandInOllama, StandInVllm, cut_off, flood, hang, instead
 
 EVERY: list[type[StandIn]] = [StandInOllama, StandInComfy, StandInVllm]
 PATIENCE_S = 30.0
@@ -102,14 +102,13 @@ def test_a_vllm_is_put_to_sleep_only_if_all_its_engines_count_no_request(
 @pytest.mark.parametrize(
     ("act", "why"),
     [
-        (die, ""),
         (cut_off, "was cut off, 7 bytes before its end"),
         (flood, "answers with more than"),
         (instead(b"\x00\x1b[2J\xff rubbish"), "BadStatusLine"),
         (instead(b"HTTP/1.1 302 Found\r\nLocation: /elsewhere"), "HTTP 302"),
         (instead(b"HTTP/1.1 500 out of\x07 luck"), "HTTP 500 out of? luck"),
     ],
-    ids=["die", "cut off", "flood", "rubbish", "redirect", "refuse"],
+    ids=["cut off", "flood", "rubbish", "redirect", "refuse"],
 )
 def test_whatever_a_server_answers_is_a_failure_in_one_printable_line(card: FakeCard, act: Misdeed, why: str) -> None:
     with StandInVllm(card, GIB) as server:

@@ -205,6 +205,11 @@ def test_promotion_stays_under_the_threshold_counting_what_is_reserved_and_on_it
     assert stand.reading(49) == [4], "49 + 15 + 10 still on its way + 10 < 85"
 
 
+def test_the_nearest_agents_entries_are_promoted_first(make: Make) -> None:
+    stand = offloaded(make, "far", "next", "far", lookahead_steps=2)
+    assert stand.reading(10) == [2, 1, 3], "of client 1 the next agent's first, and then client 2's"
+
+
 def test_promotion_keeps_the_budgets(make: Make) -> None:
     stand = offloaded(make, "next", "next", max_entries=2)
     stand.register(1, 9, 10)
@@ -231,18 +236,6 @@ def test_entries_of_an_owner_that_does_not_answer_are_not_asked_for(make: Make) 
     stand.change_limits(max_entries=100)
     stand.reading(10)
     assert stand.reading(10) == [3] and stand.mode() is Mode.RELAXED
-
-
-def test_no_more_is_remembered_than_the_limit_and_the_oldest_is_forgotten(make: Make) -> None:
-    stand = card(make, remembered_max=3, max_entries=1)
-    for each in range(1, 7):
-        stand.register(1, each, 10, agent="next")
-        stand.carry_out_all()
-    assert stand.status()["remembered"] == 3
-    stand.release(1, 6)
-    stand.change_limits(max_entries=100)
-    stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("now"), AgentStep("next", step_index=1)])
-    assert stand.reading(10) == [3, 4, 5]
 
 
 # ---- refusals, after which everything is as it was

@@ -173,17 +173,6 @@ def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_c
 # ---- the floor
 
 
-@pytest.mark.parametrize("mode", USED)
-def test_no_pass_goes_below_the_floor(make: Make, mode: Mode) -> None:
-    stand = card(make, 13, size=1, block_bytes=1)
-    stand.pass_time(1000)
-    stand.serve_requests()
-    assert stand.reading(USED[mode]) == [1, 2, 3]
-    stand.carry_out_all(1)
-    assert stand.reading(USED[mode]) == []
-    assert stand.device()["bytes"] == stand.device()["floor_blocks"] == 10
-
-
 def test_an_entry_too_large_for_what_may_go_does_not_hold_up_smaller_ones(make: Make) -> None:
     stand = card(make, 0, block_bytes=4)
     stand.register(1, 1, 50)

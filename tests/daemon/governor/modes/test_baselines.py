@@ -8,7 +8,7 @@ from tensord.daemon.governor.forms.limits import BASELINE_SHARE_MAX
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from ..stand import GPU, MIB, TOTAL, Make, Stand, key, refused
+from ..stand import GPU, MIB, TOTAL, Make, Stand, refused
 
 OTHER = "0000:66:00.0"
 
@@ -77,20 +77,3 @@ def test_a_baseline_leaves_a_rest_about_which_modes_can_be_and_the_host_has_none
     stand.sample(0.9, gauge)
     assert stand.status()["gauges"][0]["baseline_bytes"] == planned_bytes
     assert stand.mode(gauge) is mode
-
-
-def test_a_reservation_makes_room_beside_a_baseline(make: Make) -> None:
-    """All free memory may be reserved: what is held by plan is used already."""
-    stand = make(**planned(700))
-    stand.open(1)
-    for number in range(3):
-        stand.register(1, number, 50 * MIB, tokens=0)
-    stand.sample(850 * MIB)
-    assert stand.mode() is Mode.RELAXED
-    stand.say(2, messages.ReserveDevice(900, GPU, 200 * MIB, 9.0, 5.0))
-    (order,) = stand.orders(1)
-    assert len(order.keys) == 1 and order.keys[0] == key(0)
-    stand.carry_out(1, order, 50 * MIB)
-    stand.sample(800 * MIB, after_s=0.25)
-    assert isinstance(stand.answers[2][-1], messages.Reserved)
-    assert stand.device()["reserved_bytes"] == 200 * MIB <= TOTAL - 800 * MIB

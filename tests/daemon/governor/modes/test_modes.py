@@ -6,15 +6,14 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensord.daemon.governor.forms.limits import Thresholds
 from tensord.errors import BadConfiguration
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
-from tensord.ipc.messages.modes import HOST_GAUGE, LEVELS, Mode, Tier
+from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
 from ..stand import GPU, TOTAL, Make, Stand
 
@@ -87,54 +86,34 @@ points = st.one_of(
 )
 
 
-class AgainstThresholds(RuleBasedStateMachine):
-    """Each threshold by itself, in exact fractions: entered at once, left by two samples in a row below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stand = Stand()
-        self.stand.join(1)
-        self.stand.open(1)
-        for gauge in ("before", GPU, "behind"):  # two that are never pressed
-            self.stand.sample(0, gauge, total=1000)
-        self.samples = [Fraction(0)] * 2
-        self.entered = dict.fromkeys(BEGINS, False)
-        self.workflow = False
-
-    @rule(permille=points)
-    def sample(self, permille: int) -> None:
-        self.stand.sample(permille, total=1000)
-        self.samples.append(Fraction(permille, 1000))
-        for level, begins in BEGINS.items():
-            exact = Fraction(str(begins))
-            if self.samples[-1] >= exact:
-                self.entered[level] = True
-            elif len(self.samples) > 1 and max(self.samples[-2:]) <= exact - Fraction(2, 100):
-                self.entered[level] = False
-
-    @rule()
-    def change_workflow(self) -> None:
-        if self.workflow:
-            self.stand.ask(1, messages.EndWorkflow, "w")
+@settings(max_examples=60, deadline=None)
+@given(readings=st.lists(points | st.none(), max_size=40))
+def test_a_level_is_entered_at_once_and_left_by_two_readings_in_a_row_below_it(readings: list[int | None]) -> None:
+    """Each threshold by itself, in exact fractions. None: a workflow of the card begins or ends."""
+    stand = Stand()
+    stand.join(1)
+    stand.open(1)
+    for gauge in ("before", GPU, "behind"):  # two that are never pressed
+        stand.sample(0, gauge, total=1000)
+    last, entered, workflow = Fraction(0), dict.fromkeys(BEGINS, False), False
+    for permille in readings:
+        if permille is None:
+            message = messages.EndWorkflow if workflow else messages.RegisterWorkflow
+            stand.ask(1, message, "w", *([] if workflow else [[AgentStep("a")]]))
+            workflow = not workflow
         else:
-            self.stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
-        self.workflow = not self.workflow
-
-    @invariant()
-    def the_level_is_the_highest_that_was_entered_and_not_left(self) -> None:
-        entered = [level for level, held in self.entered.items() if held]
-        assert entered == list(BEGINS)[: len(entered)], "levels are entered from below"
-        for row in [row for row in self.stand.status()["gauges"] if row["gauge"] == GPU]:
-            assert row["level"] == (entered or [Mode.RELAXED])[-1] in LEVELS
-            aware = self.workflow and row["level"] in (Mode.NORMAL, Mode.PRESSURE)
-            assert row["mode"] == (Mode.WORKFLOW_AWARE if aware else row["level"])
-        pressed = Mode.PRESSURE in entered
-        assert self.stand.governor.sample_every_s == (0.25 if pressed else 2.0)
-        self.stand.check()
-
-
-TestAgainstThresholds = AgainstThresholds.TestCase
-TestAgainstThresholds.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+            stand.sample(permille, total=1000)
+            before, last = last, Fraction(permille, 1000)
+            for level, begins in BEGINS.items():
+                exact = Fraction(str(begins))
+                entered[level] |= last >= exact
+                entered[level] &= max(before, last) > exact - Fraction(2, 100)
+        highest = ([Mode.RELAXED] + [level for level, held in entered.items() if held])[-1]
+        row = next(row for row in stand.status()["gauges"] if row["gauge"] == GPU)
+        aware = workflow and highest in (Mode.NORMAL, Mode.PRESSURE)
+        assert (row["level"], row["mode"]) == (highest, Mode.WORKFLOW_AWARE if aware else highest)
+        assert stand.governor.sample_every_s == (0.25 if entered[Mode.PRESSURE] else 2.0)
+        stand.check()
 
 
 # ---- from readings to whoever is told

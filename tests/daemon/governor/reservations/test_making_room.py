@@ -84,18 +84,6 @@ def test_several_reservations_get_room_for_all_of_them_at_once(make: Make) -> No
     assert card.stand.device()["reserved_bytes"] == 450 * MIB and card.held == 0
 
 
-def test_entries_in_use_stay_and_the_refusal_says_so(make: Make) -> None:
-    card = Card(make)
-    request = card.reserve(2, 450)
-    (order,) = card.stand.orders(1)
-    card.stand.carry_out(1, order, freed_bytes=0, keep=True)
-    for _ in range(3):
-        card.sample()
-    assert len(named(card.stand.orders(None, "offload", "drop"))) == 3, "what is in use is not ordered again and again"
-    card.stand.pass_time(5)
-    assert f"of {300 * MIB} cached bytes {300 * MIB} are pinned" in refused(card.answer(2, request), "DeviceFull")
-
-
 def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) -> None:
     card = Card(make, others=300)
     card.stand.ask(1, messages.RegisterWorkflow, "w", [messages.AgentStep("a")])
@@ -122,12 +110,6 @@ def test_promotions_leave_the_card_below_pressure_each_counted_before_the_gauge_
     refused(stand.reserve(2, 40, promotes=True), "DeviceFull")
     stand.sample(0.78)
     assert isinstance(stand.reserve(2, 40, promotes=True), messages.Reserved)
-
-
-def test_a_promotion_waits_for_nothing_and_makes_no_entry_leave(make: Make) -> None:
-    card = Card(make, others=500)
-    refused(card.answer(2, card.reserve(2, 100, promotes=True)), "DeviceFull")
-    assert named(card.stand.orders(None, "offload", "drop")) == []
 
 
 def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) -> None:
