@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 from ...errors import DeviceFull, NoGauge, TensordError
 from ...ipc.messages import control as messages
@@ -69,21 +69,10 @@ class Governor:
         self.devices = Devices(limits, self.outbox, self.workflows)
         self.reservations = Reservations(limits, self.outbox, self._room)
         self.rooms = Rooms(limits, self.outbox, self.reservations, self._room)
-        self.floors = Floors(lambda device: device in self.tiers or bool(self.devices.find(device).entries))
+        self.floors = Floors(lambda device: bool(self.tiers.find(device) or self.devices.find(device).entries))
         self.host = Host(limits, self.outbox)
         self.sources: tuple[SourceState, ...] = ()
         self._now = 0.0
-        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
-            GovernorClientJoined: self._client_joined,
-            ClientLeft: self._client_left,
-            Governed: self._governed,
-            Sampled: self._sampled,
-            HostHolds: self.host.reported,
-            GovernorLimitsChanged: self._limits_changed,
-            FormerDaemonFound: lambda _, now: self.reservations.follow(now),
-            NeighbourAnswered: self.rooms.answered,
-            Tick: self._tick,
-        }
         requests: dict[type[Any], Callable[[int, Any, float], Answer]] = {
             messages.Subscribe: self._subscribe,
             messages.OpenDevice: self._open_device,
@@ -106,7 +95,32 @@ class Governor:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Processes `event` at monotonic time `now` (seconds). Returns the effects to carry out, in this order."""
         self._now = now
-        self._handlers[type(event)](event, now)
+        match event:
+            case Governed(client, message):
+                self._governed(client, message, now)
+            case Sampled():
+                self._sampled(event, now)
+            case Tick():
+                self.reservations.expire(now)
+                self._serve_waiting(now)
+                self.devices.tick(now)
+            case HostHolds():
+                self.host.reported(event, now)
+            case NeighbourAnswered():
+                self.rooms.answered(event, now)
+            case GovernorClientJoined(client):
+                assert client not in self.outbox.clients, "client numbers are not used again"
+                self.outbox.clients[client] = event
+            case ClientLeft(client):
+                self._client_left(client, now)
+            case FormerDaemonFound():
+                self.reservations.follow(now)
+            case GovernorLimitsChanged(limits):
+                self.limits.become(limits)
+                for gauge in self.tiers:
+                    gauge.kept.clear()  # earlier readings do not count for other thresholds
+            case _:
+                assert_never(event)
         return self.outbox.take()
 
     def next_timer(self) -> float | None:
@@ -133,12 +147,7 @@ class Governor:
         gauge = self.tiers.find(HOST_GAUGE)
         assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"
 
-    def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
-        assert event.client not in self.outbox.clients, "client numbers are not used again"
-        self.outbox.clients[event.client] = event
-
-    def _client_left(self, event: ClientLeft, now: float) -> None:
-        client = event.client
+    def _client_left(self, client: int, now: float) -> None:
         del self.outbox.clients[client]
         self.rooms.client_left(client)
         self.reservations.client_left(client, now)
@@ -148,16 +157,15 @@ class Governor:
         self._workflows_changed(now)
         self._serve_waiting(now)
 
-    def _governed(self, event: Governed, now: float) -> None:
-        message = event.message
+    def _governed(self, client: int, message: messages.GovernorRequest | messages.GaugeRequest, now: float) -> None:
         try:
-            answer = self._requests[type(message)](event.client, message, now)
+            answer = self._requests[type(message)](client, message, now)
         except TensordError as error:
             # Handlers raise before they change anything. Messages without an answer have no id.
-            self.outbox.refuse(event.client, id_of(message), error)
+            self.outbox.refuse(client, id_of(message), error)
             return
         if answer is not None:
-            self.outbox.send(event.client, answer)
+            self.outbox.send(client, answer)
         if isinstance(message, messages.RegisterWorkflow | messages.EndWorkflow):
             self._workflows_changed(now)
         elif isinstance(message, messages.AdvanceWorkflow):
@@ -171,25 +179,19 @@ class Governor:
         for gauge in moved:
             self.devices.mode_changed(gauge.sample.gauge)
         for gauge in gone:
+            device = gauge.sample.gauge
             if gauge.sample.tier is Tier.HOST:
                 self.host.gauge_gone()
             else:
-                self._device_gone(gauge.sample.gauge)
+                self.devices.mode_changed(device)
+                for asked in self.reservations.waiting(device):
+                    why = f"device {device!r} has no gauge any more, so no memory of it can be reserved"
+                    self.reservations.refuse(asked, NoGauge(why))
         for gauge in fresh:
             if gauge.sample.tier is Tier.HOST:
                 self.host.sampled(gauge)
             else:
                 self._device_sampled(gauge, now)
-
-    def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
-        self.limits.become(event.limits)
-        for gauge in self.tiers:
-            gauge.kept.clear()  # earlier readings do not count for other thresholds
-
-    def _tick(self, event: Tick, now: float) -> None:
-        self.reservations.expire(now)
-        self._serve_waiting(now)
-        self.devices.tick(now)
 
     def _subscribe(self, client: int, message: messages.Subscribe, now: float) -> Answer:
         self.tiers.subscribers.add(client)
@@ -228,12 +230,6 @@ class Governor:
         devices = self.devices.concerned_by(self.workflows) if len(self.workflows) else ()
         for gauge in self.tiers.set_workflow(devices, now):
             self.devices.mode_changed(gauge.sample.gauge)
-
-    def _device_gone(self, device: str) -> None:
-        self.devices.mode_changed(device)
-        for asked in self.reservations.waiting(device):
-            gone = NoGauge(f"device {device!r} has no gauge any more, so no memory of it can be reserved")
-            self.reservations.refuse(asked, gone)
 
     def _device_sampled(self, gauge: Gauge, now: float) -> None:
         device = gauge.sample.gauge

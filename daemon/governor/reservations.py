@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,26 +61,38 @@ class FreeRoom:
 
 
 class UnseenBytes:
-    """Bytes of a device that were taken or freed, and that the last reading cannot show: sums, each of which counts
-    until a reading that was begun later."""
+    """Bytes that were taken or freed, and that the last reading cannot show: sums by device, each of which counts until
+    a reading that was begun later."""
 
-    def __init__(self) -> None:
-        self._sums: deque[tuple[float, int]] = deque()
+    def __init__(self, limits: GovernorLimits) -> None:
+        self._limits = limits
+        self._sums: dict[str, deque[tuple[float, int]]] = {}
 
-    @property
-    def total(self) -> int:
-        return sum(size_bytes for _, size_bytes in self._sums)
+    def __iter__(self) -> Iterator[str]:
+        """The devices."""
+        return iter(self._sums)
 
-    def add(self, size_bytes: int, now: float) -> None:
+    def total(self, device: str) -> int:
+        return sum(size_bytes for _, size_bytes in self._sums.get(device, ()))
+
+    def add(self, device: str, size_bytes: int, now: float) -> None:
         """Counts bytes that were taken or freed by `now`."""
-        if len(self._sums) == SUMS_MAX:
-            size_bytes += self._sums.pop()[1]
-        self._sums.append((now, size_bytes))
+        if not size_bytes:
+            return
+        sums = self._sums.setdefault(device, deque())
+        if len(sums) == SUMS_MAX:
+            size_bytes += sums.pop()[1]
+        sums.append((now, size_bytes))
+        if len(self._sums) > self._limits.devices_max:
+            del self._sums[next(iter(self._sums))]
 
-    def sampled(self, began_at: float) -> None:
+    def sampled(self, device: str, began_at: float) -> None:
         """Drops the sums from before this reading was begun: the reading shows them."""
-        while self._sums and self._sums[0][0] < began_at:
-            self._sums.popleft()
+        sums = self._sums.get(device, deque())
+        while sums and sums[0][0] < began_at:
+            sums.popleft()
+        if not sums:
+            self._sums.pop(device, None)
 
 
 Told = Callable[[messages.Reserved | TensordError], object]
@@ -113,8 +125,8 @@ class Reservations:
         self._grants_from = -math.inf
         self._last = 0
         self._all: dict[int, DeviceRequest] = {}
-        self._ended: dict[str, UnseenBytes] = {}
-        self._registered: dict[str, UnseenBytes] = {}
+        self._ended = UnseenBytes(limits)
+        self._registered = UnseenBytes(limits)
 
     # ---- questions
 
@@ -138,11 +150,11 @@ class Reservations:
 
     def bytes_of(self, device: str) -> int:
         """The bytes that count as reserved on a device, ended reservations included."""
-        return self._granted_bytes(device) + _total(self._ended, device)
+        return self._granted_bytes(device) + self._ended.total(device)
 
     def taken_bytes(self, device: str) -> int:
         """The bytes that count as reserved, and those of entries that are newer than the last reading."""
-        return self.bytes_of(device) + _total(self._registered, device)
+        return self.bytes_of(device) + self._registered.total(device)
 
     def wanted_bytes(self, device: str, free_bytes: int) -> int:
         """How many bytes of entries must leave for the waiting requests. Ended reservations and entries that are newer
@@ -168,7 +180,6 @@ class Reservations:
         owners = {each.owner for each in self._all.values()}
         assert owners <= self._outbox.clients.keys() | {OPERATOR}, "of a client that left"
         assert all(each.ends_at < math.inf for each in self._all.values()), "a reservation that would never end"
-        assert max(len(self._ended), len(self._registered)) <= self._limits.devices_max
 
     # ---- requests
 
@@ -236,15 +247,12 @@ class Reservations:
 
     def registered(self, device: str, new_bytes: int, now: float) -> None:
         """Counts memory of a new entry that lies in no reservation."""
-        self._count(self._registered, device, new_bytes, now)
+        self._registered.add(device, new_bytes, now)
 
     def sampled(self, device: str, began_at: float) -> None:
         """Takes a reading that was begun at `began_at`: it shows what was taken before."""
-        for sums in (self._ended, self._registered):
-            if device in sums:
-                sums[device].sampled(began_at)
-                if not sums[device].total:
-                    del sums[device]
+        self._ended.sampled(device, began_at)
+        self._registered.sampled(device, began_at)
 
     def grant(self, device: str, free_bytes: int, now: float) -> None:
         """Grants the first requests, as far as they fit what the gauge shows as free."""
@@ -294,14 +302,7 @@ class Reservations:
 
     def _end(self, granted: DeviceRequest, now: float) -> None:
         del self._all[granted.number]
-        self._count(self._ended, granted.message.device, granted.message.size_bytes, now)
-
-    def _count(self, sums: dict[str, UnseenBytes], device: str, size_bytes: int, now: float) -> None:
-        if not size_bytes:
-            return
-        sums.setdefault(device, UnseenBytes()).add(size_bytes, now)
-        if len(sums) > self._limits.devices_max:
-            del sums[next(iter(sums))]
+        self._ended.add(granted.message.device, granted.message.size_bytes, now)
 
     def _full(self, asked: DeviceRequest, room: FreeRoom, before: int) -> DeviceFull:
         """`before`: the requests that wait before this one."""
@@ -311,7 +312,7 @@ class Reservations:
             return DeviceFull(
                 f"{said(size_bytes)} are more than the {said(room.total_bytes)} of {device}: ask for less"
             )
-        reserved_bytes, new_bytes = self.bytes_of(device), _total(self._registered, device)
+        reserved_bytes, new_bytes = self.bytes_of(device), self._registered.total(device)
         left = said(max(0, room.free_bytes - reserved_bytes - new_bytes))
         new = f", and {said(new_bytes)} of entries are newer than the last reading" if new_bytes else ""
         waits = f", and {before} reservations wait before this one" if before else ""
@@ -323,7 +324,3 @@ class Reservations:
             f"reserved{new}){waits}; of {said(room.cached_bytes)} cached{unit} {said(room.pinned_bytes)} are pinned"
             f"{silent} and {said(room.leaving_bytes)} are leaving: {advice}"
         )
-
-
-def _total(sums: dict[str, UnseenBytes], device: str) -> int:
-    return sums[device].total if device in sums else 0

@@ -117,9 +117,6 @@ class Tiers:
     def __iter__(self) -> Iterator[Gauge]:
         return iter(self._gauges.values())
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._gauges
-
     def find(self, name: str) -> Gauge | None:
         return self._gauges.get(name)
 

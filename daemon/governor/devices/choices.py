@@ -46,13 +46,9 @@ class Circumstances:
     wanted_bytes: int
 
     @property
-    def mode(self) -> Mode:
-        return self.gauge.mode
-
-    @property
     def mode_bytes(self) -> int:
         """How many bytes less must be used for the mode: from pressure up, until the device is under its threshold."""
-        return 0 if self.mode in (Mode.RELAXED, Mode.NORMAL) else max(0, -self.gauge.calm_bytes)
+        return 0 if self.gauge.mode in (Mode.RELAXED, Mode.NORMAL) else max(0, -self.gauge.calm_bytes)
 
     @property
     def for_reservations(self) -> bool:
@@ -66,17 +62,18 @@ class Circumstances:
 
 
 def for_pass(
-    device: DeviceRecord, under: Circumstances, limits: GovernorLimits, workflows: Workflows, now: float
+    device: DeviceRecord, under: Circumstances, limits: GovernorLimits, workflows: Workflows, freed: int, now: float
 ) -> list[HeldEntry]:
-    """The entries that a pass orders away now: first what the device lacks, then what is idle."""
-    mode, spare_bytes = under.mode, device.staying_bytes - limits.block_bytes * under.floor_blocks
+    """The entries that a pass orders away now: first what the device lacks, beside the bytes that drivers got back
+    since the last reading (`freed`), then what is idle."""
+    mode, spare_bytes = under.gauge.mode, device.staying_bytes - limits.block_bytes * under.floor_blocks
     if spare_bytes <= 0:
         return []
     vain = {owner for owner in device.owners.values() if owner.slow(now) or now < owner.vain_until}
     retry_s = max(0.0, limits.retry_s - WAITING_RETRY_S) if under.wanted_bytes else 0.0
     may_go = (entry for entry in device.may_go(now + retry_s) if entry.owner not in vain)
     entries = list(islice(may_go, CANDIDATES_MAX))
-    need_bytes = max(under.mode_bytes, under.wanted_bytes) - device.going_bytes(now) - device.freed.total
+    need_bytes = max(under.mode_bytes, under.wanted_bytes) - device.going_bytes(now) - freed
     needed: list[HeldEntry] = []
     if need_bytes > 0:
         # The product of a share and a count may lie a rounding error above a whole number.
@@ -152,7 +149,7 @@ def to_promote(
 ) -> list[HeldEntry]:
     """The offloaded entries to ask back now, the nearest agents' first, and of each agent the oldest: as many as keep
     the device under its pressure threshold and its budgets, at most `keys_per_request_max`."""
-    if under.mode not in (Mode.RELAXED, Mode.WORKFLOW_AWARE) or not device.offloaded:
+    if under.gauge.mode not in (Mode.RELAXED, Mode.WORKFLOW_AWARE) or not device.offloaded:
         return []
     turns = {agent: turn for turn, agent in enumerate(workflows.up_next(limits.lookahead_steps))}
     may_come = [

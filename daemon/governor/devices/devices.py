@@ -25,6 +25,7 @@ from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnknownOrder
 from ....ipc.messages import control as messages
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
+from ..reservations import UnseenBytes
 from ..workflows import Workflows
 from . import choices
 from .choices import Circumstances
@@ -42,6 +43,7 @@ class Devices:
         self._outbox = outbox
         self._workflows = workflows
         self._devices: dict[str, DeviceRecord] = {}
+        self._freed = UnseenBytes(limits)
         self._last_order = 0
 
     def __iter__(self) -> Iterator[DeviceRecord]:
@@ -153,7 +155,7 @@ class Devices:
             order.part_of.left += len(gone)
             order.part_of.left_of.add(client)
         if message.freed_bytes:
-            device.freed.add(message.freed_bytes, now)
+            self._freed.add(device.name, message.freed_bytes, now)
             owner.vain_until = -math.inf
             if order.part_of is not None:
                 order.part_of.worked = True
@@ -241,7 +243,8 @@ class Devices:
         """Orders away what the mode and the waiting reservations ask for, unless a pass is under way."""
         if device.current_pass is not None:
             return
-        chosen = choices.for_pass(device, circumstances, self._limits, self._workflows, now)
+        freed_bytes = self._freed.total(device.name)
+        chosen = choices.for_pass(device, circumstances, self._limits, self._workflows, freed_bytes, now)
         if chosen:
             device.current_pass = Pass(circumstances.gauge.sample.used_bytes, circumstances.lowers, now)
             self._order_away(chosen, circumstances, now, device.current_pass)
@@ -251,7 +254,7 @@ class Devices:
         """Processes a sample: ends `stuck` if it shows a fall, and the current pass if it shows its whole effect."""
         sample, passed = circumstances.gauge.sample, device.current_pass
         device.leave_slow_owners(now)
-        device.freed.sampled(sample.began_at)
+        self._freed.sampled(device.name, sample.began_at)
         if device.stuck and sample.used_bytes <= device.stuck_used_bytes - STUCK_FALL * sample.total_bytes:
             self._ask_all(device)
         if passed is None:
@@ -297,7 +300,7 @@ class Devices:
     ) -> None:
         """Orders resident entries away, each from its owner, as offload or drop; for a budget if for no pass. Every
         owner's first order is sent before any owner's second."""
-        reason = "reservation" if circumstances.for_reservations else circumstances.mode.value
+        reason = "reservation" if circumstances.for_reservations else circumstances.gauge.mode.value
         reason = "budget" if part_of is None else reason
         groups: dict[tuple[Owner, bool], list[HeldEntry]] = {}
         for entry in entries:
@@ -327,7 +330,7 @@ class Devices:
             entry.not_before = now + self._limits.retry_s
             wanted.setdefault(entry.owner, []).append(entry)
         for owner, own in wanted.items():
-            self._send(owner, "promote", own, circumstances.mode.value)
+            self._send(owner, "promote", own, circumstances.gauge.mode.value)
 
     def _send(
         self, owner: Owner, kind: Literal["offload", "drop", "promote"], entries: Sequence[HeldEntry], reason: str

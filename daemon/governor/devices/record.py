@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..reservations import FreeRoom, UnseenBytes
+from ..reservations import FreeRoom
 from ..tiers import Gauge
 
 SLOW_S: Final = 1.0
@@ -132,8 +132,8 @@ class Pass:
 
 
 class DeviceRecord:
-    """State of one device. `stuck`: why another pass would be useless, by a gauge of `stuck_used_bytes`. `freed`: bytes
-    that drivers got back. `offloaded`: the remembered entries, the oldest first."""
+    """State of one device. `stuck`: why another pass would be useless, by a gauge of `stuck_used_bytes`.
+    `offloaded`: the remembered entries, the oldest first."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -143,7 +143,6 @@ class DeviceRecord:
         self.current_pass: Pass | None = None
         self.stuck = ""
         self.stuck_used_bytes = 0
-        self.freed = UnseenBytes()
 
     def may_go(self, now: float) -> Iterator[HeldEntry]:
         """The entries that are resident, were not kept recently, and whose owners respond; least recently used
