@@ -1,7 +1,6 @@
 """The claims: which client may compute a missing key, and which clients wait for the result.
 
-Owns claims and their waiters. Knows nothing of entries or messages. Every method returns the answers that it causes, in
-order.
+Knows nothing of entries or messages. Every method returns the answers that it causes, in order.
 
 The claim on a key, from the first request to the last answer:
 

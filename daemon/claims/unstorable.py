@@ -1,7 +1,7 @@
 """Keys whose value cannot be stored: too large, or in a form that no payload has. Nobody gets a claim on a key that is
 remembered here, so no client waits for a value that never comes.
 
-Invariants: at most KEYS_MAX keys and REASONS_MAX reasons are remembered; the oldest go first.
+At most KEYS_MAX keys and REASONS_MAX reasons are remembered; the oldest go first.
 """
 
 from __future__ import annotations
@@ -59,8 +59,3 @@ class Unstorable:
             {"namespace": tag.hex(), "code": code, "count": count, "text": text, "ago_s": now - at}
             for (tag, code), (count, text, at) in reversed(self._reasons.items())
         ]
-
-    def check_invariants(self) -> None:
-        assert len(self._until) <= KEYS_MAX
-        assert len(self._reasons) <= REASONS_MAX
-        assert list(self._until.values()) == sorted(self._until.values())

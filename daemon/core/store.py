@@ -297,7 +297,6 @@ class Store:
             parts.policy,
             parts.blocks,
             parts.claims,
-            parts.unstorable,
             parts.lifetimes,
             parts.host_memory,
             parts.remote,

@@ -89,20 +89,19 @@ class SourceThread:
 
     def _run(self) -> None:
         while (now := self._orders.get()) is not None:
-            answer = SourceAnswer(self._read(now), now)
+            result: Result | GaugeFailed
+            try:
+                result = self._source.read(now)
+            except BaseException as error:
+                # An error in a source is a failure of that source, logged like any other. Sampling goes on, also after
+                # a SystemExit of a library, which would end this thread.
+                result = failure_of(error)
+            answer = SourceAnswer(result, now)
             self._absent = answer if isinstance(answer.result, GaugeAbsent) else None
             self.answers.append(answer)
             self.began_at = None
             self._answered()
         self._source.close()
-
-    def _read(self, now: float) -> Result | GaugeFailed:
-        try:
-            return self._source.read(now)
-        except BaseException as error:
-            # An error in a source is a failure of that source, logged like any other. Sampling goes on, also after a
-            # SystemExit of a library, which would end this thread.
-            return failure_of(error)
 
 
 if TYPE_CHECKING:

@@ -61,9 +61,7 @@ class Source(Protocol):
     """A source of gauges. All methods may block, even for ever. One thread of its own calls them (`gauges`)."""
 
     @property
-    def name(self) -> str:
-        """The source's name in logs and status."""
-        ...
+    def name(self) -> str: ...
 
     def read(self, now: float) -> Result:
         """Reads all gauges. A former gauge that can no longer be read is in the result as a failure.

@@ -142,7 +142,7 @@ class Governor:
         return report.status(self, self._now)
 
     def check_invariants(self) -> None:
-        for part in (self.tiers, self.devices, self.reservations, self.rooms, self.workflows):
+        for part in (self.tiers, self.devices, self.reservations, self.rooms):
             part.check_invariants()
         gauge = self.tiers.find(HOST_GAUGE)
         assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"

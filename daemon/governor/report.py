@@ -1,5 +1,4 @@
-"""The governor's part of the status. Owns only its form. Invariants: nothing is changed, and the cost does not depend
-on the number of entries."""
+"""The governor's part of the status. Nothing is changed, and the cost does not depend on the number of entries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reservations of a device's free memory, so that two clients that read the same gauge do not both take it.
 
 Owns the granted reservations and those that wait until memory is free, with their ends and answers; and what else was
-taken since the last reading. Does not own which entries leave for a waiting one (devices), nor the gauges.
+taken since the last reading.
 
 A request is granted only if no request of its device waits before it, so small ones do not overtake a large one. It
 waits for `wait_s`, and is then refused with the state of the device. A granted reservation, and not the wait, makes a
@@ -128,8 +128,6 @@ class Reservations:
         self._ended = UnseenBytes(limits)
         self._registered = UnseenBytes(limits)
 
-    # ---- questions
-
     @property
     def granted(self) -> int:
         """The number of reservations that do not wait."""
@@ -180,8 +178,6 @@ class Reservations:
         owners = {each.owner for each in self._all.values()}
         assert owners <= self._outbox.clients.keys() | {OPERATOR}, "of a client that left"
         assert all(each.ends_at < math.inf for each in self._all.values()), "a reservation that would never end"
-
-    # ---- requests
 
     def follow(self, now: float) -> None:
         """A daemon ran before this one: nothing is granted for REATTACH_S but what its clients hold."""
@@ -242,8 +238,6 @@ class Reservations:
         else:
             self._outbox.count_refusal(asked.client, error)
             asked.told(error)
-
-    # ---- what else happens
 
     def registered(self, device: str, new_bytes: int, now: float) -> None:
         """Counts memory of a new entry that lies in no reservation."""

@@ -4,8 +4,8 @@
                                              ↑ idle, busy, failed │
                                              └────────────────────┘
 
-Owns which neighbour is asked when, and what each step freed. Does not own the reservation, which waits from the
-beginning (reservations), the choice of entries (devices), nor the requests to a neighbour (the actor).
+Owns which neighbour is asked when, and what each step freed. The reservation waits from the beginning (reservations);
+the actor makes the requests to a neighbour.
 
 What a step freed is the fall of the device's gauge from its beginning to its end, whatever the neighbour says. Memory
 that another process frees or takes meanwhile is in it.
@@ -189,17 +189,12 @@ class Rooms:
         elif asking is not None and not freed_bytes:
             outcome, why = "asked", "it had not answered when the room was there, or the wait over"
         elif not freed_bytes:
-            why = self._why_cached(making.message.device)
+            room = self._room_of(making.message.device)
+            why = f"of {rounded_size(room.cached_bytes)} of tensors {rounded_size(room.pinned_bytes)} are in use"
+            if room.silent_bytes:
+                why += f", and {rounded_size(room.silent_bytes)} are of processes that do not answer"
+            why = why if room.cached_bytes else "no entry is cached on the card"
         self._note(making, CACHED if asking is None else asking.place.name, outcome, freed_bytes, why)
-
-    def _why_cached(self, device: str) -> str:
-        room = self._room_of(device)
-        if not room.cached_bytes:
-            return "no entry is cached on the card"
-        why = f"of {rounded_size(room.cached_bytes)} of tensors {rounded_size(room.pinned_bytes)} are in use"
-        if room.silent_bytes:
-            why += f", and {rounded_size(room.silent_bytes)} are of processes that do not answer"
-        return why
 
     def _note(
         self, making: _Making | None, who: str, outcome: messages.RoomOutcome, freed_bytes: int, why: str

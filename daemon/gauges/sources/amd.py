@@ -20,7 +20,7 @@ from typing import Any, Final
 from ....ipc.messages.modes import Tier
 from ..reading import OFFERED, GaugeAbsent, GaugeFailed, Offer, Reading, pci_name
 from .library import LibrarySource, Unit
-from .sysfs import computes_in_gtt, is_apu
+from .sysfs import is_apu
 
 _HANDLE: Final = ctypes.c_void_p
 _ARGUMENTS: Final = {
@@ -101,7 +101,7 @@ class AmdSource(LibrarySource):
         if not self._apus[unit]:
             return vram
         gtt = self._memory(unit, "GTT")
-        return gtt if computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
+        return gtt if vram.total_bytes < gtt.total_bytes else vram
 
     def _memory(self, index: int, kind: str) -> Reading:
         self._said.clear()

@@ -50,7 +50,7 @@ class SysfsSource(Source):
         if not self._apus[device.name]:
             return vram
         gtt = Reading(number_in(device / "mem_info_gtt_used"), number_in(device / "mem_info_gtt_total"), {"of": "GTT"})
-        return gtt if computes_in_gtt(vram.total_bytes, gtt.total_bytes) else vram
+        return gtt if vram.total_bytes < gtt.total_bytes else vram
 
     def _devices(self) -> list[Path]:
         try:
@@ -65,18 +65,13 @@ class SysfsSource(Source):
 
 def is_apu(device: Path) -> bool:
     """Whether a card, by its folder in /sys, is part of a processor: formats 2 and 3 of its metrics are those of APUs.
-    False if that cannot be read."""
+    The driver of one allocates in the host's memory (GTT) for computing if the memory set aside for graphics is smaller
+    (`apu_prefer_gtt`). False if that cannot be read."""
     try:
         with (device / "gpu_metrics").open("rb") as file:
             return file.read(4)[2] in _APU_REVISIONS
     except (OSError, IndexError):
         return False
-
-
-def computes_in_gtt(vram_bytes: int, gtt_bytes: int) -> bool:
-    """Whether the driver of an APU allocates in the host's memory (GTT) for computing, as amdgpu decides
-    (`apu_prefer_gtt`): if the memory set aside for graphics is smaller."""
-    return vram_bytes < gtt_bytes
 
 
 OFFERED[SysfsSource.name] = Offer(Tier.DEVICE, 2, SysfsSource)

@@ -1,7 +1,6 @@
 """Which entries leave a device and which come back: for its mode, for waiting reservations, for a registration.
 
 Owns how many entries are chosen and in which order, never below the queueing floor, and the refusals of a registration.
-Does not own orders, nor when a pass may begin (devices).
 
 Invariant: nothing here changes a device. A refusal is found after at most two looks at each entry.
 """

@@ -58,8 +58,6 @@ class Devices:
         """The number of offloaded entries that may be promoted."""
         return sum(len(device.offloaded) for device in self)
 
-    # ---- clients
-
     def open(self, client: int, device: str) -> None:
         """Lets the client register entries on a device. Raises LimitReached if as many devices as may be are open."""
         known = self._devices.get(device)
@@ -183,14 +181,17 @@ class Devices:
             if not device.owners:
                 del self._devices[device.name]
 
-    # ---- gauges
-
     def sampled(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Processes a new sample: the current pass may end, the next one begin, and entries may be promoted."""
         device = self.find(name)
         self._settle(device, circumstances, now)
         self._begin(device, circumstances, now)
-        self._promote(choices.to_promote(device, circumstances, self._limits, self._workflows, now), circumstances, now)
+        promoted: dict[Owner, list[HeldEntry]] = {}
+        for entry in choices.to_promote(device, circumstances, self._limits, self._workflows, now):
+            entry.not_before = now + self._limits.retry_s
+            promoted.setdefault(entry.owner, []).append(entry)
+        for owner, entries in promoted.items():
+            self._send(owner, "promote", entries, circumstances.gauge.mode.value)
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
         """Begins a pass for a waiting reservation, without a new sample."""
@@ -236,8 +237,6 @@ class Devices:
         count, resident = self._outbox.counters, sum(len(device.entries) for device in self)
         gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
         assert count.registered == resident + gone, "entries were lost, or counted twice"
-
-    # ---- passes
 
     def _begin(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         """Orders away what the mode and the waiting reservations ask for, unless a pass is under way."""
@@ -293,8 +292,6 @@ class Devices:
         for owner in device.owners.values():
             owner.vain_until = -math.inf
 
-    # ---- orders
-
     def _order_away(
         self, entries: Sequence[HeldEntry], circumstances: Circumstances, now: float, part_of: Pass | None
     ) -> None:
@@ -323,15 +320,6 @@ class Devices:
                 entry.order = order
         self._outbox.counters.ordered += len(entries)
 
-    def _promote(self, entries: Sequence[HeldEntry], circumstances: Circumstances, now: float) -> None:
-        """Asks their owners to bring entries back. There is no acknowledgement."""
-        wanted: dict[Owner, list[HeldEntry]] = {}
-        for entry in entries:
-            entry.not_before = now + self._limits.retry_s
-            wanted.setdefault(entry.owner, []).append(entry)
-        for owner, own in wanted.items():
-            self._send(owner, "promote", own, circumstances.gauge.mode.value)
-
     def _send(
         self, owner: Owner, kind: Literal["offload", "drop", "promote"], entries: Sequence[HeldEntry], reason: str
     ) -> tuple[int, int]:
@@ -343,8 +331,6 @@ class Devices:
         about = {"kind": kind, "entries": len(entries), "bytes": size_bytes, "reason": reason}
         self._outbox.announce("order", client=client, device=device, order=number, **about)
         return number, size_bytes
-
-    # ---- entries
 
     def _mark(self, owner: Owner, *, unresponsive: bool, entries: int = 0) -> None:
         """Announces that an owner answers no more, with so many entries ordered away, or answers again."""

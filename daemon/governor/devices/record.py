@@ -1,8 +1,6 @@
 """The record of one device: its entries, their owners and orders, its current pass, and what was offloaded from it.
 
 Owns the entries in the order of their last uses, the sums of each owner, and which entries may be ordered away now.
-Does not own what is ordered (choices), nor when (devices).
-
 Entries of a late owner are resident again and stay known under their order, so a late acknowledgement is accepted.
 
 Invariants: `entries` is in the order of `used_at`. The sums of an owner are exactly those of its entries. An offloaded
