@@ -66,15 +66,6 @@ def test_a_uid_that_is_alone_never_waits() -> None:
     assert rates.delay_s(1, 0.0) == 0.0
 
 
-def test_uids_that_come_and_go_leave_nothing() -> None:
-    rates = quotas().rates
-    for uid in range(10, 5000):
-        rates.joined(uid)
-        rates.delay_s(uid, float(uid))
-        rates.left(uid)
-    assert len(rates._used_until) < 50
-
-
 @given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=200), st.integers(1, 50))
 def test_a_sender_that_waits_as_required_stays_within_the_rate_and_one_burst(gaps: list[float], per_s: int) -> None:
     rates = quotas(float(per_s)).rates

@@ -54,9 +54,6 @@ def test_a_flood_of_one_client_delays_another_by_one_item_a_turn() -> None:
     assert [turns.take() for _ in range(6)] == ["flood0", "quiet", "flood1", "flood2", "flood3", "flood4"]
 
 
-# ---- deadlines
-
-
 def all_due(deadlines: Deadlines[int], now: float) -> list[int]:
     """What comes up for somebody who asks again whenever `next_timer` says so."""
     due = []

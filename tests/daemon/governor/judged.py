@@ -139,8 +139,6 @@ class Judged(RuleBasedStateMachine):
         self.join(DEVICES)
         self.join(DEVICES)
 
-    # ---- what an event brought
-
     def hear_of_reservations(self) -> None:
         """Judges the answers to reservations that may have waited."""
         came = [

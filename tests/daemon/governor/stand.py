@@ -64,8 +64,6 @@ class Stand:
         self._requests = 0
         self._came = 0
 
-    # ---- one step at a time
-
     def do(self, event: Event) -> list[Effect]:
         effects = self.governor.handle(event, self.now)
         for effect in effects:
@@ -136,8 +134,6 @@ class Stand:
         self.limits = replace(self.limits, **limits)
         self.do(GovernorLimitsChanged(self.limits))
 
-    # ---- gauges
-
     def sample(
         self,
         used: float,
@@ -177,8 +173,6 @@ class Stand:
     @property
     def press(self) -> Pressed:
         return self.pressed[-1] if self.pressed else Pressed()
-
-    # ---- owners
 
     def open(self, *clients: int, device: str = GPU) -> None:
         for client in clients:
@@ -239,8 +233,6 @@ class Stand:
             self.now += 1
             self.say(2, messages.RequestsArrived(GPU, 1))
             self.say(2, messages.RequestCompleted(GPU, 2.0, 4))
-
-    # ---- what is seen
 
     def status(self) -> dict[str, Any]:
         return self.governor.status()

@@ -17,9 +17,6 @@ from .stand import GPU, MIB, Make, key, refused
 OTHER = "0000:66:00.0"
 
 
-# ---- modes
-
-
 def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_card(make: Make) -> None:
     """By its own client, by one whose agents have entries there, and with the end of a connection."""
     stand = make()
@@ -73,9 +70,6 @@ def test_a_stale_gauge_begins_no_pass_and_the_refusal_ends_with_emergency_or_wit
     assert isinstance(stand.register(1, 3), messages.Registered)
 
 
-# ---- opening, reading
-
-
 @pytest.mark.parametrize(
     ("source", "every_s"), [("pyrsmi", 0.0), ("file", 0.0), ("owners", OWNERS_EVERY_S), (None, OWNERS_EVERY_S)]
 )
@@ -90,9 +84,6 @@ def test_owners_are_asked_for_readings_where_nobody_else_gives_them_at_a_pace_of
     assert (answer.state is None) == (source is None)
     if answer.state is not None:
         assert answer.state.mode is Mode.PRESSURE
-
-
-# ---- refusals
 
 
 @pytest.mark.parametrize(
@@ -118,9 +109,6 @@ def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(
     assert before["counters"].pop("refused") == {}
     assert after == before
     assert stand.told == [{"event": "refuse", "client": 1, "code": code, "text": text}]
-
-
-# ---- reservations
 
 
 @pytest.mark.parametrize("promotes", [False, True])

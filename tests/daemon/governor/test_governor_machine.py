@@ -38,8 +38,6 @@ from .stand import MIB, key
 class AnyOrder(Judged):
     """What clients, gauges, neighbours and operators do, in any order."""
 
-    # ---- clients and their entries
-
     @precondition(lambda self: len(self.stand.answers) < 4)
     @rule(devices=st.sampled_from([DEVICES, DEVICES[:1], []]))
     def join(self, devices: list[str]) -> None:
@@ -174,17 +172,6 @@ class AnyOrder(Judged):
             assert isinstance(answer, messages.Done), answer
         self.after()
 
-    @precondition(lambda self: self.clients % 2 == 0)
-    @rule(data=st.data(), device=ONE_DEVICE, number=NUMBERS, order=st.integers(1, 60))
-    def acknowledge_what_was_not_ordered(self, data: st.DataObject, device: str, number: int, order: int) -> None:
-        client, entry = self.client_of(data), self.cards[device].entries.get(number)
-        if entry is None or entry.client != client or not entry.order:
-            said = {"dropped": [key(number)]}
-            assert self.ask(client, messages.AcknowledgeOrder, device, order, **said).code == "UnknownOrder"
-        self.after()
-
-    # ---- gauges and time
-
     @rule(
         gauge=ONE_GAUGE,
         share=st.sampled_from(SHARES),
@@ -241,8 +228,6 @@ class AnyOrder(Judged):
         self.stand.holds(resident * MIB, 500 * MIB, settled=settled)
         assert (self.stand.press.resident_bytes_max or 0) >= 0
         self.after()
-
-    # ---- the rest
 
     @rule(
         data=st.data(),

@@ -62,9 +62,6 @@ def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
     assert status["thresholds"] == levels | {"hysteresis": 0.02}
 
 
-# ---- health
-
-
 GAUGE = {"gauge": "card0", "source": "nvidia", "stale": False, "age_s": 8.04}
 SOURCE = {"source": "nvidia", "state": "ok", "since_s": 7.5, "why": "", "problem": False}
 DEVICE = {"device": "card0", "stuck": ""}

@@ -31,9 +31,6 @@ def test_uses_of_before_a_restart_and_of_before_a_renewal_count(make: Make) -> N
     assert stand.reading(100) == [3, 2]
 
 
-# ---- budgets and the floor
-
-
 @pytest.mark.parametrize("budget", [{"max_bytes": 50}, {"max_entries": 5}])
 def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(make: Make, budget: dict[str, int]) -> None:
     stand = card(make, **budget)
@@ -96,9 +93,6 @@ def test_a_floor_at_the_capacity_refuses_with_a_reason_and_does_not_loop(make: M
     assert stand.device()["entries"] == 5 and stand.orders() == []
 
 
-# ---- orders and what owners say to them
-
-
 def test_orders_are_of_limited_length_and_their_numbers_rise(make: Make) -> None:
     stand = card(make, keys_per_request_max=7)
     for each in range(40):
@@ -158,9 +152,6 @@ def test_an_owner_that_is_at_work_on_its_orders_is_not_late(make: Make) -> None:
     counters = stand.status()["counters"]
     assert counters["timed_out"] == 0 and counters["dropped"] == 6
     assert stand.governor.next_timer() is None
-
-
-# ---- promotion
 
 
 def offloaded(make: Make, *agents: str, **limits: Any) -> Stand:

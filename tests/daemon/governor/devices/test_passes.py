@@ -28,9 +28,6 @@ def card(make: Make, count: int, size: int = 10, **limits: Any) -> Stand:
     return stand
 
 
-# ---- modes
-
-
 @pytest.mark.parametrize("idle_long_enough", [False, True])
 @pytest.mark.parametrize(
     ("mode", "idle_s"), [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)]
@@ -149,9 +146,6 @@ def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest(
     assert stand.came("offload", "drop") == [] and stand.mode() is Mode.WORKFLOW_AWARE, "below pressure nothing leaves"
 
 
-# ---- where it goes
-
-
 @pytest.mark.parametrize("host_accepts", [True, False])
 def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy(
     make: Make, host_accepts: bool
@@ -170,18 +164,12 @@ def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_c
     assert stand.device()["ordered_entries"] == 5
 
 
-# ---- the floor
-
-
 def test_an_entry_too_large_for_what_may_go_does_not_hold_up_smaller_ones(make: Make) -> None:
     stand = card(make, 0, block_bytes=4)
     stand.register(1, 1, 50)
     stand.register(1, 2, 5)
     stand.serve_requests()
     assert stand.reading(95) == [2]
-
-
-# ---- from pass to pass
 
 
 def test_entries_ordered_for_a_budget_count_as_gone_until_the_next_sample(make: Make) -> None:
@@ -263,16 +251,6 @@ def two(make: Make, used: int, wanted: int = 0, **limits: Any) -> Stand:
     return stand
 
 
-def asked(stand: Stand, seconds: float) -> list[float]:
-    """Readings come for so long, and each order is carried out without a byte freed; the times of the orders."""
-    began, at = stand.now, [0.0]
-    while stand.now < began + seconds:
-        stand.carry_out_all()
-        if stand.reading(800, 1000, after_s=READING_S):
-            at.append(stand.now - began)
-    return at
-
-
 @pytest.mark.parametrize(("used", "wanted"), [(831, 20), (867, 0)])
 def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(make: Make, used: int, wanted: int) -> None:
     stand = two(make, used, wanted)
@@ -287,7 +265,11 @@ def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(make: Make, used
 def test_an_owner_is_left_alone_for_retry_s(make: Make) -> None:
     stand = two(make, 800, 10, retry_s=3.0)
     stand.leave(2)
-    at = asked(stand, 14.0)
+    began, at = stand.now, [0.0]
+    while stand.now < began + 14.0:
+        stand.carry_out_all()
+        if stand.reading(800, 1000, after_s=READING_S):
+            at.append(stand.now - began)
     assert len(at) == 5 and all(3 <= later - earlier <= 3 + 3 * READING_S for earlier, later in pairwise(at))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tensord.daemon.governor.forms.limits import BASELINE_SHARE_MAX
-from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
 from ..stand import GPU, MIB, TOTAL, Make, Stand, refused
@@ -41,13 +40,6 @@ def test_a_pass_brings_the_rest_under_its_threshold(make: Make) -> None:
         stand.register(1, number, 10 * MIB, tokens=0)
     stand.sample(990 * MIB)
     assert sum(len(order.keys) for order in stand.orders(1)) == 3, "990 - 30 is the first below 800 + 0.85 * 200"
-
-
-def test_promotions_stay_below_the_threshold_of_the_rest(make: Make) -> None:
-    stand = make(**planned(800))
-    stand.sample(900 * MIB)
-    refused(stand.ask(2, messages.ReserveDevice, GPU, 71 * MIB, 9.0, promotes=True), "DeviceFull")
-    assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 69 * MIB, 9.0, promotes=True), messages.Reserved)
 
 
 def test_a_baseline_is_of_one_card_or_of_all_and_lasts_until_a_reload_whatever_happens(make: Make) -> None:

@@ -36,9 +36,6 @@ def test_without_hysteresis_a_threshold_still_belongs_to_its_level(make: Make) -
     assert levels(stand, 849, 849) == [Mode.PRESSURE, Mode.NORMAL]
 
 
-# ---- thresholds
-
-
 @pytest.mark.parametrize(
     ("settings_", "said"),
     [
@@ -114,9 +111,6 @@ def test_a_level_is_entered_at_once_and_left_by_two_readings_in_a_row_below_it(r
         assert (row["level"], row["mode"]) == (highest, Mode.WORKFLOW_AWARE if aware else highest)
         assert stand.governor.sample_every_s == (0.25 if entered[Mode.PRESSURE] else 2.0)
         stand.check()
-
-
-# ---- from readings to whoever is told
 
 
 def test_a_transition_is_logged_counted_shown_announced_and_pushed_once(make: Make) -> None:

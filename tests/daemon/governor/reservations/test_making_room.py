@@ -95,23 +95,6 @@ def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) ->
     assert card.stand.orders(1, "promote") == []
 
 
-# ---- promotions
-
-
-def test_promotions_leave_the_card_below_pressure_each_counted_before_the_gauge_shows_it(make: Make) -> None:
-    stand = make()
-    stand.sample(0.78)
-    first = stand.reserve(1, 40, promotes=True)
-    assert isinstance(first, messages.Reserved)
-    assert f"{30 * MIB - 1} are left below pressure" in refused(stand.reserve(2, 40, promotes=True), "DeviceFull")
-    stand.ask(1, messages.ReleaseReservation, first.reservation)
-    refused(stand.reserve(2, 40, promotes=True), "DeviceFull")
-    stand.sample(0.82)
-    refused(stand.reserve(2, 40, promotes=True), "DeviceFull")
-    stand.sample(0.78)
-    assert isinstance(stand.reserve(2, 40, promotes=True), messages.Reserved)
-
-
 def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) -> None:
     stand = make()
     stand.open(1)
@@ -210,9 +193,6 @@ def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(make: Mak
     card.stand.pass_time(61)
     assert card.answer(2, request) is not None, "every request is answered once"
     assert not any(row["waiting_reservations"] for row in card.stand.status()["devices"])
-
-
-# ---- owners that are stopped
 
 
 def two_owners(make: Make, **limits: Any) -> Stand:

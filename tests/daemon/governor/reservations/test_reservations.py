@@ -51,15 +51,6 @@ def test_a_client_has_no_more_than_reservations_max_those_that_wait_included(mak
     assert isinstance(stand.reserve(1, 10), messages.Reserved)
 
 
-def test_a_gauge_that_shows_more_than_there_is_leaves_nothing_to_reserve(make: Make) -> None:
-    stand = make()
-    stand.sample(1.1)
-    assert "and 0 are free" in refused(stand.reserve(1, 1), "DeviceFull")
-
-
-# ---- newer than the reading
-
-
 def filled(make: Make, entries: int = 600, **more: Any) -> Stand:
     """An empty card of 1,000 MiB by its last reading, on which client 1 has registered one entry since."""
     stand = make()
@@ -96,7 +87,7 @@ def test_an_entry_in_memory_that_was_held_before_counts_only_what_it_has_taken_a
 
 def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
     stand = filled(make, entries=800)
-    refused(stand.reserve(2, 50, promotes=True), "DeviceFull")
+    assert f"{50 * MIB - 1} are left below pressure" in refused(stand.reserve(2, 50, promotes=True), "DeviceFull")
     promoting = stand.reserve(2, 40, promotes=True)
     stand.ask(2, messages.ReleaseReservation, promoting.reservation)
     stand.register(2, 2, 40 * MIB, new_bytes=0)
