@@ -35,14 +35,11 @@ def begin(rocm_folder: Path, cards: Cards, root: Path, begun: Begin) -> Begin:
     return partial(begun, "amd", root, ROCM_PATH=str(rocm_folder), STANDIN_CARDS=str(cards.file))
 
 
-def test_every_gpu_is_read_with_its_whole_handle_and_changes_live(cards: Cards, begin: Begin) -> None:
+def test_every_gpu_is_read_with_its_whole_handle(cards: Cards, begin: Begin) -> None:
     """The stand-in's handles are pointers: cut to 32 bits, as pyrsmi passes them, they would be nobody's."""
     cards.show(Card(3 * GIB, 192 * GIB, bus=0xC1), Card(5 * GIB, domain=0x2, bus=0x03, device=0x11, function=2))
     reader = begin()
     assert reader.gauges() == {"0000:c1:00.0": [3 * GIB, 192 * GIB], "0002:03:11.2": [5 * GIB, 80 * GIB]}
-    cards.cards[0].used_bytes = 190 * GIB
-    cards.show()
-    assert reader.gauges()["0000:c1:00.0"] == [190 * GIB, 192 * GIB]
     assert reader.end() == LIBDRM_SAYS
 
 

@@ -33,10 +33,7 @@ class Told:
             source: SourceAnswer(dict(got) if isinstance(got, Mapping) else got, self.now)
             for source, got in results.items()
         }
-        return self.took(answers, hanging or {})
-
-    def took(self, answers: Mapping[str, SourceAnswer], hanging: Mapping[str, float]) -> dict[str, Sample]:
-        samples, lines = self.chain.take(answers, hanging, self.now)
+        samples, lines = self.chain.take(answers, hanging or {}, self.now)
         self.lines += lines
         self.chain.check_invariants()
         assert len({sample.gauge for sample in samples}) == len(samples), "a gauge appears once"

@@ -14,16 +14,6 @@ GIB = 1 << 30
 TEXT = "# a test\nhost 12GiB 64GiB\n\n0000:65:00.0 60GiB 80GiB\n0000:66:00.0 1GiB 80GiB  # another\n"
 
 
-def test_each_tier_has_its_own_lines(tmp_path: Path) -> None:
-    file = tmp_path / "gauges"
-    file.write_text(TEXT)
-    assert FileSource(file, Tier.HOST).read(0.0) == {"host": Reading(12 * GIB, 64 * GIB)}
-    assert FileSource(file, Tier.DEVICE).read(0.0) == {
-        "0000:65:00.0": Reading(60 * GIB, 80 * GIB),
-        "0000:66:00.0": Reading(1 * GIB, 80 * GIB),
-    }
-
-
 def test_a_removed_line_is_a_failure_of_its_gauge_until_it_is_there_again(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(TEXT)

@@ -23,15 +23,19 @@ LOG = logger("test")
 
 
 class Scripted:
-    """A source that answers, or raises, what it is told to."""
+    """A source that answers, or raises, what it is told to; one that hangs, once it is told to go on."""
 
-    def __init__(self, name: str, answer: Result | BaseException) -> None:
+    def __init__(self, name: str, answer: Result | BaseException, *, hangs: bool = False) -> None:
         self.name = name
         self.answer = answer
+        self.hangs = hangs
+        self.begun, self.go_on = threading.Event(), threading.Event()
         self.reads = 0
         self.closed = 0
 
     def read(self, now: float) -> Result:
+        self.begun.set()
+        assert not self.hangs or self.go_on.wait(30.0)
         self.reads += 1
         if isinstance(self.answer, BaseException):
             raise self.answer
@@ -103,23 +107,8 @@ def test_a_missing_source_is_tried_again_at_intervals() -> None:
     assert set(by_gauge(gauges, ABSENT_S)) == {CARD}
 
 
-class Hanging(Scripted):
-    """A source whose reading does not return before it is told to."""
-
-    def __init__(self, name: str, answer: Result | BaseException) -> None:
-        super().__init__(name, answer)
-        self.hangs = True
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def read(self, now: float) -> Result:
-        if self.hangs:
-            self.begun.set()
-            assert self.go_on.wait(30.0)
-        return super().read(now)
-
-
 def test_a_source_that_hangs_has_one_thread_however_many_samples_are_taken() -> None:
-    stuck = Hanging("stuck", {})
+    stuck = Scripted("stuck", {}, hangs=True)
     gauges = Gauges([(Tier.DEVICE, [stuck])], LOG)
     for now in range(20):
         gauges.begin(float(now))

@@ -286,20 +286,6 @@ def test_owners_that_returned_nothing_are_asked_again_once_they_have_returned_so
     assert stand.reading(800, 1000) == [3]
 
 
-@pytest.mark.parametrize("keep", [True, False], ids=["nothing left", "only what was idle"])
-def test_a_pass_that_shows_nothing_leaves_the_device_stuck(make: Make, keep: bool) -> None:
-    stand = two(make, 800, 10, normal_idle_s=100.0)
-    stand.carry_out_all()
-    assert stand.reading(800, 1000) == [6]
-    stuck = stand.device()["stuck"]
-    stand.carry_out_all(keep=True)
-    stand.pass_time(100)
-    assert stand.reading(800, 1000) == [2, 3, 4, 5, 6, 7, 8, 9, 10], "the wait is over, and they are idle"
-    stand.carry_out_all(keep=keep)
-    assert stand.reading(800, 1000) == []
-    assert stuck and stand.device()["stuck"] == stuck
-
-
 def test_memory_that_came_back_and_was_taken_meanwhile_is_not_returned_in_vain(make: Make) -> None:
     stand = two(make, 800, 20)
     (order,) = stand.orders()

@@ -175,19 +175,6 @@ def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up(make: 
     assert isinstance(site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 200 * MIB, 5.0), messages.Reserved)
 
 
-def test_an_operator_ends_the_rooms_of_a_card_and_no_other_reservation(make: Make) -> None:
-    site = Site(make, used=100)
-    site.make_room(300)
-    site.make_room(200)
-    site.stand.sample(0.1, "other")
-    site.stand.ask(OPERATOR, messages.MakeRoom, "other", 7 * MIB, 50.0, 5.0)
-    site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 100 * MIB, 50.0)
-    assert site.stand.ask(3, messages.EndRoom, GPU).count == 2
-    site.sample()
-    assert site.stand.device()["reserved_bytes"] == 100 * MIB
-    assert site.stand.device("other")["reserved_bytes"] == 7 * MIB
-
-
 def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: Make) -> None:
     site = Site(make, neighbours=())
     site.stand.open(ENGINE)
@@ -237,16 +224,22 @@ def test_each_room_that_is_refused_is_told_why(make: Make) -> None:
     assert "cannot be read" in why("NoGauge", 1)
 
 
-def test_a_room_that_is_being_made_is_ended_with_the_others(make: Make) -> None:
-    site = Site(make, used=700)
+def test_an_operator_ends_the_rooms_of_a_card_one_that_is_being_made_included_and_no_other_reservation(
+    make: Make,
+) -> None:
+    site = Site(make, used=600)
     assert site.answer(site.make_room(100)).made
+    site.stand.sample(0.1, "other")
+    site.stand.ask(OPERATOR, messages.MakeRoom, "other", 7 * MIB, 50.0, 5.0)
+    assert isinstance(site.stand.reserve(ENGINE, 100, 50.0), messages.Reserved)
     request = site.make_room(500)
     site.sample()
     assert site.asked == [VLLM] and site.answer(request) is None
-    assert site.stand.ask(OPERATOR, messages.EndRoom, GPU).count == 2
+    assert site.stand.ask(3, messages.EndRoom, GPU).count == 2
     answer = site.answer(request)
     assert not answer.made and "ended before it was made" in answer.why
     site.answered("done")
     site.sample(0)
     assert site.asked == [VLLM] and all(row["waiting_reservations"] == 0 for row in site.stand.status()["devices"])
-    assert site.answer(site.make_room(1000)).made
+    assert [site.stand.device(card)["reserved_bytes"] // MIB for card in (GPU, "other")] == [100, 7]
+    assert site.answer(site.make_room(900)).made
