@@ -44,7 +44,6 @@ class Quotas:
         self.own_uid = own_uid
 
     def change_limits(self, rules: dict[Kind, Quota], requests_per_s_max: float) -> None:
-        """Applies to later requests."""
         self.rules = rules
         self.rates.per_s_max = requests_per_s_max
 
@@ -77,7 +76,6 @@ class Rates:
         self._clients[uid] += 1
 
     def left(self, uid: int) -> None:
-        """A client of the uid has disconnected. The uid's used-up time is kept until it has passed, then forgotten."""
         self._clients[uid] -= 1
         if not self._clients[uid]:
             del self._clients[uid]

@@ -129,8 +129,7 @@ class Governor:
 
     @property
     def sample_every_s(self) -> float:
-        """The interval between readings of the gauges: shorter while any tier is at pressure or above, or a reservation
-        waits."""
+        """The interval between readings of the gauges: shorter under pressure, and while a reservation waits."""
         pressed = any(gauge.pressed for gauge in self.tiers) or self.reservations.waited_for()
         return self.limits.sample_pressed_s if pressed else self.limits.sample_s
 

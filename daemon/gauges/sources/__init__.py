@@ -10,7 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Final
 
 from ....ipc.messages.modes import Tier
 from ..reading import OFFERED, Source
@@ -20,8 +19,6 @@ from .file import FileSource
 for _module in iter_modules(__path__):
     import_module(f".{_module.name}", __name__)
 
-_FILE: Final = "file"
-
 
 def offered(tier: Tier) -> list[str]:
     """The sources that `auto` stands for, best first."""
@@ -30,14 +27,14 @@ def offered(tier: Tier) -> list[str]:
 
 def choices(tier: Tier) -> list[str]:
     """The values that the configuration accepts for a tier."""
-    return ["auto", *(name for name in offered(tier) if name != "host"), _FILE, "none"]
+    return ["auto", *(name for name in offered(tier) if name != "host"), FileSource.name, "none"]
 
 
 def opened(tier: Tier, choice: str, root: Path = Path("/"), file: Path | None = None) -> list[Source]:
     """The sources of a choice, best first. None reads or loads anything before its first reading. `root`: the folder
     that has /sys. `file`: the configured gauge file."""
     assert choice in choices(tier), choice
-    if choice == _FILE:
+    if choice == FileSource.name:
         assert file is not None, "the configuration selects the source `file` and names no file"
         return [FileSource(file, tier)]
     return [OFFERED[name].make(root) for name in offered(tier) if choice in ("auto", name)]

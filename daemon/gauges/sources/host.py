@@ -10,7 +10,6 @@ Sources: Documentation/filesystems/proc.rst and accounting/psi.rst of the kernel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -47,8 +46,10 @@ class HostSource(Source):
 
     def _bound(self) -> _Bound:
         machine = self._machine()
+        text_of(self._proc / "self/cgroup")  # a failure, unless it can be read
+        found = filter(None, map(self._cgroup, cgroup_folders(None, self._root, self._proc)))
         # A limit above the machine's memory has no effect.
-        limited = [each for each in self._cgroups() if each[0].total_bytes < machine[0].total_bytes]
+        limited = [each for each in found if each[0].total_bytes < machine[0].total_bytes]
         return max(limited, key=lambda each: each[0].used_bytes / each[0].total_bytes, default=machine)
 
     def _machine(self) -> _Bound:
@@ -60,10 +61,6 @@ class HostSource(Source):
             raise GaugeFailed(f"{file} has no line for {error.args[0]}") from None
         used = Reading(total_bytes - available_bytes, total_bytes, {"of": "machine"})
         return used, self._proc / "pressure/memory"
-
-    def _cgroups(self) -> Iterator[_Bound]:
-        text_of(self._proc / "self/cgroup")  # a failure, unless it can be read
-        yield from filter(None, map(self._cgroup, cgroup_folders(None, self._root, self._proc)))
 
     def _cgroup(self, folder: CgroupFolder) -> _Bound | None:
         if not folder.limit.exists() or text_of(folder.limit).strip() == "max":

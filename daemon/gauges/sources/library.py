@@ -89,7 +89,9 @@ class LibrarySource(Source):
         for unit in units:
             name = unit if isinstance(unit, str) else f"{self.name}:{unit}"
             try:
-                name = self._name(unit)
+                if not isinstance(unit, str):
+                    name = self._names.get(unit) or self.address(unit)
+                    self._names[unit], self._listed[name] = name, unit
                 result[name] = self.memory(unit)
             except Exception as error:
                 result[name] = failure_of(error)
@@ -97,11 +99,3 @@ class LibrarySource(Source):
             if index not in self.sliced:
                 result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
         return result
-
-    def _name(self, unit: Unit) -> str:
-        if isinstance(unit, str):
-            return unit
-        if unit not in self._names:
-            self._names[unit] = self.address(unit)
-            self._listed[self._names[unit]] = unit
-        return self._names[unit]

@@ -117,10 +117,10 @@ def for_registration(
     over_entries, over_bytes = _over(device, 1, message.size_bytes, limits)
     if max(over_entries, over_bytes) <= 0:
         return []
-    would_be = {"max_bytes": (over_bytes, after_bytes), "max_entries": (over_entries, device.staying_entries + 1)}
+    would_be = ("max_bytes", over_bytes, after_bytes), ("max_entries", over_entries, device.staying_entries + 1)
     exceeded = f"{device.name}: " + ", ".join(
         f"{name} = {total - over} would be exceeded ({total} with this entry)"
-        for name, (over, total) in would_be.items()
+        for name, over, total in would_be
         if over > 0
     )
     capacity = limits.capacity_blocks(gauge.sample.total_bytes)

@@ -123,13 +123,6 @@ def test_a_reading_is_stale_by_its_age_whatever_its_source_does() -> None:
     assert not told.take({"owners": {CARD: used(9)}})[CARD].stale
 
 
-def test_a_gauge_whose_reading_is_too_old_is_read_from_the_next_source() -> None:
-    told = Told("amd", "sysfs")
-    told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2)}})
-    sources = [told.take({"sysfs": {CARD: used(2)}})[CARD].source for _ in range(4)]
-    assert sources == ["amd", "amd", "amd", "sysfs"]
-
-
 def test_the_gauges_of_a_source_that_hangs_are_stale_at_once_until_a_good_reading() -> None:
     told = Told("nvidia")
     told.take({"nvidia": {CARD: used(7), OTHER: used(8)}})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
+from tensord.daemon.gauges.reading import GaugeFailed, Reading
 from tensord.daemon.gauges.sources.sysfs import SysfsSource
 from tensord.ipc.messages.modes import Tier
 
@@ -68,11 +68,6 @@ def test_an_invalid_number_of_bytes_fails_only_its_gauge(tmp_path: Path, text: s
     assert result["0000:c4:00.0"] == Reading(2000, 17163091968)
     failed = result["0000:c1:00.0"]
     assert isinstance(failed, GaugeFailed) and repr(text) in str(failed)
-
-
-def test_without_such_a_card_there_is_nothing_to_read(tmp_path: Path) -> None:
-    with pytest.raises(GaugeAbsent):
-        SysfsSource(tmp_path).read(0.0)
 
 
 class Cards(Stage):

@@ -46,7 +46,6 @@ def test_without_hysteresis_a_threshold_still_belongs_to_its_level(make: Make) -
         ({"emergency": 1.01}, "emergency = 1.01 .* at most 1"),
         ({"emergency": math.nan}, "emergency = nan"),
         ({"emergency": math.inf}, "emergency = inf"),
-        ({"pressure": math.nan}, "pressure = nan"),
         ({"normal": math.nan}, "normal = nan"),
         ({"normal": 0.0, "hysteresis": 0.0}, "normal = 0 with a hysteresis of 0: it must be above 0"),
         ({"normal": -0.1}, "normal = -0.1"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensord.daemon.governor.forms.events import FormerDaemonFound
 from tensord.daemon.governor.reservations import REATTACH_S, SUMS_MAX
 from tensord.ipc.messages import control as messages
@@ -51,13 +49,13 @@ def test_a_client_has_no_more_than_reservations_max_those_that_wait_included(mak
     assert isinstance(stand.reserve(1, 10), messages.Reserved)
 
 
-def filled(make: Make, entries: int = 600, **more: Any) -> Stand:
+def filled(make: Make, entries: int = 600) -> Stand:
     """An empty card of 1,000 MiB by its last reading, on which client 1 has registered one entry since."""
     stand = make()
     stand.open(1, 2)
     stand.sample(0)
     stand.now += 0.5
-    assert isinstance(stand.register(1, 1, entries * MIB, **more), messages.Registered)
+    assert isinstance(stand.register(1, 1, entries * MIB), messages.Registered)
     return stand
 
 
@@ -78,11 +76,6 @@ def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour
     stand.sample(0, after_s=0.25)
     made = stand.answer(2, request)
     assert made.made and [step.who for step in made.steps] == ["cached tensors"]
-
-
-def test_an_entry_in_memory_that_was_held_before_counts_only_what_it_has_taken_anew(make: Make) -> None:
-    stand = filled(make, new_bytes=100 * MIB)
-    assert isinstance(stand.reserve(2, 900), messages.Reserved)
 
 
 def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
