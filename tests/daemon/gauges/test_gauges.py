@@ -50,25 +50,21 @@ def wanted(**settings: Any) -> sections.GaugesSection:
     return Config.load(argv, {}).gauges
 
 
-def sampled(gauges: Gauges, now: float) -> tuple[Sample, ...]:
+def sampled(gauges: Gauges, now: float) -> dict[str, Sample]:
     """Reads every source that does not hang, and takes what they answer."""
     gauges.begin(now)
     until(lambda: not gauges.awaited, "all answers")
-    return gauges.take(now).samples
-
-
-def by_gauge(gauges: Gauges, now: float) -> dict[str, Sample]:
-    return {sample.gauge: sample for sample in sampled(gauges, now)}
+    return {sample.gauge: sample for sample in gauges.take(now).samples}
 
 
 def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(f"host 1GiB 4GiB\n{CARD} 40GiB 80GiB\n")
     gauges = open_gauges(wanted(device="file", host="file", file=file), LOG)
-    assert sampled(gauges, 5.0) == (
-        Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
-        Sample(CARD, Tier.DEVICE, 40 * GIB, 80 * GIB, "file", 5.0),
-    )
+    assert sampled(gauges, 5.0) == {
+        "host": Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
+        CARD: Sample(CARD, Tier.DEVICE, 40 * GIB, 80 * GIB, "file", 5.0),
+    }
 
 
 def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one_quiet_line_each(
@@ -79,7 +75,7 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
     gauges.report(CARD, 3, 10, read_at=1.5)
     with capture_logs() as lines:
         for now in (2.0, 3.0, 4.0):
-            assert sampled(gauges, now) == (Sample(CARD, Tier.DEVICE, 3, 10, "owners", 1.5),)
+            assert sampled(gauges, now) == {CARD: Sample(CARD, Tier.DEVICE, 3, 10, "owners", 1.5)}
     left_out = [
         (line["source"], line["log_level"]) for line in lines if line["event"] == "gauge source absent; not used"
     ]
@@ -90,7 +86,7 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
 @pytest.mark.parametrize("device", ["auto", "amd", "nvidia", "sysfs", "owners"])
 def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_path: Path) -> None:
     gauges = open_gauges(wanted(device=device), LOG, root=tmp_path)
-    assert "host" in by_gauge(gauges, 0.0)
+    assert "host" in sampled(gauges, 0.0)
     gauges.close()
     gauges.close()
     gauges.begin(1.0)
@@ -101,10 +97,10 @@ def test_a_missing_source_is_tried_again_at_intervals() -> None:
     source = Scripted("late", GaugeAbsent("no driver yet"))
     gauges = Gauges([(Tier.DEVICE, [source])], LOG)
     for now in (0.0, 1.0, ABSENT_S - 1):
-        assert sampled(gauges, now) == ()
+        assert sampled(gauges, now) == {}
     assert source.reads == 1
     source.answer = {CARD: Reading(1, 2)}
-    assert set(by_gauge(gauges, ABSENT_S)) == {CARD}
+    assert set(sampled(gauges, ABSENT_S)) == {CARD}
 
 
 def test_a_source_that_hangs_has_one_thread_however_many_samples_are_taken() -> None:
@@ -131,7 +127,7 @@ def test_a_source_without_a_thread_is_a_failure_that_says_so(monkeypatch: pytest
         gauges.begin(0.0)
     (state,) = gauges.take(0.0).sources
     assert state.problem and "can't start new thread" in state.why
-    assert by_gauge(gauges, 1.0)[CARD].used_bytes == 1
+    assert sampled(gauges, 1.0)[CARD].used_bytes == 1
     gauges.close()
 
 
@@ -144,5 +140,5 @@ def test_whatever_a_library_raises_is_a_failure_with_a_short_text_and_is_read_ag
     (state,) = gauges.take(0.0).sources
     assert state.problem and type(error).__name__ in state.why and len(state.why) < 2100
     source.answer = {CARD: Reading(1, 2)}
-    assert by_gauge(gauges, 1.0)[CARD].used_bytes == 1
+    assert sampled(gauges, 1.0)[CARD].used_bytes == 1
     gauges.close()

@@ -27,6 +27,7 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
 GPU = "0000:65:00.0"
+OTHER = "0000:66:00.0"
 MIB = 1 << 20
 TOTAL = 1000 * MIB
 

@@ -12,9 +12,7 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from .stand import GPU, MIB, Make, key, refused
-
-OTHER = "0000:66:00.0"
+from .stand import GPU, MIB, OTHER, Make, key, refused
 
 
 def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_card(make: Make) -> None:

@@ -7,9 +7,7 @@ import pytest
 from tensord.daemon.governor.forms.limits import BASELINE_SHARE_MAX
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from ..stand import GPU, MIB, TOTAL, Make, Stand, refused
-
-OTHER = "0000:66:00.0"
+from ..stand import GPU, MIB, OTHER, TOTAL, Make, Stand, refused
 
 
 def planned(size: int) -> dict[str, tuple[tuple[str, int], ...]]:

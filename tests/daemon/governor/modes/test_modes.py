@@ -15,9 +15,8 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
-from ..stand import GPU, TOTAL, Make, Stand
+from ..stand import GPU, OTHER, TOTAL, Make, Stand
 
-OTHER = "0000:66:00.0"
 BEGINS = {Mode.NORMAL: 0.70, Mode.PRESSURE: 0.85, Mode.CRITICAL: 0.92, Mode.EMERGENCY: 0.96}
 LEFT = {Mode.NORMAL: 0.68, Mode.PRESSURE: 0.83, Mode.CRITICAL: 0.90, Mode.EMERGENCY: 0.94}
 

@@ -12,9 +12,7 @@ from tensord.daemon.governor.devices.record import SLOW_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
 
-from ..stand import GPU, MIB, TOTAL, Make, Stand, key, named, refused
-
-OTHER = "0000:66:00.0"
+from ..stand import GPU, MIB, OTHER, TOTAL, Make, Stand, key, named, refused
 
 
 class Card:
