@@ -65,20 +65,16 @@ class _Making:
         return max(0, self.before_bytes - self.last_bytes)
 
 
+@dataclass(eq=False, repr=False)
 class Rooms:
     """The rooms of all devices that are being made. `room_of` gives a device's memory."""
 
-    def __init__(
-        self,
-        limits: GovernorLimits,
-        outbox: GovernorOutbox,
-        reservations: Reservations,
-        room_of: Callable[[str], FreeRoom],
-    ) -> None:
-        self._limits = limits
-        self._outbox = outbox
-        self._reservations = reservations
-        self._room_of = room_of
+    _limits: GovernorLimits
+    _outbox: GovernorOutbox
+    _reservations: Reservations
+    _room_of: Callable[[str], FreeRoom]
+
+    def __post_init__(self) -> None:
         self._asked = 0
         self._making: dict[str, _Making] = {}
         self._under_way: dict[int, NeighbourPlace] = {}

@@ -10,6 +10,7 @@ row, and a limited number of pins. The bytes of all pinned rows stay under the l
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from ...errors import LimitReached
@@ -18,17 +19,17 @@ from ..claims.deadlines import Deadlines
 EXPIRED_AT_ONCE: Final = 128
 
 
+@dataclass(eq=False, repr=False)
 class Pins:
     """The pins by row and by client, with their deadlines. `hold`: the row is pinned from now on. `release`: its last
     pin has ended, and its entry has not."""
 
-    def __init__(
-        self, per_client_max: int, bytes_max: int, hold: Callable[[int], object], release: Callable[[int], object]
-    ) -> None:
-        self.per_client_max = per_client_max
-        self.bytes_max = bytes_max
-        self._hold = hold
-        self._release = release
+    per_client_max: int
+    bytes_max: int
+    _hold: Callable[[int], object]
+    _release: Callable[[int], object]
+
+    def __post_init__(self) -> None:
         self._until: Deadlines[tuple[int, int]] = Deadlines()
         self._by_client: dict[int, set[int]] = {}
         self._by_row: dict[int, tuple[int, set[int]]] = {}
