@@ -7,8 +7,7 @@ That raises E[S], and the queue grows.
 
 Requests are counted of devices that have a gauge or entries. A device without a report in the window is forgotten.
 
-Invariants: devices are in the order of their latest reports. The floor is computed in integers, so that no rounding
-error raises it by a block.
+The floor is computed in integers, so that no rounding error raises it by a block.
 """
 
 from __future__ import annotations
@@ -77,10 +76,8 @@ class Floors:
 
     def forget(self, now: float) -> None:
         """Drops devices without a report in the window: they have no floor."""
-        for device, requests in list(self._devices.items()):
-            if requests.reported_at > now - WINDOW_S:
-                break
-            del self._devices[device]
+        begins = now - WINDOW_S
+        self._devices = {device: each for device, each in self._devices.items() if each.reported_at > begins}
 
     def blocks(self, device: str, now: float) -> int:
         """The number of blocks that a device's entries must keep; 0 if no requests were reported."""
@@ -89,7 +86,4 @@ class Floors:
     def _add(self, device: str, now: float, **counts: int) -> None:
         if device not in self._devices and not self._known(device):
             raise NoGauge(f"device {device!r} has neither a gauge nor entries, so its requests are not counted")
-        # Taken out first: the device whose report is the latest stands last.
-        requests = self._devices.pop(device, None) or DeviceRequests(now, now)
-        requests.add(now, **counts)
-        self._devices[device] = requests
+        self._devices.setdefault(device, DeviceRequests(now, now)).add(now, **counts)
