@@ -99,7 +99,7 @@ Told = Callable[[messages.Reserved | TensordError], object]
 
 
 @dataclass(slots=True, eq=False)
-class DeviceRequest:
+class ReservationRequest:
     """A reservation, or a request that waits for one. `ends_at`: of the reservation, or of the wait. `told`: gets the
     answer in place of the client; the reservation is the operator's once it is granted."""
 
@@ -124,7 +124,7 @@ class Reservations:
         self._room_of = room_of
         self._grants_from = -math.inf
         self._last = 0
-        self._all: dict[int, DeviceRequest] = {}
+        self._all: dict[int, ReservationRequest] = {}
         self._ended = UnseenBytes(limits)
         self._registered = UnseenBytes(limits)
 
@@ -140,7 +140,7 @@ class Reservations:
     def waited_for(self) -> list[str]:
         return list(dict.fromkeys(each.message.device for each in self._all.values() if each.waits))
 
-    def waiting(self, device: str) -> list[DeviceRequest]:
+    def waiting(self, device: str) -> list[ReservationRequest]:
         return [each for each in self._all.values() if each.waits and each.message.device == device]
 
     def waiting_bytes(self, device: str) -> int:
@@ -183,7 +183,9 @@ class Reservations:
         """A daemon ran before this one: nothing is granted for REATTACH_S but what its clients hold."""
         self._grants_from = now + REATTACH_S
 
-    def ask(self, client: int, message: messages.ReserveDevice, now: float, told: Told | None = None) -> DeviceRequest:
+    def ask(
+        self, client: int, message: messages.ReserveDevice, now: float, told: Told | None = None
+    ) -> ReservationRequest:
         """Grants a reservation, or lets it wait. With `told`, it becomes the operator's, and `told` gets the answer in
         place of the client. The client waits for it all the same. Raises LimitReached if the client has as many
         reservations as allowed; DeviceFull if the device is smaller, or fewer bytes are free and the request does not
@@ -198,7 +200,7 @@ class Reservations:
                 f"{message.size_bytes} bytes to promote to {device}, and {max(0, left_bytes)} are left below pressure: "
                 "use the host tier's copy"
             )
-        asked, before = DeviceRequest(self._last + 1, client, message, told), len(self.waiting(device))
+        asked, before = ReservationRequest(self._last + 1, client, message, told), len(self.waiting(device))
         fits = not before and now >= self._grants_from and self._fits(message, room.free_bytes)
         refused = message.promotes or not message.wait_s or message.size_bytes > room.total_bytes
         if refused and not (message.held or fits):
@@ -227,7 +229,7 @@ class Reservations:
             self._end(room, now)
         return len(rooms)
 
-    def refuse(self, asked: DeviceRequest, error: TensordError | None = None) -> None:
+    def refuse(self, asked: ReservationRequest, error: TensordError | None = None) -> None:
         """Refuses a waiting request; without an error because of the state of its device."""
         if error is None:
             device = asked.message.device
@@ -281,10 +283,10 @@ class Reservations:
     def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
         return message.size_bytes <= free_bytes - self.taken_bytes(message.device)
 
-    def _longest_s(self, asked: DeviceRequest) -> float:
+    def _longest_s(self, asked: ReservationRequest) -> float:
         return self._limits.reserve_s_max if asked.told is None else self._limits.room_s_max
 
-    def _grant(self, asked: DeviceRequest, now: float) -> None:
+    def _grant(self, asked: ReservationRequest, now: float) -> None:
         asked.waits = False
         lasts_s = min(asked.message.for_s, self._longest_s(asked))
         asked.ends_at = now + lasts_s
@@ -294,11 +296,11 @@ class Reservations:
         else:
             asked.told(answer)
 
-    def _end(self, granted: DeviceRequest, now: float) -> None:
+    def _end(self, granted: ReservationRequest, now: float) -> None:
         del self._all[granted.number]
         self._ended.add(granted.message.device, granted.message.size_bytes, now)
 
-    def _full(self, asked: DeviceRequest, room: FreeRoom, before: int) -> DeviceFull:
+    def _full(self, asked: ReservationRequest, room: FreeRoom, before: int) -> DeviceFull:
         """`before`: the requests that wait before this one."""
         device, size_bytes = asked.message.device, asked.message.size_bytes
         said, unit, advice = (str, " bytes", _ADVICE) if asked.told is None else (rounded_size, "", _ROOM_ADVICE)

@@ -28,7 +28,7 @@ from ...ipc.quantities import rounded_size
 from .forms.events import AskNeighbour, NeighbourAnswered
 from .forms.limits import GovernorLimits, NeighbourPlace
 from .forms.outbox import GovernorOutbox
-from .reservations import OPERATOR, DeviceRequest, FreeRoom, Reservations
+from .reservations import OPERATOR, FreeRoom, ReservationRequest, Reservations
 from .tiers import Gauge
 
 CACHED: Final = "cached tensors"
@@ -51,7 +51,7 @@ class _Making:
     before_bytes: int
     last_bytes: int
     left: deque[NeighbourPlace]
-    request: DeviceRequest = field(init=False)
+    request: ReservationRequest = field(init=False)
     steps: list[messages.RoomStep] = field(default_factory=list)
     asking: AskNeighbour | None = None
     answer: NeighbourAnswered | None = None
