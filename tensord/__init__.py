@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from .client.writing.outcomes import Put as Put
     from .client.writing.reservation import Reservation as Reservation
     from .errors import TensordError as TensordError
+    from .ipc.graphs import AgentStepGraph as AgentStepGraph
     from .ipc.messages.control import TierState as TierState
+    from .ipc.messages.governance import AgentStep as AgentStep
     from .ipc.messages.modes import Mode as Mode
     from .ipc.messages.modes import Tier as Tier
-    from .ipc.messages.governance import AgentStep as AgentStep
-    from .ipc.graphs import AgentStepGraph as AgentStepGraph
     from .shm.payloads.prefix import Media as Media
     from .shm.payloads.specs import Spec as Spec
 

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from typing import Any, NoReturn, Self
 
 from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown, without_frames
+from ...ipc.graphs import AgentStepGraph
 from ...ipc.messages import control as messages
 from ...ipc.messages.governance import WORKFLOW_CHARS_MAX
 from ...ipc.messages.schema import NUMBER_MAX
-from ...ipc.graphs import AgentStepGraph
 from ..arguments.checks import check_count, check_name
 from ..link.link import SAY_S, Connected, Link
 from .modes import GovernorListener

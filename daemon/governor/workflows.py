@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...errors import BadGraph, BadStep, LimitReached
-from ...ipc.messages import control as messages
 from ...ipc.graphs import AgentStepGraph
+from ...ipc.messages import control as messages
 from ..forms.events import AGENTS_MAX, AgentsTurned
 from .forms.limits import GovernorLimits
 from .forms.outbox import GovernorOutbox
