@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .client.core.client import Client as Client
     from .client.device.cache import DeviceCache as DeviceCache
     from .client.device.entries import DeviceLease as DeviceLease
-    from .client.device.registration import Registration as Registration
+    from .client.device.entries import Registration as Registration
     from .client.prefix.cache import PrefixCache as PrefixCache
     from .client.prefix.layers import NormalLayer as NormalLayer
     from .client.prefix.layers import RecurrentLayer as RecurrentLayer
@@ -98,7 +98,7 @@ _PLACES = {
     "Recommendation": ".client.caches.dp_mode",
     "RecurrentLayer": ".client.prefix.layers",
     "Reference": ".client.caches.processor.loans",
-    "Registration": ".client.device.registration",
+    "Registration": ".client.device.entries",
     "Reservation": ".client.writing.reservation",
     "RingReader": ".client.reading.ring_reader",
     "RotatingLayer": ".client.prefix.layers",

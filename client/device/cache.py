@@ -1,7 +1,7 @@
 """The device tier of one process: tensors stay in the process's VRAM until the daemon orders their eviction.
 
 Owns: the public calls. Does not own: the table (entries.py), the communication with the daemon (upkeep.py), copies of
-tensors and the return of their memory (moves.py, and the device).
+tensors and the return of their memory (moves.py).
 
 Invariants: a put and a get send no message and do not wait for the daemon, so they do not delay an engine's step. No
 tensor is lost because the daemon is away.
@@ -24,10 +24,10 @@ from ..gpu.interface import Device
 from ..pressure.device_reservation import reserve
 from ..reading.lease import Lease
 from ..threads.aside import aside
-from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally
-from .registration import Registration
+from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, Registration
 from .upkeep import Upkeep
 
+_CLOSED: Final = "the device cache is closed"
 _PROMOTION_S: Final = 10.0
 _PROMOTION_ASK_S: Final = 0.5
 
@@ -114,24 +114,23 @@ class DeviceCache:
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         registration = Registration(key)
         if self.closed:
-            registration.settle("lost", DaemonUnavailable("the device cache is closed"))
-            return registration
+            return registration.settle("lost", DaemonUnavailable(_CLOSED))
         size_bytes = self._device.bytes_of(tensors)
         if not size_bytes:
             raise UsageError(f"the tensors use no memory of {self._device.name}: put tensors that lie on it")
-        blocked = self._blocked()
-        if blocked is not None and key not in self._entries:
+        state = self._upkeep.state
+        if state is not None and state.refuses and key not in self._entries:
             with self._entries.lock:
-                self._entries.tally.refused += 1
-                self._entries.tally.blocked += 1
-            registration.settle("refused", blocked)
-            return registration
+                self.tally.refused += 1
+                self.tally.blocked += 1
+            used = f"{state.used_bytes} of {state.total_bytes} bytes used"
+            why = f"{state.gauge} is in {state.mode} with {used}: it accepts no new entries until that ends"
+            return registration.settle("refused", UnderPressure(why))
         marks = [self._device.mark()]
         entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, marks, cost_ms=cost_ms)
         kept = aside(partial(self._entries.put, entry))
         if kept is None:
-            registration.settle("lost", DaemonUnavailable("the device cache is closed"))
-            return registration
+            return registration.settle("lost", DaemonUnavailable(_CLOSED))
         self._upkeep.wake()
         if wait and self._client.connected:
             kept.registration.wait(limit_s)
@@ -154,15 +153,15 @@ class DeviceCache:
             return lease
         host = self._client.get(key)
         if host is None:
-            self._entries.tally.misses += 1
+            self.tally.misses += 1
             return None
-        self._entries.tally.host_hits += 1
+        self.tally.host_hits += 1
         if promote and not self.closed and not self._upkeep.refuses and not self._device.paused:
             lease = self._promoted(key, host)
             if lease is not None:
                 host.release()
                 return lease
-        return DeviceLease(host.tree, "host", host)
+        return DeviceLease(self._entries, host)
 
     def delete(self, *keys: bytes) -> int:
         """Deletes entries from the device tier. Offloaded copies stay in the host tier. Returns the number of deleted
@@ -200,9 +199,9 @@ class DeviceCache:
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
         if self.closed:
             return 0
-        leaving = self._upkeep.send_away(keys)
+        count, leaving = self._upkeep.send_away(keys)
         if not wait:
-            return leaving.count
+            return count
         leaving.ended.wait(limit_s)
         return leaving.gone
 
@@ -277,15 +276,6 @@ class DeviceCache:
 
     # ---- private
 
-    def _blocked(self) -> UnderPressure | None:
-        state = self._upkeep.state
-        if state is None or not state.refuses:
-            return None
-        return UnderPressure(
-            f"{state.gauge} is in {state.mode} with {state.used_bytes} of {state.total_bytes} bytes used: it accepts "
-            "no new entries until that ends"
-        )
-
     def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:
         # The reservation counts until the gauge shows the entry.
         size_bytes = max(host.payload_bytes, 1)
@@ -295,7 +285,7 @@ class DeviceCache:
         except TensordError:
             return None  # no room, or nobody who knows: the host tier's copy is there
         with reserved:
-            entry = self._upkeep.moves.promoted(key, host)
+            entry = self._upkeep.moves.promoted(key, host, is_reserved=True)
             lease = None if entry is None else aside(partial(self._put_promoted, entry))
         if lease is not None:
             self._device.lend(lease.tree)
@@ -303,10 +293,9 @@ class DeviceCache:
         return lease
 
     def _put_promoted(self, entry: DeviceEntry) -> DeviceLease | None:
-        entry.is_reserved = True
         with self._entries.lock:
             lease = self._entries.lease(entry.key)
             if lease is None and self._entries.put(entry) is not None:
-                self._entries.tally.promoted += 1
-                lease = DeviceLease(entry.tree, "device", entry=entry, entries=self._entries)
+                self.tally.promoted += 1
+                lease = DeviceLease(self._entries, entry)
             return lease

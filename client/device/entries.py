@@ -1,11 +1,11 @@
-"""The entries of one device in this process, and the leases on them.
+"""The entries of one device in this process, the leases on them, and the state of their puts.
 
 Owns: the table from keys to tensors, the uses that the daemon was not told of yet, and the keys that changed since.
-Does not own: what the daemon knows (ledger.py), a put's state (registration.py), the device.
+Does not own: what the daemon knows (ledger.py), the device.
 
 Invariants: only the owner's delete removes an entry with a live lease. Every access to the tables holds `lock`,
 briefly, and never while waiting for a device or a daemon. A lease is returned without the lock, since a finalizer may
-do so at any point of any thread.
+do so at any point of any thread. A registration's state is set once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,64 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn, Self
 
-from ...errors import DaemonUnavailable
+from ...errors import DaemonUnavailable, TensordError, TimedOut
+from ...ipc.messages.schema import DURATION_S_MAX
+from ..arguments.checks import check_timeout
 from ..gpu.interface import Device, Mark
 from ..reading.lease import Lease
-from .registration import Registration
+from ..threads.waiting import LockEvent
 
-DeviceTier = Literal["device", "host"]
+RegistrationState = Literal["sent", "registered", "refused", "lost"]
 _MARKS: Final = 4
+
+
+class Registration:
+    """The result of a put. `state` is one of
+
+    - "sent": `get` finds the tensors in this process; the daemon has not answered yet, or there is none.
+    - "registered": the daemon counts the entry, and will order its eviction.
+    - "refused": the daemon refused the entry, `error` says why; the cache holds no reference to the tensors.
+    - "lost": the entry was deleted, replaced or evicted, or the cache was closed, before the daemon knew the entry.
+
+    Example:
+        >>> import tempfile
+        >>> from tensord.testing.fake_vram import FakeCard, FakeVram
+        >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
+        >>> with tensord.DeviceCache(cache, device) as held:
+        ...     held.put(key, device.upload(np.zeros(4))).wait().state
+        'registered'
+    """
+
+    __slots__ = ("_settled", "error", "key", "state")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.state: RegistrationState = "sent"
+        self.error: TensordError | None = None
+        self._settled = LockEvent()
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Waits until the state is not "sent" any more.
+
+        Raises:
+            TimedOut: the state is still "sent" after `timeout_s` seconds; the tensors stay.
+        """
+        if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
+            name = self.key.hex()[:16]
+            raise TimedOut(f"the registration of {name}… was not answered within {timeout_s:.3g} s; the tensors stay")
+        return self
+
+    def settle(self, state: RegistrationState, error: TensordError | None = None) -> Self:
+        """Sets the final state, unless there is one. For the library."""
+        if self.state == "sent":
+            # The error first: a thread that sees "refused" finds its reason.
+            self.error = error
+            self.state = state
+            self._settled.set()
+        return self
+
+    def __repr__(self) -> str:
+        return f"Registration({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +82,7 @@ class DeviceEntry:
 
     `marks`: points that streams must reach before the tensors may be copied or dropped. `leases`: the present leases,
     by their ids. `uses`: the number of uses since the put, the put included. `known_to`: the last connection whose
-    daemon has registered the entry. `is_reserved`: a reservation counted its memory when it was taken. `cost_ms`: what
-    computing the tensors again takes, as reported by the put.
+    daemon has registered the entry. `is_reserved`: a reservation counted its memory when it was taken.
     """
 
     key: bytes
@@ -41,11 +91,11 @@ class DeviceEntry:
     tokens: int
     agent: str
     registration: Registration
-    marks: list[Mark] = field(default_factory=list)
-    leases: set[int] = field(default_factory=set)
-    uses: int = 1
+    marks: list[Mark]
     cost_ms: float = 0.0
     is_reserved: bool = False
+    leases: set[int] = field(default_factory=set)
+    uses: int = 1
     known_to: object = None
 
 
@@ -72,25 +122,21 @@ class DeviceLease:
         host [0 1 2]
     """
 
-    __slots__ = ("__weakref__", "_entries", "_entry", "_released", "_tree", "host", "tier")
+    __slots__ = ("__weakref__", "_entries", "_entry", "_tree", "host", "tier")
 
-    def __init__(
-        self,
-        tree: Any,
-        tier: DeviceTier,
-        host: Lease | None = None,
-        entry: DeviceEntry | None = None,
-        entries: DeviceEntries | None = None,
-    ) -> None:
-        """`entry`: on tier "device"; the caller holds the lock of its `entries`."""
-        self._tree = tree
-        self.tier: DeviceTier = tier
-        self.host = host
+    def __init__(self, entries: DeviceEntries, held: DeviceEntry | Lease) -> None:
+        """`held`: an entry of the table, whose lock the caller holds; or a lease on the host tier."""
+        self._tree: Any = held.tree
         self._entries = entries
-        self._released = False
-        self._entry = entry
-        if entry is not None:
-            entry.leases.add(id(self))
+        self._entry: DeviceEntry | None = None
+        self.host: Lease | None = None
+        self.tier: Literal["device", "host"] = "host"
+        if isinstance(held, Lease):
+            self.host = held
+        else:
+            self.tier = "device"
+            self._entry = held
+            held.leases.add(id(self))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -105,16 +151,16 @@ class DeviceLease:
         Raises:
             ValueError: the lease was released.
         """
-        if self._released:
+        if self._tree is _RELEASED:
             raise ValueError("this lease was released; take the tensors you need before the with block ends")
         return self._tree
 
     def release(self) -> None:
         """Releases the tensors. Idempotent."""
-        entry, self._entry, self._tree, self._released = self._entry, None, None, True
+        entry, self._entry, self._tree = self._entry, None, _RELEASED
         if self.host is not None:
             self.host.release()
-        if entry is not None and self._entries is not None:
+        if entry is not None:
             if not self._entries.closed:
                 # The user of the lease may have queued work on the tensors, so the mark is added before the lease is
                 # returned.
@@ -132,6 +178,9 @@ class DeviceLease:
         with suppress(Exception):
             if self._entry is not None:
                 self.release()
+
+
+_RELEASED: Final = object()
 
 
 @dataclass(slots=True)
@@ -155,7 +204,11 @@ class DeviceTally:
 
 
 class DeviceEntries:
-    """The table of entries."""
+    """The table of entries.
+
+    `changed`: keys whose present entry, or absence, the daemon may not know, in order of the change.
+    `unreported_uses`: uses by key that are not reported to the daemon yet.
+    """
 
     def __init__(self, device: Device) -> None:
         # Reentrant: a lease's finalizer, and any code with it, may run while this thread holds the lock.
@@ -164,9 +217,7 @@ class DeviceEntries:
         self.closed = False
         self.tally = DeviceTally()
         self.changed: dict[bytes, None] = {}
-        """Keys whose present entry, or absence, the daemon may not know, in order of the change."""
         self.unreported_uses: dict[bytes, int] = {}
-        """Uses by key that are not reported to the daemon yet."""
         self._table: dict[bytes, DeviceEntry] = {}
 
     def __len__(self) -> int:
@@ -177,7 +228,6 @@ class DeviceEntries:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the entries' tensors."""
         with self.lock:
             return sum(entry.size_bytes for entry in self._table.values())
 
@@ -202,7 +252,7 @@ class DeviceEntries:
                 settled = len(entry.marks) - 1
                 with suppress(Exception):  # a failed stream must not turn a hit into a miss
                     entry.marks[:settled] = [mark for mark in entry.marks[:settled] if not mark.wait(0)]
-            return DeviceLease(entry.tree, "device", entry=entry, entries=self)
+            return DeviceLease(self, entry)
 
     def put(self, entry: DeviceEntry) -> DeviceEntry | None:
         """Adds an entry. Returns the entry of its key: an earlier one stays, and is used. None, without a change, if
@@ -260,9 +310,8 @@ class DeviceEntries:
         with self.lock:
             self.closed = True
             left = list(self._table.values())
-            self._table.clear()
-            self.changed.clear()
-            self.unreported_uses.clear()
+            for emptied in (self._table, self.changed, self.unreported_uses):
+                emptied.clear()
         for entry in left:
             entry.registration.settle("lost", error)
         return left

@@ -2,7 +2,7 @@
 
 Owns: the requests to move entries, which are orders of the daemon and offloads by the owner; the order of steps that
 makes a move safe; the acknowledgements. Does not own: the table (entries.py), the daemon's knowledge (ledger.py), the
-schedule (upkeep.py). All calls but `send_away` and `promoted` run in the upkeep thread.
+schedule (upkeep.py). All calls but `promoted` run in the upkeep thread.
 
 Invariants: a tensor in use is never dropped. Each entry of an order is acknowledged or released exactly once while the
 connection lasts. An entry that its owner offloads leaves only if the host tier has stored it.
@@ -27,15 +27,13 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import DeviceFull, TensordError, TimedOut
 from ...ipc.messages import control as messages
 from ..arguments.put_options import PutOptions
-from ..gpu.interface import Mark
 from ..gpu.outgoing import payload_of
 from ..link.link import Connected
 from ..reading.lease import Lease
 from ..threads.waiting import LockEvent
 from ..writing.outcomes import Put
-from .entries import DeviceEntries, DeviceEntry
-from .ledger import Ledger, Post
-from .registration import Registration
+from .entries import DeviceEntries, DeviceEntry, Registration
+from .ledger import Ledger
 
 if TYPE_CHECKING:
     from ..core.client import Client
@@ -47,25 +45,21 @@ _SLICE_BYTES: Final = 256 << 20
 _log = logging.getLogger("tensord")
 
 
-@dataclass(slots=True)
-class Leaving:
-    """Entries that their owner offloads. `count`: their number. `gone`: how many have left so far. `ended`: each was
-    tried once."""
-
-    count: int
-    gone: int = 0
-    ended: LockEvent = field(default_factory=LockEvent)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
-    """Entries that are to leave. `order`: the number of the daemon's order; None if it is none, so that nothing is
-    acknowledged. `leaving`: of the owner's offload."""
+    """Entries that are to leave.
+
+    `offloads`: they are copied to the host tier before. `order`: the number of the daemon's order, which is
+    acknowledged; None if it is none. `is_owners`: the owner offloads them. `gone`: how many have left so far. `ended`:
+    each was tried once.
+    """
 
     entries: deque[DeviceEntry]
     offloads: bool = True
     order: int | None = None
-    leaving: Leaving | None = None
+    is_owners: bool = False
+    gone: int = 0
+    ended: LockEvent = field(default_factory=LockEvent)
 
 
 class Moves:
@@ -76,21 +70,20 @@ class Moves:
     """
 
     def __init__(
-        self, client: Client, entries: DeviceEntries, ledger: Ledger, post: Post, failed: Callable[[Exception], None]
+        self, client: Client, entries: DeviceEntries, ledger: Ledger, failed: Callable[[Exception], None]
     ) -> None:
+        self.jobs: deque[Job] = deque()
+        self.in_vain_at = math.inf
+        self._promotions: deque[bytes] = deque()
         self._client = client
         self._device = entries.device
         self._entries = entries
         self._ledger = ledger
-        self._post = post
         self._failed = failed
-        self._jobs: deque[Job] = deque()
-        self._promotions: deque[bytes] = deque()
-        self.in_vain_at = math.inf
 
     def __len__(self) -> int:
         """How many jobs and promotions wait."""
-        return len(self._jobs) + len(self._promotions)
+        return len(self.jobs) + len(self._promotions)
 
     # ---- requests
 
@@ -104,27 +97,18 @@ class Moves:
             return
         named = [self._ledger.told.get(key) for key in order.keys]
         entries = deque(entry for entry in named if entry is not None and self._ledger.knows(entry))
-        self._jobs.append(Job(entries, order.kind == "offload", order.order))
-
-    def send_away(self, entries: Iterable[DeviceEntry]) -> Leaving:
-        """Offloads entries to the host tier. Callable from any thread."""
-        job = Job(deque(entries))
-        job.leaving = leaving = Leaving(len(job.entries))
-        self._post(lambda: self._jobs.append(job))  # to the present queue: a lost daemon leaves another one
-        return leaving
+        self.jobs.append(Job(entries, order.kind == "offload", order.order))
 
     def forget_daemon(self) -> None:
         """Drops the orders of a daemon that is gone. The owner's offloads stay."""
         self._promotions.clear()
-        self._jobs = deque(job for job in self._jobs if job.leaving is not None)
+        self.jobs = deque(job for job in self.jobs if job.is_owners)
 
     def close(self) -> None:
         """Drops all work. The table is empty."""
-        for job in self._jobs:
-            if job.leaving is not None:
-                job.leaving.ended.set()
-        self._jobs.clear()
-        self._promotions.clear()
+        self.forget_daemon()
+        while self.jobs:
+            self.jobs.popleft().ended.set()
 
     # ---- execution
 
@@ -132,13 +116,13 @@ class Moves:
         """Executes a part of the first job, or a promotion if there is no job. `refuses`: promote nothing."""
         if self._ledger.unwelcome:
             # A former daemon had these, and the present one has no room for them.
-            self._jobs.append(Job(deque(self._ledger.unwelcome)))
+            self.jobs.append(Job(deque(self._ledger.unwelcome)))
             self._ledger.unwelcome.clear()
-        if self._jobs:
-            job = self._jobs[0]
+        if self.jobs:
+            job = self.jobs[0]
             entries = self._slice_of(job)
             if not job.entries:
-                self._jobs.popleft()
+                self.jobs.popleft()
             self._away(job, entries)
         elif self._promotions:
             key = self._promotions.popleft()
@@ -157,33 +141,13 @@ class Moves:
         return chosen
 
     def _away(self, job: Job, entries: list[DeviceEntry]) -> None:
-        """Copies entries into the ring, drops them here, and returns their memory to the driver.
-
-        An entry that cannot be copied is dropped. It is kept if its owner offloads it, or the daemon is gone. An entry
-        in use is kept.
-        """
-        connected, tally = self._ledger.connected, self._entries.tally
+        """Moves entries away, and returns their memory to the driver. Tells who asked for it."""
+        tally = self._entries.tally
         offloaded: list[bytes] = []
         dropped: list[bytes] = []
         freed_bytes = 0
-        deadline = time.monotonic() + _MARK_S
         try:
-            leaving: list[tuple[DeviceEntry, int, Put | None]] = []
-            for entry in entries:
-                uses = entry.uses
-                if not entry.leases and self._is_reached(entry, deadline):
-                    # No copy is made that no daemon can take.
-                    copies = job.offloads and self._client.link.connection is not None
-                    leaving.append((entry, uses, self._copied(entry) if copies else None))
-            for entry, uses, put in leaving:
-                stored = put is not None and self._is_stored(entry, put)
-                if job.offloads and not stored and job.leaving is not None:
-                    name = self._device.name
-                    _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), name)
-                elif job.offloads and not stored and self._client.link.connection is not connected:
-                    continue
-                elif self._entries.leave(entry, uses, stored=stored):
-                    (offloaded if stored else dropped).append(entry.key)
+            self._drop(job, entries, offloaded, dropped)
             if offloaded or dropped:
                 freed_bytes = self._device.give_back()
                 self.in_vain_at = math.inf if freed_bytes else time.monotonic()
@@ -193,42 +157,63 @@ class Moves:
         kept = [entry.key for entry in entries if self._entries.find(entry.key) is entry]
         tally.kept += len(kept)
         tally.freed_bytes += freed_bytes
-        if job.leaving is not None:
-            job.leaving.gone += len(offloaded)
-            if not job.entries:
-                job.leaving.ended.set()
-        elif job.order is not None and connected is not None and (offloaded or dropped or kept):
-            gone = [*offloaded, *dropped]
+        job.gone += len(offloaded)
+        if not job.entries:
+            job.ended.set()
+        gone = [*offloaded, *dropped]
+        if job.order is not None and self._ledger.connected is not None and (gone or kept):
             for key in gone:
                 self._ledger.told.pop(key, None)
             what = self._device.name, job.order, offloaded, dropped, kept, freed_bytes
             self._ledger.ask(
                 lambda number: messages.AcknowledgeOrder(number, *what),
-                connected,
-                partial(self._on_acknowledged, job.order, gone, connected),
+                partial(self._on_acknowledged, job.order, gone),
             )
 
-    def _on_acknowledged(self, order: int, gone: list[bytes], connected: Connected, answer: Future[Any]) -> None:
+    def _on_acknowledged(self, order: int, gone: list[bytes], answer: Future[Any]) -> None:
         error = answer.exception()
-        if error is not None and connected is self._ledger.connected:
+        if error is not None:
             _log.info("order %s for %s: %s", order, self._device.name, error)
             self._ledger.doubt(gone)
 
+    def _drop(self, job: Job, entries: Iterable[DeviceEntry], offloaded: list[bytes], dropped: list[bytes]) -> None:
+        """Copies entries into the ring if the job says so, drops them here, and adds their keys to the lists.
+
+        An entry in use is kept. An entry that cannot be copied is dropped; it is kept if its owner offloads it, or the
+        daemon is gone.
+        """
+        link, connected = self._client.link, self._ledger.connected
+        deadline = time.monotonic() + _MARK_S
+        leaving: list[tuple[DeviceEntry, int, Put | None]] = []
+        for entry in entries:
+            uses = entry.uses
+            if not entry.leases and self._is_reached(entry, deadline):
+                # No copy is made that no daemon can take.
+                copies = job.offloads and link.connection is not None
+                leaving.append((entry, uses, self._copied(entry) if copies else None))
+        for entry, uses, put in leaving:
+            stored = put is not None and self._is_stored(put)
+            if job.offloads and not stored:
+                if job.is_owners:
+                    _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), self._device.name)
+                if job.is_owners or link.connection is not connected:
+                    continue
+            if self._entries.leave(entry, uses, stored=stored):
+                (offloaded if stored else dropped).append(entry.key)
+
     def _is_reached(self, entry: DeviceEntry, deadline: float) -> bool:
         """Whether the streams have reached the entry's marks by the deadline. An entry whose mark raises stays."""
-        marks: list[Mark] = list(entry.marks)
         try:
-            return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
+            return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in list(entry.marks))
         except Exception as error:
             _log.warning("%s stays on %s, its stream cannot be awaited: %s", entry.key.hex(), self._device.name, error)
             self._failed(error)
             return False
 
     def _copied(self, entry: DeviceEntry) -> Put | None:
-        marks = list(entry.marks)
+        link = self._client.link
         try:
-            link = self._client.link
-            leaving = self._device.outgoing(entry.tree, marks[-1])
+            leaving = self._device.outgoing(entry.tree, entry.marks[-1])
             payload = payload_of(leaving, self._device.name, depth_max=link.limits.tree_depth_max)
             options = PutOptions(entry.tokens, cost_ms=entry.cost_ms).checked()
             put = Put(entry.key)
@@ -242,15 +227,10 @@ class Moves:
                 self._failed(error)
             return None
 
-    def _is_stored(self, entry: DeviceEntry, put: Put) -> bool:
+    def _is_stored(self, put: Put) -> bool:
         try:
-            put.wait(_PUT_S)
-            return put.state in ("stored", "existed")
+            return put.wait(_PUT_S).state in ("stored", "existed")
         except TimedOut:
-            return False
-        except Exception as error:
-            _log.warning("%s of %s may not be in the host tier: %s", entry.key.hex(), self._device.name, error)
-            self._failed(error)
             return False
 
     # ---- back
@@ -266,7 +246,7 @@ class Moves:
             if entry is not None and key not in self._entries and self._entries.put(entry):
                 self._entries.tally.promoted += 1
 
-    def promoted(self, key: bytes, host: Lease) -> DeviceEntry | None:
+    def promoted(self, key: bytes, host: Lease, *, is_reserved: bool = False) -> DeviceEntry | None:
         """A device entry with the content of a host lease; None if the device has no room for it or cannot hold it.
 
         The entry is not in the table yet.
@@ -285,4 +265,5 @@ class Moves:
         found = self._client.peek(key)
         tokens = found.tokens if found is not None else 0
         # The daemon remembers the agent and the cost of what has left.
-        return DeviceEntry(key, tree, size_bytes, tokens, "", Registration(key), [self._device.mark()])
+        marks = [self._device.mark()]
+        return DeviceEntry(key, tree, size_bytes, tokens, "", Registration(key), marks, is_reserved=is_reserved)

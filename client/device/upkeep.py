@@ -1,9 +1,7 @@
 """The background thread of a DeviceCache: it reports the device's entries to the daemon, and executes its orders.
 
 Owns: the thread, its events and its schedule; the device's state as reported by the daemon. Does not own: the table
-(entries.py), the daemon's knowledge of it (ledger.py), the orders (moves.py).
-
-While the device is paused, orders wait.
+(entries.py), the daemon's knowledge of it (ledger.py), the orders (moves.py), which wait while the device is paused.
 
 Invariants: this thread alone sends the messages of its cache, so that the daemon gets them in the order of the changes.
 Only `stop` ends the thread: errors are logged, and shown as `error`.
@@ -15,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -30,7 +29,7 @@ from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent, SimpleQueue
 from .entries import DeviceEntries
 from .ledger import Ledger
-from .moves import Leaving, Moves
+from .moves import Job, Moves
 
 if TYPE_CHECKING:
     from ..core.client import Client
@@ -48,41 +47,33 @@ _log = logging.getLogger("tensord")
 class Upkeep:
     """Keeps the daemon's knowledge of one cache's entries equal to the table, from `start` to `stop`.
 
-    `state`: the device's fill and mode, as last reported by the daemon; None without a daemon or a gauge.
-    `owner`: returns the cache. Once that is collected, the thread ends by itself, also if `stop` was cut short by a
-    signal handler.
+    `state`: the device's fill and mode, as last reported by the daemon; None without a daemon or a gauge. `error`: the
+    last error, or None. `owner`: returns the cache. Once that is collected, the thread ends by itself, also if `stop`
+    was cut short by a signal handler.
     """
 
     def __init__(self, client: Client, entries: DeviceEntries) -> None:
         self.device = entries.device
         self.owner: Callable[[], object | None] = lambda: True
         self.state: messages.TierState | None = None
+        self.error: Exception | None = None
         self.uses_every_s = USES_EVERY_S
-        self._error: Exception | None = None
         self._client = client
         self._link: Link = client.link
         self._entries = entries
-        self._report_every_s = 0.0
-        self._reading_failed = False
-        self._begin()
-
-    def _begin(self) -> None:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._awake = False
         self._stopping = LockEvent()
         self._thread: threading.Thread | None = None
-        self.ledger = Ledger(self._link, self._entries, self._events.put)
-        self.moves = Moves(self._client, self._entries, self.ledger, self._events.put, partial(setattr, self, "error"))
+        self.ledger = Ledger(self._link, entries, self._events.put)
+        self.moves = Moves(client, entries, self.ledger, self._failed)
+        self._report_every_s = 0.0
+        self._reading_failed = False
         self._flush_at = self._report_at = self._give_back_at = 0.0
 
-    @property
-    def error(self) -> Exception | None:
-        """The last error, or None. It has no traceback, whose frames would keep tensors on the device."""
-        return self._error
-
-    @error.setter
-    def error(self, error: Exception | None) -> None:
-        self._error = None if error is None else without_frames(error)
+    def _failed(self, error: Exception) -> None:
+        # Frames of a traceback would keep tensors on the device.
+        self.error = without_frames(error)
 
     # ---- for the cache
 
@@ -127,9 +118,17 @@ class Upkeep:
         self._awake = True
         self._events.put(self._slept)
 
-    def send_away(self, keys: Iterable[bytes]) -> Leaving:
+    def _slept(self) -> None:
+        self._awake = False
+
+    def send_away(self, keys: Iterable[bytes]) -> tuple[int, Job]:
+        """Begins to offload entries for their owner. Returns the number of those that are there."""
         found = map(self._entries.find, dict.fromkeys(keys))
-        return aside(partial(self.moves.send_away, [entry for entry in found if entry is not None]))
+        entries = deque(entry for entry in found if entry is not None)
+        count, job = len(entries), Job(entries, is_owners=True)
+        # Looked up by the event: a lost daemon leaves another queue of jobs.
+        aside(partial(self._events.put, lambda: self.moves.jobs.append(job)))
+        return count, job
 
     @property
     def refuses(self) -> bool:
@@ -147,7 +146,7 @@ class Upkeep:
 
     def detached(self) -> None:
         self.state = None
-        self._events.put(self._forget_daemon)
+        self._events.put(partial(self._begin_anew, None))
 
     def received(self, message: ListenerMessage, connected: Connected) -> None:
         match message:
@@ -168,9 +167,10 @@ class Upkeep:
         self._entries.lock = threading.RLock()  # another thread of the parent may hold the old one
         error = DaemonUnavailable("this process was forked off: the tensors are its parent's")
         # Kept for ever, and never used: their finalizers would use a device that did not survive the fork.
-        _inherited.append((self._entries.close(error), self.ledger, self.moves))
-        self.state = None
-        self._begin()
+        _inherited.append((self, self._entries.close(error)))
+        self.state = self._thread = None
+        self._awake = True  # so that nothing uses the parent's queue
+        self._stopping = LockEvent()
         self._stopping.set()
         self._link.listeners.remove(self)
 
@@ -182,14 +182,17 @@ class Upkeep:
                 self.turn()
             except Exception as error:
                 _log.exception("the device cache of %s continues after an error", self.device.name)
-                self.error = error
+                self._failed(error)
                 self._stopping.wait(_PAUSE_S)
         self._stopping.set()
         try:
-            self._end()
+            self._entries.close(DaemonUnavailable("the device cache was closed"))
+            self._take_events()
+            self.moves.close()
+            self.ledger.close()
         except Exception as error:
             _log.exception("the device cache of %s ended with an error", self.device.name)
-            self.error = error
+            self._failed(error)
 
     def turn(self) -> None:
         """One turn: handles events, sends differences, and executes a part of the orders."""
@@ -202,11 +205,12 @@ class Upkeep:
         if now >= self._flush_at:
             self._flush_at = now + self.uses_every_s
             self.ledger.flush_uses()
-        if self._report_every_s and now >= self._report_at and not self.device.paused:
+        if self.device.paused:
+            return
+        if self._report_every_s and now >= self._report_at:
             self._report_at = now + self._report_every_s
             self._report()
-        in_vain = now >= self.moves.in_vain_at + _GIVE_BACK_S and not self.device.paused
-        if in_vain or (self.refuses and now >= self._give_back_at):
+        if now >= self.moves.in_vain_at + _GIVE_BACK_S or (self.refuses and now >= self._give_back_at):
             # Memory of refused or deleted tensors stays in this process's allocator, and that of a move if other work
             # on the device took long. If no entry is left to evict, no order would ever return it to the driver.
             self._give_back_at = now + _GIVE_BACK_S
@@ -215,13 +219,13 @@ class Upkeep:
 
     def _wait_s(self) -> float:
         """Seconds until something is to be done without an event."""
-        if (self.moves or self.ledger.unwelcome) and not self.device.paused:
+        paused, now = self.device.paused, time.monotonic()
+        if (self.moves or self.ledger.unwelcome) and not paused:
             return 0.0
-        now = time.monotonic()
         due = [self._flush_at]
         if self.moves:
             due.append(now + _AGAIN_S)
-        if self._report_every_s and not self.device.paused:
+        if self._report_every_s and not paused:
             due.append(self._report_at)
         return max(0.0, min(due) - now)
 
@@ -232,27 +236,22 @@ class Upkeep:
                 event()
                 event = self._events.get_nowait()
 
-    def _slept(self) -> None:
-        self._awake = False
+    def _begin_anew(self, connected: Connected | None) -> None:
+        self._report_every_s = 0.0
+        self.moves.forget_daemon()
+        self.ledger.attach(connected)
 
     def _on_attached(self, connected: Connected) -> None:
-        self._forget_daemon()
-        self.ledger.attach(connected)
-        self.ledger.ask(lambda number: messages.OpenDevice(number, self.device.name), connected, self._on_opened)
-
-    def _forget_daemon(self) -> None:
-        self._report_every_s = 0.0
-        self.ledger.forget_daemon()
-        self.moves.forget_daemon()
+        self._begin_anew(connected)
+        self.ledger.ask(lambda number: messages.OpenDevice(number, self.device.name), self._on_opened)
 
     def _on_opened(self, answer: Future[Any]) -> None:
         error = answer.exception()
         if error is None:
-            opened = answer.result()
-            self._report_every_s = opened.report_every_s if self.device.reports else 0.0
-        elif not isinstance(error, Unavailable):
+            self._report_every_s = answer.result().report_every_s if self.device.reports else 0.0
+        elif isinstance(error, Exception) and not isinstance(error, Unavailable):
             _log.warning("the daemon does not take entries of %s: %s", self.device.name, error)
-            self.error = error if isinstance(error, Exception) else None
+            self._failed(error)
 
     def _report(self) -> None:
         read_at_s = time.monotonic()
@@ -268,14 +267,6 @@ class Upkeep:
         with suppress(Unavailable):
             reading = messages.ReadDevice(self.device.name, used_bytes, total_bytes, read_at_s)
             self._link.send(reading, timeout_s=SAY_S, connected=self.ledger.connected)
-
-    # ---- the end
-
-    def _end(self) -> None:
-        self._entries.close(DaemonUnavailable("the device cache was closed"))
-        self._take_events()
-        self.moves.close()
-        self.ledger.close()
 
 
 _inherited: Final[list[Any]] = []

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from tensord.client.device.entries import DeviceEntry, DeviceLease
-from tensord.client.device.registration import Registration
+from tensord.client.device.entries import DeviceEntry, DeviceLease, Registration
 from tensord.daemon.forms.events import Tick
 from tensord.daemon.governor.forms.events import Sample, Sampled
 from tensord.ipc.messages.modes import Tier

@@ -100,7 +100,7 @@ def test_nothing_goes_before_every_stream_that_used_it_has_done_so(owner: Ordere
 def test_an_offload_that_its_owner_asks_for_while_the_daemon_leaves_is_tried_with_the_next(owner: OrderedOwner) -> None:
     owner.put(1)
     owner.wire.listener.detached()
-    leaving = owner.upkeep.send_away([key(1)])
+    _, leaving = owner.upkeep.send_away([key(1)])
     owner.wire.connect()
     owner.exchange()
     assert leaving.ended.is_set() and leaving.gone == 1 and key(1) not in owner.entries

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensord.client.arguments.put_options import PutOptions
-from tensord.client.device.entries import DeviceEntries, DeviceEntry
-from tensord.client.device.registration import Registration
+from tensord.client.device.entries import DeviceEntries, DeviceEntry, Registration
 from tensord.client.device.upkeep import Upkeep
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import PutPayload
