@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import DeviceFull, TensordError, TimedOut
 from ...ipc.messages import control as messages
 from ..arguments.put_options import PutOptions
-from ..gpu.outgoing import payload_of
+from ..gpu.interface import payload_of
 from ..link.link import Connected
 from ..reading.lease import Lease
 from ..threads.waiting import LockEvent

@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from types import ModuleType
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -26,8 +25,7 @@ from ...shm.payloads.specs import Spec
 from ...shm.payloads.tensors import check_tensor, tensor_over
 from ..gpu.gate import GATE, Gate, follow_torch
 from ..gpu.gpu_name import gpu_name
-from ..gpu.interface import Mark, mapped, reached_within
-from ..gpu.outgoing import Outgoing
+from ..gpu.interface import Mark, Outgoing, mapped, reached_within
 from ..gpu.pools import Pools
 
 Array = np.ndarray[Any, Any]
@@ -77,7 +75,13 @@ class TorchDevice:
     ) -> None:
         if gives_back not in ("pool", "all"):
             raise UsageError(f"gives_back is {shown(gives_back)}; it is 'pool' or 'all'")
-        torch = self._torch = _torch()
+        try:
+            import torch
+        except ImportError as error:
+            raise UsageError(
+                f"a TorchDevice needs torch, which cannot be imported ({error}); FakeVram needs none"
+            ) from None
+        self._torch: Any = torch
         if accelerator is None:
             accelerator = torch.cuda
             if not accelerator.is_available():
@@ -101,7 +105,7 @@ class TorchDevice:
         with self.current():
             self._copies = accelerator.Stream(device=index)
         self._pools = Pools(torch, accelerator, index, self.name, self.gate) if gives_back == "pool" else None
-        self._told = False
+        self._has_statistics = True
 
     # ---- Device
 
@@ -174,30 +178,23 @@ class TorchDevice:
 
     def to_device(self, tree: Any) -> Any:
         """As in Device. Copies from memory that is registered with the driver need no intermediate buffer."""
-        sources: list[Any] = []
+        sources: deque[Any] = deque()
         mapped(tree, lambda leaf, place: sources.append(self._on_host(leaf, place)))
+        wanted = [source for source in sources if source is not None]
         tensors: deque[Any] = deque()
-        size_bytes = sum(source.nbytes for source in sources if source is not None)
         try:
             # Allocated on the side stream, so the copies need not wait for work queued on the caller's stream.
-            with self._work(), self._allocating(size_bytes):
-                for source in sources:
-                    tensors.append(None if source is None else self._torch.empty_like(source, device=self._device))
+            with self._work(), self._allocating(sum(source.nbytes for source in wanted)):
+                for source in wanted:
+                    tensors.append(self._torch.empty_like(source, device=self._device))
         except self._accelerator.OutOfMemoryError as error:
             tensors.clear()
             self.give_back()
             raise DeviceFull(f"{self.name} has no room for the tensors to promote: {error}") from None
-        for tensor, source in zip(tensors, sources, strict=True):
-            if source is not None:
-                with self._work():
-                    tensor.copy_(source, non_blocking=True)
-                    self.event(self._copies).synchronize()
-
-        def chosen(leaf: Any, _: str) -> Any:
-            tensor = tensors.popleft()
-            return leaf if tensor is None else tensor
-
-        made = mapped(tree, chosen)
+        for tensor, source in zip(tensors, wanted, strict=True):
+            with self._work():
+                self._copy(tensor, source)
+        made = mapped(tree, lambda leaf, _: leaf if sources.popleft() is None else tensors.popleft())
         self.lend(made)
         return made
 
@@ -211,10 +208,8 @@ class TorchDevice:
                 return self._pools.release()
             # Torch's own statistics, so that other processes do not count.
             before_bytes = self._reserved_bytes()
-            try:
+            with suppress(RuntimeError):
                 self._accelerator.empty_cache()
-            except RuntimeError as error:
-                self._tell("returns no memory", error)
             return max(0, before_bytes - self._reserved_bytes())
 
     # ---- for the parts of this package
@@ -253,17 +248,15 @@ class TorchDevice:
         check_tensor(tensor, place)
         landing = tensor_over(self._torch, to)
         with self._work():
-            landing.copy_(tensor.reshape(-1).view(self._torch.uint8)[start:stop], non_blocking=True)
-            self.event(self._copies).synchronize()
+            self._copy(landing, tensor.reshape(-1).view(self._torch.uint8)[start:stop])
+
+    def _copy(self, to: Any, source: Any) -> None:
+        to.copy_(source, non_blocking=True)
+        self.event(self._copies).synchronize()
 
     @contextmanager
     def _work(self) -> Iterator[None]:
-        with (
-            self.gate.work(),
-            self._torch.no_grad(),
-            self.current(),
-            self._accelerator.stream(self._copies),
-        ):
+        with self.gate.work(), self._torch.no_grad(), self.current(), self._accelerator.stream(self._copies):
             yield
 
     def _copied(self, tensor: Any) -> Any:
@@ -284,21 +277,17 @@ class TorchDevice:
         try:
             return int(self._accelerator.memory_reserved(self._index))
         except RuntimeError as error:
-            self._tell("does not tell how much memory it returns", error)
+            if self._has_statistics:
+                _log.warning("%s: torch's allocator does not tell what memory it returns: %s", self.name, error)
+            self._has_statistics = False
             return 0
-
-    def _tell(self, what: str, error: Exception) -> None:
-        if not self._told:
-            self._told = True
-            _log.warning("%s: torch's allocator %s: %s", self.name, what, error)
 
     def _lies_here(self, leaf: Any, place: str) -> bool:
         if not isinstance(leaf, self._torch.Tensor):
             return False
-        here = leaf.device.type == self._device.type
-        if not here and leaf.device.type == "cpu":
+        if leaf.device.type != self._device.type and leaf.device.type == "cpu":
             return False
-        if not here or leaf.device.index not in (None, self._index):
+        if leaf.device.type != self._device.type or leaf.device.index not in (None, self._index):
             raise UsageError(f"{place} lies on {leaf.device}; this device is {self._device}, {self.name}")
         if leaf.layout is not self._torch.strided or name_of_torch(self._torch, leaf.dtype) is None:
             raise UnsupportedLeaf(
@@ -345,14 +334,3 @@ class TorchMark:
                     return False
                 self._event = device.event(self._stream)
             return bool(self._event.query())
-
-
-def _torch() -> ModuleType:
-    try:
-        import torch
-    except ImportError as error:
-        raise UsageError(
-            f"a TorchDevice needs torch, which cannot be imported ({error}); FakeVram needs none"
-        ) from None
-    module: ModuleType = torch
-    return module

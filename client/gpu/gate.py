@@ -5,8 +5,7 @@ fail, or ruin the capture. So work passes a gate. A capture closes the gate, whi
 under way, and opens it again at its end. Captures begin through `torch.cuda.CUDAGraph`, which `follow_torch` makes tell
 the gate; `pause` closes it for any other reason.
 
-Owns: the gate, and the calls of torch that close it. Does not own: the work (torch_device.py), nor the schedule of work
-that waits (upkeep.py).
+Owns: the gate, and the calls of torch that close it. Does not own: the work (torch_device.py).
 
 Invariants: no work runs while the gate is closed. The thread that closes the gate waits for one piece of work, at most
 STAGE_BYTES of a copy, and for nothing else.
@@ -20,8 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
-
-__all__ = ["GATE", "Gate", "follow_torch"]
 
 
 class Gate:
@@ -87,14 +84,11 @@ class Gate:
             self._closed = max(0, self._closed - 1)
             self._changed.notify_all()
 
-    def pool_entered(self) -> None:
-        """Records that a thread begins to allocate from a private pool."""
+    def count_pools(self, change: int) -> None:
+        """Records that the calling thread begins (1) or ends (-1) to allocate from a private pool."""
         with self._changed:
-            self.pools += self._worker != threading.get_ident()
-
-    def pool_left(self) -> None:
-        with self._changed:
-            self.pools -= self._worker != threading.get_ident()
+            if self._worker != threading.get_ident():
+                self.pools += change
 
 
 GATE: Final = Gate()
@@ -109,19 +103,21 @@ def follow_torch(torch: ModuleType, gate: Gate = GATE) -> None:
     graph: Any = getattr(torch.cuda, "CUDAGraph", None)
     if graph is None or getattr(graph.capture_begin, "tells", None) is gate:
         return
-    graph.capture_begin = _telling(graph.capture_begin, gate, gate.close, undone_by=gate.open)
-    graph.capture_end = _telling(graph.capture_end, gate, gate.open)
+    graph.capture_begin = _telling(graph.capture_begin, gate.close, undone_by=gate.open)
+    graph.capture_end = _telling(graph.capture_end, gate.open)
+    graph.capture_begin.tells = gate
     # torch.cuda.use_mem_pool looks these names up in its module, torch's trees of CUDA graphs in torch._C.
+    enter, leave = functools.partial(gate.count_pools, 1), functools.partial(gate.count_pools, -1)
     for module in (getattr(torch.cuda, "memory", None), getattr(torch, "_C", None)):
         begin = getattr(module, "_cuda_beginAllocateCurrentThreadToPool", None)
         end = getattr(module, "_cuda_endAllocateToPool", None)
         if callable(begin) and callable(end):
-            setattr(module, begin.__name__, _telling(begin, gate, gate.pool_entered, undone_by=gate.pool_left))
-            setattr(module, end.__name__, _telling(end, gate, gate.pool_left))
+            setattr(module, begin.__name__, _telling(begin, enter, undone_by=leave))
+            setattr(module, end.__name__, _telling(end, leave))
 
 
 def _telling(
-    call: Callable[..., Any], gate: Gate, tell: Callable[[], None], *, undone_by: Callable[[], None] | None = None
+    call: Callable[..., Any], tell: Callable[[], None], *, undone_by: Callable[[], None] | None = None
 ) -> Callable[..., Any]:
     """`call`, after whose end the gate is told; with `undone_by` before it, which is undone if the call fails."""
 
@@ -139,5 +135,4 @@ def _telling(
             undone_by()
             raise
 
-    told.tells = gate  # type: ignore[attr-defined]
     return told

@@ -15,8 +15,6 @@ from uuid import UUID
 
 from ...errors import UsageError
 
-__all__ = ["gpu_name"]
-
 
 def gpu_name(torch: ModuleType, accelerator: Any, index: int) -> str:
     """The name of torch's GPU `index`; its UUID in the form "gpu-..." if its address is unknown.
@@ -64,11 +62,9 @@ def _mig_slice(index: int) -> str:
     The first version of cuDeviceGetUuid tells the UUID of the GPU, the second one that of the slice.
     """
     whole, own = ctypes.create_string_buffer(16), ctypes.create_string_buffer(16)
-    number = ctypes.c_int(index)
     try:
-        driver = _library("libcuda.so.1", "libcuda.so")
-        status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
-        status = status or driver.cuDeviceGetUuid(whole, number) or driver.cuDeviceGetUuid_v2(own, number)
+        driver, number = _cuda(index)
+        status = driver.cuDeviceGetUuid(whole, number) or driver.cuDeviceGetUuid_v2(own, number)
     except (OSError, AttributeError):
         return ""
     return "" if status or whole.raw == own.raw else f"MIG-{UUID(bytes=own.raw)}"
@@ -77,25 +73,31 @@ def _mig_slice(index: int) -> str:
 def _told_by_driver(index: int, *, hip: bool) -> str:
     """The PCI address from cuDeviceGetPCIBusId or hipDeviceGetPCIBusId, which need no context; "" if it is unknown."""
     told = ctypes.create_string_buffer(32)
-    number = ctypes.c_int(index)
     try:
         if hip:
             driver = _library("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
-            status = driver.hipDeviceGetPCIBusId(told, len(told), number)
+            status = driver.hipDeviceGetPCIBusId(told, len(told), ctypes.c_int(index))
         else:
-            driver = _library("libcuda.so.1", "libcuda.so")
-            status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
-            status = status or driver.cuDeviceGetPCIBusId(told, len(told), number)
+            driver, number = _cuda(index)
+            status = driver.cuDeviceGetPCIBusId(told, len(told), number)
         domain, bus, rest = told.value.decode("ascii").lower().split(":")
         return "" if status else f"{int(domain, 16):04x}:{bus}:{rest}"
     except (OSError, AttributeError, ValueError):
         return ""
 
 
-def _library(*names: str) -> ctypes.CDLL:
-    for name in names[:-1]:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return ctypes.CDLL(names[-1])
+def _cuda(index: int) -> tuple[Any, ctypes.c_int]:
+    """NVIDIA's driver, and its number of a GPU. Raises OSError if there is no driver or no such GPU."""
+    driver, number = _library("libcuda.so.1", "libcuda.so"), ctypes.c_int(index)
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index):
+        raise OSError(f"the driver knows no GPU {index}")
+    return driver, number
+
+
+def _library(first: str, *others: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(first)
+    except OSError:
+        if not others:
+            raise
+        return _library(*others)

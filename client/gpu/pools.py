@@ -16,23 +16,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
 from .gate import Gate
 
-__all__ = ["POOL_BYTES", "Pools"]
-
 POOL_BYTES: Final = 64 << 20
 """Bytes after which a pool takes no more tensors. A pool with one small tensor left keeps at most about so much."""
 _log = logging.getLogger("tensord")
-
-
-@dataclass(slots=True, eq=False)
-class _Pool:
-    pool: Any
-    taken_bytes: int = 0
 
 
 class Pools:
@@ -51,7 +42,9 @@ class Pools:
         self._index = index
         self._name = name
         self._gate = gate
-        self._pools: list[_Pool] = []
+        self._pools: list[Any] = []
+        self._taken_bytes = 0
+        """Of the last pool."""
 
     def __len__(self) -> int:
         return len(self._pools)
@@ -60,7 +53,7 @@ class Pools:
     def allocating(self, size_bytes: int) -> Iterator[None]:
         """The calling thread's tensors of this block, about `size_bytes`, are made in a pool."""
         pool = self._pool_for(size_bytes) if self.usable else None
-        with nullcontext() if pool is None else self._accelerator.use_mem_pool(pool.pool, device=self._index):
+        with nullcontext() if pool is None else self._accelerator.use_mem_pool(pool, device=self._index):
             yield
 
     def release(self) -> int:
@@ -74,27 +67,26 @@ class Pools:
         self._accelerator.synchronize(self._index)
         for pool, _ in unused:
             self._pools.remove(pool)
-            pool.pool = None
+        self._taken_bytes = POOL_BYTES  # the last may be another one now
         return sum(freed_bytes for _, freed_bytes in unused)
 
     # ---- private
 
-    def _pool_for(self, size_bytes: int) -> _Pool | None:
-        last = self._pools[-1] if self._pools else None
-        if last is None or last.taken_bytes + size_bytes > max(POOL_BYTES, size_bytes):
+    def _pool_for(self, size_bytes: int) -> Any:
+        if not self._pools or self._taken_bytes + size_bytes > max(POOL_BYTES, size_bytes):
             try:
-                last = _Pool(self._accelerator.MemPool())
+                self._pools.append(self._accelerator.MemPool())
             except Exception as error:
                 self._give_up(error)
                 return None
-            self._pools.append(last)
-        last.taken_bytes += size_bytes
-        return last
+            self._taken_bytes = 0
+        self._taken_bytes += size_bytes
+        return self._pools[-1]
 
-    def _unused_bytes(self, pool: _Pool) -> int | None:
+    def _unused_bytes(self, pool: Any) -> int | None:
         """The bytes of a pool without a tensor; None if it has one."""
         try:
-            segments = pool.pool.snapshot()
+            segments = pool.snapshot()
         except Exception as error:
             self._give_up(error)
             return None

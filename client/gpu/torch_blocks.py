@@ -10,7 +10,6 @@ the process captures a CUDA graph.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,16 +23,13 @@ Array = np.ndarray[Any, Any]
 Swap = Callable[..., object]
 """`vllm._custom_ops.swap_blocks_batch`, or a function like it: (sources, targets, sizes, is_src_access_order_any=),
 three int64 CPU tensors. It queues the copies on the current stream."""
-
-
 _READ_ONLY: Final = 8
 """CU_MEMHOSTREGISTER_READ_ONLY: without it the driver refuses memory that is mapped read-only. Cards whose attribute
 READ_ONLY_HOST_REGISTER_SUPPORTED is 0 refuse it with NOT_SUPPORTED (801)."""
 
 
 class HostRegistration:
-    """Registers host memory with NVIDIA's driver: page-locked, so that the GPU copies from it without a buffer. The
-    calling thread has a current context of the card.
+    """Page-locks host memory by NVIDIA's driver. The calling thread has a current context of the card.
 
     Calls the driver instead of the CUDA runtime: a failed call of the runtime leaves an error that the next call of
     torch raises as its own.
@@ -53,49 +49,39 @@ class HostRegistration:
         self._driver = driver
 
     def register(self, address: int, size_bytes: int) -> str:
-        """Registers memory that is mapped read-only. The driver takes less than 64 GiB in one call.
-
-        Returns:
-            "" if it is registered; otherwise the driver's refusal.
-        """
-        status = self._driver.cuMemHostRegister_v2(address, size_bytes, _READ_ONLY)
-        return f"cuMemHostRegister gave {status} ({self._name(status)})" if status else ""
+        """Registers memory that is mapped read-only, less than 64 GiB. Returns "" or the driver's refusal."""
+        return self._refusal("cuMemHostRegister", self._driver.cuMemHostRegister_v2(address, size_bytes, _READ_ONLY))
 
     def unregister(self, address: int) -> str:
         """Ends a registration by the address where it begins. Returns "" or the driver's refusal."""
-        status = self._driver.cuMemHostUnregister(address)
-        return f"cuMemHostUnregister gave {status} ({self._name(status)})" if status else ""
+        return self._refusal("cuMemHostUnregister", self._driver.cuMemHostUnregister(address))
 
-    def _name(self, status: int) -> str:
+    def _refusal(self, call: str, status: int) -> str:
+        if not status:
+            return ""
         name = ctypes.c_char_p()
         self._driver.cuGetErrorName(status, ctypes.byref(name))
-        return (name.value or b"unknown").decode()
+        return f"{call} gave {status} ({(name.value or b'unknown').decode()})"
 
 
 class BlockMark:
-    """A recorded CUDA event."""
-
-    __slots__ = ("_event",)
+    """A Mark: a recorded CUDA event. Its `wait` raises RuntimeError if work before the mark has failed."""
 
     def __init__(self, event: Any) -> None:
-        self._event = event
+        self.event = event
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the stream has reached the event. False if it has not within `timeout_s` seconds."""
+        """As in Mark."""
         if timeout_s is None:
-            self._event.synchronize()
+            self.event.synchronize()
             return True
-        return reached_within(lambda _: bool(self._event.query()), timeout_s)
-
-    def hold(self, stream: Any) -> None:
-        """Lets work that is queued on a stream from now on begin after the event. Does not wait."""
-        stream.wait_event(self._event)
+        return reached_within(lambda _: bool(self.event.query()), timeout_s)
 
 
 class TorchBlocks:
     """One CUDA GPU of this process, whose memory is read and written by address, as the KV connector uses it.
 
-    Thread-safe, but not usable after a fork. A mark's `wait` raises RuntimeError if work before the mark has failed.
+    Thread-safe, but not usable after a fork.
 
     Args:
         index: torch's index of the GPU.
@@ -108,28 +94,31 @@ class TorchBlocks:
     """
 
     def __init__(self, index: int, swap: Swap, *, accelerator: Any = None, driver: Any = None) -> None:
-        accelerator = torch.cuda if accelerator is None else accelerator
-        if not 0 <= index < accelerator.device_count():
-            raise UsageError(f"device is {index}, and torch sees {accelerator.device_count()} cards")
+        self.accelerator = torch.cuda if accelerator is None else accelerator
+        if not 0 <= index < self.accelerator.device_count():
+            raise UsageError(f"device is {index}, and torch sees {self.accelerator.device_count()} cards")
         self.index = index
-        self._accelerator = accelerator
-        self._swap = swap
-        self._lock = threading.Lock()
+        self.swap = swap
         self._driver = driver
         self._registration: HostRegistration | None = None
 
-    def mark(self) -> BlockMark:
-        """A mark after all work queued so far on the calling thread's current stream. Does not wait."""
-        return self.marked(self._accelerator.current_stream(self.index))
+    def mark(self, stream: Any = None) -> BlockMark:
+        """A mark after all work queued so far on a stream; by default on the calling thread's current one. Does not
+        wait."""
+        with self.accelerator.device(self.index):
+            # blocking=True: a thread that waits for the event sleeps instead of spinning.
+            event = self.accelerator.Event(blocking=True)
+            event.record(self.accelerator.current_stream(self.index) if stream is None else stream)
+        return BlockMark(event)
 
     def stream(self, *, to_host: bool) -> TorchBlockStream:
         """A new stream for copies in one direction."""
-        return TorchBlockStream(self, self._accelerator, self._swap, to_host=to_host)
+        return TorchBlockStream(self, to_host=to_host)
 
     def page_locked(self, size_bytes: int) -> Array:
         """New host memory for copies, (size_bytes,) uint8, page-locked if the driver has such memory. Torch rounds it
         up to a power of two, and keeps it until the process ends."""
-        with self._accelerator.device(self.index):
+        with self.accelerator.device(self.index):
             try:
                 memory = torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
             except RuntimeError:
@@ -143,7 +132,7 @@ class TorchBlocks:
         Returns:
             "" if it is registered; otherwise why it is not. Then nothing has changed.
         """
-        with self._lock, self._accelerator.device(self.index):
+        with self.accelerator.device(self.index):
             try:
                 if self._registration is None:
                     self._registration = HostRegistration(self._driver)
@@ -159,34 +148,24 @@ class TorchBlocks:
         Raises:
             RuntimeError: the driver refused.
         """
-        with self._lock, self._accelerator.device(self.index):
+        with self.accelerator.device(self.index):
             assert self._registration is not None, "nothing is registered"
             self.mark()
             refusal = self._registration.unregister(address)
         if refusal:
             raise RuntimeError(refusal)
 
-    def marked(self, stream: Any) -> BlockMark:
-        """A mark after the work queued on one of the GPU's streams."""
-        with self._accelerator.device(self.index):
-            # blocking=True: a thread that waits for the event sleeps instead of spinning.
-            event = self._accelerator.Event(blocking=True)
-            event.record(stream)
-        return BlockMark(event)
-
 
 class TorchBlockStream:
     """A CUDA stream for copies between host memory and a GPU. One thread uses it at a time."""
 
-    def __init__(self, device: TorchBlocks, accelerator: Any, swap: Swap, *, to_host: bool) -> None:
+    def __init__(self, device: TorchBlocks, *, to_host: bool) -> None:
         self._device = device
-        self._accelerator = accelerator
-        self._swap = swap
         # Sources in host memory are complete before a copy is queued, so the driver may read them at any time. Those in
         # GPU memory are written by other streams, so they are read in the order of this stream.
         self._any_order = not to_host
-        with accelerator.device(device.index):
-            self.stream = accelerator.Stream(device=device.index)
+        with device.accelerator.device(device.index):
+            self.stream = device.accelerator.Stream(device=device.index)
 
     def copy(self, copies: Array, after: Mark | None = None) -> None:
         """Queues copies after those queued before, and after `after` is reached. Does not wait.
@@ -203,13 +182,13 @@ class TorchBlockStream:
         """
         if after is not None:
             assert isinstance(after, BlockMark), "marks of another device"
-            after.hold(self.stream)
+            self.stream.wait_event(after.event)
         if not copies.shape[1]:
             return
         sources, targets, sizes = (torch.from_numpy(np.ascontiguousarray(row)) for row in copies)
-        with self._accelerator.device(self._device.index), self._accelerator.stream(self.stream):
-            self._swap(sources, targets, sizes, is_src_access_order_any=self._any_order)
+        with self._device.accelerator.device(self._device.index), self._device.accelerator.stream(self.stream):
+            self._device.swap(sources, targets, sizes, is_src_access_order_any=self._any_order)
 
     def mark(self) -> BlockMark:
         """A mark after all copies queued so far. Does not wait."""
-        return self._device.marked(self.stream)
+        return self._device.mark(self.stream)

@@ -26,8 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..client.gpu.gate import Gate
-from ..client.gpu.interface import Mark, mapped
-from ..client.gpu.outgoing import Outgoing
+from ..client.gpu.interface import Mark, Outgoing, mapped
 from ..errors import DeviceFull, UnsupportedLeaf, UsageError
 from ..shm.payloads.dtypes import dtype_named, name_of
 from ..shm.payloads.specs import Spec

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.client.gpu import outgoing
-from tensord.client.gpu.interface import Device, Mark, mapped
-from tensord.client.gpu.outgoing import payload_of
+from tensord.client.gpu import interface
+from tensord.client.gpu.interface import Device, Mark, mapped, payload_of
 from tensord.errors import DeviceFull, UsageError
 from tensord.shm.payloads.dtypes import dtype_named, name_of
 from tensord.shm.payloads.recipe import recipe
@@ -128,7 +127,7 @@ class Conformance:
         @settings(max_examples=80, deadline=None)
         @given(trees(arrays(rig.dtypes)), st.integers(40, 300))
         def check(tree: Any, piece_bytes: int) -> None:
-            patch.setattr(outgoing, "PIECE_BYTES", piece_bytes)
+            patch.setattr(interface, "PIECE_BYTES", piece_bytes)
             expected = with_arrays(tree, bits)
             on_device = with_arrays(tree, rig.upload)
             host = landed(device, on_device)

@@ -77,9 +77,9 @@ def test_a_pool_is_not_destroyed_while_another_thread_allocates_from_one(card: A
     device = TorchDevice(0, accelerator=card)
     promoted(device, KIB)
     gc.collect()
-    card.gate.pool_entered()
+    card.gate.count_pools(1)
     assert device.give_back() == 0
-    card.gate.pool_left()
+    card.gate.count_pools(-1)
     assert device.give_back() == KIB
     assert not card.ruined
 
