@@ -27,7 +27,7 @@ from .arguments.namespace import Namespace
 from .core.client import Client, check_client
 from .identity.described import described, digest_of
 from .identity.modules import Fingerprint
-from .identity.origin import LIBRARIES, is_from
+from .identity.settings import LIBRARIES, is_from
 from .transformers.conditions import state_of
 from .transformers.reasons import NotShared, Reasons
 from .transformers.wrapping import plain_class, unwrap, wrap

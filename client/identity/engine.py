@@ -1,7 +1,7 @@
 """Names the outputs of a vLLM engine's encoder and processor, and its KV: their namespaces.
 
-Owns: the parts of these names apart from vLLM's configuration fields (vllm_fields), and the cases without a name. Does
-not own: the digests of files (checkpoints).
+Owns: the parts of these names apart from vLLM's configuration fields and environment (vllm_fields), and the cases
+without a name. Does not own: the digests of files (checkpoints).
 
 Invariants: engines whose outputs may differ have different namespaces.
 """
@@ -19,8 +19,7 @@ from ..checkpoints.fingerprint import files_digest, model_folder, vllm_version, 
 from ..checkpoints.folders import files_below, other_repositories, processor_files
 from .content import dtype_name
 from .described import described_config, digest_of
-from .surroundings import surroundings
-from .vllm_fields import READS_LENGTH, TABLE, LeftOut, Side
+from .vllm_fields import READS_LENGTH, TABLE, LeftOut, Side, surroundings
 
 # Version of the stored form of items. Raise it whenever client/vllm/processor/items.py changes its output.
 _FORM: Final = 2
@@ -51,53 +50,17 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
     if lora is None or not lora.enable_tower_connector_lora:
         # Adapters affect only the language model, not the encoder.
         settings["VllmConfig"]["lora_config"] = None
-    return _model_namespace(vllm_config, "encoder", settings, revision=revision, tenant=tenant)
+    return _model_namespace(vllm_config, "encoder", settings, revision, tenant)
 
 
 def kv_namespace(vllm_config: Any, layout: Any, *, revision: str = "", tenant: str = "") -> Namespace:
-    """The namespace of an engine's KV.
+    """As `encoder_namespace`, of an engine's KV.
 
     Args:
         layout: what a stored block depends on beside the configuration: block sizes, groups, the number of ranks.
-        revision, tenant: as for `encoder_namespace`.
-
-    Raises:
-        Nameless, OSError: as for `encoder_namespace`.
     """
     settings = [_described(vllm_config, "kv"), described_config(layout)]
-    return _model_namespace(vllm_config, "kv", settings, revision=revision, tenant=tenant)
-
-
-def _model_namespace(vllm_config: Any, side: Side, settings: Any, *, revision: str, tenant: str) -> Namespace:
-    """The namespace of what the engine's model computes with its weights."""
-    model, load = vllm_config.model_config, vllm_config.load_config
-    weights = [revision] if revision else [_weights(place, commit, model, load) for place, commit in _places(model)]
-    multimodal = model.multimodal_config
-    scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
-    if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and scales is None:
-        raise Nameless(
-            "with mm_encoder_attn_dtype=fp8 and without mm_encoder_fp8_scale_path an output depends on the inputs "
-            "encoded before it; save the scales, and set mm_encoder_fp8_scale_path"
-        )
-    scales_digest = hashlib.sha256(Path(scales).read_bytes()).hexdigest() if scales is not None else None
-    settings = [settings, scales_digest, _remote_code(model), _length(model)]
-    return _namespace(model, side, revision="+".join(weights), tenant=tenant, settings=settings)
-
-
-def _weights(place: str, commit: str | None, model: Any, load: Any) -> str:
-    """The name of the weights in one place.
-
-    Raises:
-        Nameless: they are not in files on this host, or have changed since.
-    """
-    found = weights_fingerprint(
-        place, commit, str(load.load_format), seed=model.seed or 0, download_folder=load.download_dir
-    )
-    if found is None or str(load.load_format) in _READ_ELSEWHERE:
-        raise Nameless(f"the weights of {place} are not in files on this host; set tensord.revision")
-    if (changed := weights_changed(place)) is not None:
-        raise Nameless(f"{changed} has changed since the engine began to load it; start the engine again")
-    return found
+    return _model_namespace(vllm_config, "kv", settings, revision, tenant)
 
 
 def processor_namespace(model_config: Any) -> Namespace:
@@ -109,25 +72,48 @@ def processor_namespace(model_config: Any) -> Namespace:
     Raises:
         OSError: a file cannot be read.
     """
-    return _namespace(
-        model_config,
-        "processor",
-        revision="files",
-        settings=[
-            _FORM,
-            _described(model_config, "processor"),
-            _small_files(model_config),
-            _remote_code(model_config),
-            _length(model_config),
-        ],
-    )
+    # A single file of weights may lie among other models, so subfolders of its folder are not read.
+    deep = not Path(model_config.model).is_file()
+    small_files = [
+        secrets.token_hex(16) if folder is None else files_digest(processor_files(folder, deep=deep), folder)
+        for folder in _folders(model_config)
+    ]
+    settings = [_FORM, _described(model_config, "processor"), small_files]
+    return _namespace(model_config, "processor", settings, "files")
 
 
-def _namespace(model: Any, side: Side, *, revision: str, settings: list[Any], tenant: str = "") -> Namespace:
+def _model_namespace(vllm_config: Any, side: Side, settings: Any, revision: str, tenant: str) -> Namespace:
+    """The namespace of what the engine's model computes with its weights."""
+    model, load = vllm_config.model_config, vllm_config.load_config
+    weights = [revision] if revision else [_weights(place, commit, model, load) for place, commit in _places(model)]
+    multimodal = model.multimodal_config
+    scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
+    if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and scales is None:
+        raise Nameless(
+            "with mm_encoder_attn_dtype=fp8 and without mm_encoder_fp8_scale_path an output depends on the inputs "
+            "encoded before it; save the scales, and set mm_encoder_fp8_scale_path"
+        )
+    scales_digest = hashlib.sha256(Path(scales).read_bytes()).hexdigest() if scales is not None else None
+    return _namespace(model, side, [settings, scales_digest], "+".join(weights), tenant)
+
+
+def _weights(place: str, commit: str | None, model: Any, load: Any) -> str:
+    """The name of the weights in one place. Raises Nameless: they are not in files on this host, or have changed."""
+    load_format = str(load.load_format)
+    found = weights_fingerprint(place, commit, load_format, seed=model.seed or 0, download_folder=load.download_dir)
+    if found is None or load_format in _READ_ELSEWHERE:
+        raise Nameless(f"the weights of {place} are not in files on this host; set tensord.revision")
+    if (changed := weights_changed(place)) is not None:
+        raise Nameless(f"{changed} has changed since the engine began to load it; start the engine again")
+    return found
+
+
+def _namespace(model: Any, side: Side, settings: list[Any], revision: str, tenant: str = "") -> Namespace:
     """A namespace that depends on content only, not on the model's path or name."""
+    length = model.max_model_len if READS_LENGTH.intersection(model.architectures) else None
     return Namespace(
         model="+".join(model.architectures),
-        revision=f"{revision} {digest_of(settings)}",
+        revision=f"{revision} {digest_of([*settings, _remote_code(model), length])}",
         dtype=dtype_name(model.dtype),
         processor=f"vllm {vllm_version()}, {digest_of(surroundings(side))}",
         tenant=tenant,
@@ -136,10 +122,6 @@ def _namespace(model: Any, side: Side, *, revision: str, settings: list[Any], te
 
 def _described(config: Any, side: Side) -> Any:
     return described_config(config, lambda name: TABLE.get(name, LeftOut()).of(side))
-
-
-def _length(model: Any) -> int | None:
-    return model.max_model_len if READS_LENGTH.intersection(model.architectures) else None
 
 
 def _places(model: Any) -> list[tuple[str, str | None]]:
@@ -169,20 +151,10 @@ def _remote_code(model: Any) -> list[str] | None:
         return None
     folders = [folder for folder in _folders(model) if folder is not None]
     elsewhere = {name: model_folder(name, model.code_revision) for name in other_repositories(folders)}
-    found = [*folders, *elsewhere.values()]
-    codes = [secrets.token_hex(16) if folder is None else _code_digest(folder) for folder in found or [None]]
-    return [*codes, *elsewhere]
-
-
-def _code_digest(folder: Path) -> str:
-    return files_digest([path for path in files_below(folder) if path.suffix == ".py"], folder)
-
-
-def _small_files(model: Any) -> list[str]:
-    """A digest of the files beside the weights of each folder, and beside the tokenizer."""
-    # A single file of weights may lie among other models, so subfolders of its folder are not read.
-    deep = not Path(model.model).is_file()
-    return [
-        secrets.token_hex(16) if folder is None else files_digest(processor_files(folder, deep=deep), folder)
-        for folder in _folders(model)
+    codes = [
+        secrets.token_hex(16)
+        if folder is None
+        else files_digest([path for path in files_below(folder) if path.suffix == ".py"], folder)
+        for folder in [*folders, *elsewhere.values()] or [None]
     ]
+    return [*codes, *elsewhere]

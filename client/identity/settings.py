@@ -1,19 +1,22 @@
 """Names the inputs of a torch module's output other than data and weights: configuration, attributes, machine.
 
-Owns: the lists of what is left out, with reasons. Does not own: weights (modules.py).
+Owns: the lists of what is left out, with reasons; and which package a function comes from. Does not own: weights
+(modules.py).
 
 Invariants: an attribute such as `layer_norm.eps` that is neither listed in UNSAID_ATTRIBUTES nor has a form
-(described.py) makes the module unnameable, and its calls bypass the cache.
+(described.py) makes the module unnameable, and its calls bypass the cache. A Python function counts as a package's only
+if its code, and that of every function that it wraps, was written there. Its `__module__` does not tell: a patch often
+copies that from the function it replaces (`functools.wraps`).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import sys
-import types
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache, partial
+from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any, Final
 
 import torch
@@ -21,8 +24,8 @@ import transformers
 
 from ...errors import UnsupportedLeaf
 from .described import by_name, described, refused
-from .origin import is_named
 
+LIBRARIES: Final = frozenset({"torch", "transformers"})
 UNSAID_FIELDS: Final[Mapping[str, str]] = by_name(
     {
         "a path; the files there are named by their content": "_name_or_path",
@@ -58,8 +61,43 @@ UNSAID_ATTRIBUTES: Final[Mapping[str, str]] = by_name(
     }
 )
 """Attribute → the reason for leaving it out of a key."""
-_PLAIN: Final = frozenset({bool, int, float, str, types.NoneType})
-_FUNCTIONS: Final = (types.FunctionType, types.BuiltinFunctionType, type)
+_PLAIN: Final = frozenset({bool, int, float, str, NoneType})
+_FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, type)
+
+
+def is_from(value: Any, packages: frozenset[str] = LIBRARIES) -> bool:
+    """Whether a function, and each function that it wraps, was written in one of `packages`.
+
+    For another callable: whether its class was. Built-in functions count as from these packages.
+    """
+    while value is not None:
+        if isinstance(value, partial):
+            value = value.func
+        elif isinstance(value, MethodType):
+            value = value.__func__
+        elif isinstance(value, BuiltinFunctionType) or _package(value) in packages:
+            value = getattr(value, "__wrapped__", None)
+        else:
+            return False
+    return True
+
+
+def is_named(function: Any) -> bool:
+    """Whether a function of the libraries is identified by its name: it has no bound arguments, and no closure other
+    than the function that it wraps."""
+    return (
+        isinstance(function, _FUNCTIONS)
+        and (getattr(function, "__closure__", None) is None or hasattr(function, "__wrapped__"))
+        and is_from(function)
+    )
+
+
+def _package(value: Any) -> str:
+    if isinstance(value, FunctionType):
+        name = value.__globals__.get("__name__")
+    else:
+        name = value.__module__ if isinstance(value, type) else type(value).__module__
+    return str(name).split(".", 1)[0]
 
 
 def configs_of(modules: Iterable[Any]) -> list[Any]:
@@ -103,10 +141,10 @@ def attributes_digest(modules: Iterable[Any]) -> str:
 
 def _part(value: Any) -> Any:
     """An attribute, or a part of one, that is a function of the libraries, perhaps with arguments."""
-    if type(value) is functools.partial:
+    if type(value) is partial:
         return ["partial", *(described(each, _part) for each in (value.func, value.args, value.keywords))]
     # The result of torch.compile has the same name for every backend.
-    if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
+    if isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
         raise UnsupportedLeaf("it was compiled, and its name does not contain the backend")
     is_theirs = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
     if is_theirs and is_named(value):
@@ -114,7 +152,7 @@ def _part(value: Any) -> Any:
     return refused(value)
 
 
-@functools.cache
+@cache
 def _choose_attention(device: torch.device) -> None:
     """Has torch choose in which order it tries the kernels of attention. It does so at the first attention of a process
     on a GPU, whatever the order was set to before, so the first call would have another name than all later ones."""

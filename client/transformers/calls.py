@@ -26,7 +26,7 @@ from ..computing.claim import Claim
 from ..core.client import Client
 from ..identity.described import described
 from ..identity.modules import Fingerprint, tensor_bytes
-from ..identity.origin import is_from
+from ..identity.settings import is_from
 from ..reading.lease import Lease
 from ..writing.outcomes import Put, wait_for_all
 from .conditions import attention_of, plain_tensor, state_of

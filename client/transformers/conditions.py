@@ -20,8 +20,7 @@ from torch.utils._device import DeviceContext
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..identity.modules import Fingerprint, tensors_of
-from ..identity.origin import LIBRARIES, is_from, is_named
-from ..identity.settings import configs_of, machine, settings
+from ..identity.settings import LIBRARIES, configs_of, is_from, is_named, machine, settings
 from .reasons import NotShared
 
 _EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)

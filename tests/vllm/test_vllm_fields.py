@@ -1,6 +1,6 @@
 """Whatever vLLM can be told is in an engine's names, or in the list of what changes no output, with the reason.
 
-A new version of vLLM that fails here has dropped fields or variables of vllm_fields.py or surroundings.py, or reads
+A new version of vLLM that fails here has dropped fields or variables of vllm_fields.py, or reads
 variables that nobody knows of.
 """
 
@@ -19,8 +19,7 @@ import vllm.config
 import vllm.envs
 from vllm.model_executor.models.registry import _VLLM_MODELS
 
-from tensord.client.identity.surroundings import BESIDE_VLLM, LEFT_OUT, PROCESSOR
-from tensord.client.identity.vllm_fields import READS_LENGTH, TABLE, LeftOut
+from tensord.client.identity.vllm_fields import BESIDE_VLLM, LEFT_OUT, PROCESSOR, READS_LENGTH, TABLE, LeftOut
 
 # They tell where files and services are.
 PLACES = {"AWS_ENDPOINT_URL", "MODELSCOPE_API_TOKEN", "RUNAI_STREAMER_S3_ENDPOINT"}

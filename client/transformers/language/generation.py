@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers.generation import GenerationMixin, GenerationMode
 
-from ...identity.origin import is_from
+from ...identity.settings import is_from
 from ...prefix import tokens
 from ..reasons import NotShared
 
