@@ -1,7 +1,7 @@
 """Notes with the digests of large files, so that the next start reads a few bytes instead of gigabytes.
 
-Owns: the place of a note, when it is believed, when it is written. Does not own: how a digest is computed. A note is
-beside its file or, if that folder is not writable, in $XDG_CACHE_HOME/tensord (~/.cache/tensord).
+Owns: the notes. A note is beside its file or, if that folder is not writable, in $XDG_CACHE_HOME/tensord
+(~/.cache/tensord). Does not own: how a digest is computed.
 
 Invariants
 - A note is valid only for a file with the same device, inode, size, mtime and ctime. Every write changes one of these,
@@ -94,8 +94,7 @@ def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid(), owner):
             return None
         note = msgspec.msgpack.decode(os.read(descriptor, _NOTE_BYTES_MAX), type=_Note)
-    except (OSError, ValueError, msgspec.MsgspecError):
-        # ValueError: a text that is not UTF-8.
+    except (OSError, ValueError):  # not readable; no note, or a text that is not UTF-8
         return None
     finally:
         os.close(descriptor)
@@ -103,11 +102,7 @@ def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
 
 
 def _write(place: Path, looks: Looks, form: str, digest: str) -> None:
-    """Writes a note.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Writes a note. Raises OSError if the folder cannot be written."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, made = tempfile.mkstemp(prefix=place.name, dir=place.parent)
     try:

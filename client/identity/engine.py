@@ -15,8 +15,16 @@ from typing import Any, Final
 
 from ...errors import TensordError
 from ..arguments.namespace import Namespace
-from ..checkpoints.fingerprint import files_digest, model_folder, vllm_version, weights_changed, weights_fingerprint
-from ..checkpoints.folders import files_below, other_repositories, processor_files
+from ..checkpoints.fingerprint import (
+    files_below,
+    files_digest,
+    model_folder,
+    other_repositories,
+    processor_files,
+    vllm_version,
+    weights_changed,
+    weights_fingerprint,
+)
 from .content import dtype_name
 from .described import described_config, digest_of
 from .vllm_fields import READS_LENGTH, TABLE, LeftOut, Side, surroundings
