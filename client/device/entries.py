@@ -185,10 +185,8 @@ _RELEASED: Final = object()
 
 @dataclass(slots=True)
 class DeviceTally:
-    """Counts of one DeviceCache: lookups by tier, and entries by what happened to them.
-
-    `blocked`: the part of `refused` that was refused in emergency mode without asking the daemon.
-    """
+    """Counts of one DeviceCache: lookups by tier, and entries by what happened to them. `blocked`: those of `refused`
+    that the cache refused in emergency mode by itself."""
 
     hits: int = 0
     host_hits: int = 0

@@ -77,8 +77,7 @@ class Ledger:
     # ---- the difference to the table
 
     def register_missing(self) -> None:
-        """Queues entries that an earlier mode of the device refused, and that are still in the table, for
-        registration."""
+        """Queues entries for registration that an earlier mode refused, and that are still in the table."""
         with self._entries.lock:
             self._entries.changed.update((key, None) for key in self._entries.keys() if key not in self.told)  # noqa: SIM118
 

@@ -1,7 +1,7 @@
 """A GPU through torch: CUDA, or HIP, for which torch uses the same names.
 
 Owns: the calls of torch, and one side stream. Does not own: the tensors, torch's caching allocator, private pools in it
-(pools.py), the pause while a CUDA graph is captured (gate.py).
+and the pause while a CUDA graph is captured (gate.py).
 
 Invariants: only making a TorchDevice imports torch and makes a GPU context, on its own GPU only: the calls of all
 threads are made with that GPU as the current one. All memory that a copy reads or writes is referenced until the copy
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
@@ -23,10 +23,9 @@ from ...errors import DeviceFull, UnsupportedLeaf, UsageError, shown
 from ...shm.payloads.dtypes import name_of_torch
 from ...shm.payloads.specs import Spec
 from ...shm.payloads.tensors import check_tensor, tensor_over
-from ..gpu.gate import GATE, Gate, follow_torch
+from ..gpu.gate import GATE, Gate, Pools, follow_torch
 from ..gpu.gpu_name import gpu_name
 from ..gpu.interface import Mark, Outgoing, mapped, reached_within
-from ..gpu.pools import Pools
 
 Array = np.ndarray[Any, Any]
 _GIVE_BACK_S: Final = 0.1
@@ -89,15 +88,16 @@ class TorchDevice:
             follow_torch(torch)
         self._accelerator = accelerator
         kind: str = getattr(accelerator, "device_type", "cuda")
+        index: Any = device
         if device is not None and not isinstance(device, int):
-            device = torch.device(device)
-            if device.type != kind:
+            index = torch.device(device).index
+            if torch.device(device).type != kind:
                 raise UsageError(f"device is {device}; it is an index, or {kind}:INDEX")
-            device = device.index
-        index: int = accelerator.current_device() if device is None else device
+        if index is None:
+            index = accelerator.current_device()
         if not 0 <= index < accelerator.device_count():
             raise UsageError(f"device is {index}, and torch sees {accelerator.device_count()} cards")
-        self._index: Final = index
+        self._index: Final[int] = index
         self._device = torch.device(kind, index)
         self.reports = True
         self.name = name if name is not None else gpu_name(torch, accelerator, index)
@@ -112,10 +112,7 @@ class TorchDevice:
     @property
     def paused(self) -> bool:
         """As in Device."""
-        if self.gate.closed:
-            return True
-        with self.current():
-            return self._is_capturing()
+        return self.gate.closed or self.is_capturing()
 
     def pause(self) -> AbstractContextManager[None]:
         """As in Device. Pauses all TorchDevices of the process."""
@@ -217,8 +214,7 @@ class TorchDevice:
     def current(self) -> AbstractContextManager[object]:
         """A block with this GPU as the calling thread's current one. A call without it would make a context on GPU 0,
         which takes some 500 MiB there."""
-        block: AbstractContextManager[object] = self._accelerator.device(self._index)
-        return block
+        return cast(AbstractContextManager[object], self._accelerator.device(self._index))
 
     def event(self, stream: Any) -> Any:
         """An event, recorded on a stream."""
@@ -228,19 +224,16 @@ class TorchDevice:
             event.record(stream)
             return event
 
-    def is_capturing(self, stream: Any) -> bool:
-        """Whether work on a stream goes into a CUDA graph now."""
-        with self._accelerator.stream(stream):
-            return self._is_capturing()
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Whether work on a stream, by default the current one, goes into a CUDA graph now."""
+        with self.current(), nullcontext() if stream is None else self._accelerator.stream(stream):
+            try:
+                return bool(self._accelerator.is_current_stream_capturing())
+            except RuntimeError:
+                # The driver does not tell this of the default stream while another stream is captured.
+                return True
 
     # ---- private
-
-    def _is_capturing(self) -> bool:
-        try:
-            return bool(self._accelerator.is_current_stream_capturing())
-        except RuntimeError:
-            # The driver does not tell this of the default stream while another stream is captured.
-            return True
 
     def _read(self, tensor: Any, place: str, to: Array, start: int, stop: int) -> None:
         """Copies bytes of a contiguous tensor straight to `to`. If that is not pinned, the driver takes buffers of its

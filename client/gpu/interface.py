@@ -48,9 +48,8 @@ class Mark(Protocol):
 class Device(Protocol):
     """One GPU. Thread-safe, but not usable after a fork.
 
-    Attributes:
-        name: the daemon's name of the GPU's gauge: a PCI address such as "0000:65:00.0", or a fake card's name.
-        reports: whether to send `reading()` to a daemon that has no GPU library of its own.
+    `name`: the daemon's name of the GPU's gauge: a PCI address such as "0000:65:00.0", or a fake card's name.
+    `reports`: whether to send `reading()` to a daemon that has no GPU library of its own.
     """
 
     name: str
@@ -72,11 +71,8 @@ class Device(Protocol):
         ...
 
     def bytes_of(self, tree: Any) -> int:
-        """The bytes of the tree's tensors on this GPU. Several tensors at one address count once.
-
-        Raises:
-            UsageError: a tensor lies on another device; the message names its place in the tree.
-        """
+        """The bytes of the tree's tensors on this GPU. Several tensors at one address count once. Raises UsageError if
+        a tensor lies on another device; the message names its place in the tree."""
         ...
 
     def mark(self) -> Mark:

@@ -32,13 +32,7 @@ class HostRegistration:
     """Page-locks host memory by NVIDIA's driver. The calling thread has a current context of the card.
 
     Calls the driver instead of the CUDA runtime: a failed call of the runtime leaves an error that the next call of
-    torch raises as its own.
-
-    Args:
-        driver: a replacement for libcuda.so.1.
-
-    Raises:
-        OSError: there is no driver.
+    torch raises as its own. Raises OSError if there is no driver. `driver`: a replacement for libcuda.so.1.
     """
 
     def __init__(self, driver: Any = None) -> None:
@@ -81,16 +75,8 @@ class BlockMark:
 class TorchBlocks:
     """One CUDA GPU of this process, whose memory is read and written by address, as the KV connector uses it.
 
-    Thread-safe, but not usable after a fork.
-
-    Args:
-        index: torch's index of the GPU.
-        swap: queues the copies.
-        accelerator: a replacement for torch.cuda.
-        driver: a replacement for libcuda.so.1.
-
-    Raises:
-        UsageError: torch sees no such GPU.
+    Thread-safe, but not usable after a fork. `index`: torch's index of the GPU; raises UsageError if torch sees no such
+    GPU. `swap` queues the copies. `accelerator` and `driver`: replacements for torch.cuda and libcuda.so.1.
     """
 
     def __init__(self, index: int, swap: Swap, *, accelerator: Any = None, driver: Any = None) -> None:
@@ -128,10 +114,7 @@ class TorchBlocks:
 
     def register(self, address: int, size_bytes: int) -> str:
         """Page-locks memory that is mapped read-only, so that copies from it need no buffer. Takes about 0.1 s/GB.
-
-        Returns:
-            "" if it is registered; otherwise why it is not. Then nothing has changed.
-        """
+        Returns "", or why it is not registered; then nothing has changed."""
         with self.accelerator.device(self.index):
             try:
                 if self._registration is None:
@@ -143,11 +126,8 @@ class TorchBlocks:
                 return f"the driver cannot be called: {error}"
 
     def unregister(self, address: int) -> None:
-        """Ends a registration by the address where it begins. The caller has waited for all copies from there.
-
-        Raises:
-            RuntimeError: the driver refused.
-        """
+        """Ends a registration by the address where it begins. The caller has waited for all copies from there. Raises
+        RuntimeError if the driver refuses."""
         with self.accelerator.device(self.index):
             assert self._registration is not None, "nothing is registered"
             self.mark()
@@ -171,14 +151,11 @@ class TorchBlockStream:
         """Queues copies after those queued before, and after `after` is reached. Does not wait.
 
         Sources and targets stay as they are until a later mark of this stream is reached. No copy crosses the edge of
-        a registration.
+        a registration. Raises RuntimeError if the driver refuses; then some of the copies may be queued.
 
         Args:
             copies: (3, n) int64: the addresses of the sources and of the targets, and the bytes of each copy.
             after: a mark of the same device.
-
-        Raises:
-            RuntimeError: the driver refused. Some of the copies may be queued.
         """
         if after is not None:
             assert isinstance(after, BlockMark), "marks of another device"

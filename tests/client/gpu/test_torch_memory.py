@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensord.client.device.torch_device import TorchDevice
-from tensord.client.gpu import pools
+from tensord.client.gpu import gate as gates
 from tensord.client.gpu.gate import Gate, follow_torch
 
 from ...daemon_process import PATIENCE_S
@@ -53,7 +53,7 @@ def test_only_memory_of_copies_made_here_goes_back_to_the_driver(card: Accelerat
 def test_small_tensors_share_a_pool_and_it_goes_with_the_last_of_them(
     card: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "POOL_BYTES", 16 * KIB)
+    monkeypatch.setattr(gates, "POOL_BYTES", 16 * KIB)
     device = TorchDevice(0, accelerator=card)
     made = [promoted(device, 4 * KIB) for _ in range(10)]
     assert len(card.pools) == 3
