@@ -55,7 +55,6 @@ _UNSAID: Final = frozenset(
     }
 )
 """Attributes of a tokenizer that are records, paths, or named in another way."""
-_NOTHING: Final = object()
 
 
 @dataclass(slots=True)
@@ -134,49 +133,45 @@ class _Prompts:
 
     def __call__(self, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the pipeline's method for these arguments."""
-        original: Any = self._plain.encode_prompt
-        try:
-            key, device = self._key(original, pipeline, args, kwargs)
-        except Exception as error:
-            self._passed(error)
-            return original(pipeline, *args, **kwargs)
-        made: Any = _NOTHING
-        failed = False
+        made: list[Any] = []
+        has_failed = False
+
+        def encode() -> Any:
+            nonlocal has_failed
+            has_failed = True
+            made.append(self._plain.encode_prompt(pipeline, *args, **kwargs))
+            has_failed = False
+            return made[0]
 
         def compute() -> Any:
-            nonlocal made, failed
-            try:
-                made = original(pipeline, *args, **kwargs)
-            except BaseException:
-                failed = True
-                raise
-            if self._key(original, pipeline, args, kwargs) != (key, device):
-                raise NotShared(
-                    "the pipeline's weights or settings changed, or its namespace was invalidated meanwhile"
-                )
-            if type(made) is not tuple or not _are_embeddings(made):
+            result = encode()
+            if self._key(pipeline, args, kwargs) != (key, device):
+                raise NotShared("the pipeline changed, or its namespace was invalidated meanwhile")
+            if type(result) is not tuple or not _are_embeddings(result):
                 raise NotShared("encode_prompt returned something other than a tuple of tensors")
-            return [None if each is None else each.detach().cpu() for each in made]
+            return [None if each is None else each.detach().cpu() for each in result]
 
         try:
+            key, device = self._key(pipeline, args, kwargs)
             tree = self._client.get_or_compute(key, compute)
-            if made is not _NOTHING:
+            if made:
                 self.tally.encoded += 1
-                return made
+                return made[0]
             if type(tree) is not list or not _are_embeddings(tree):
                 raise NotShared("the stored embeddings are not those of a pipeline")
             found = tuple(None if each is None else each.to(device) for each in tree)
             self.tally.found += 1
             return found
         except Exception as error:
-            if failed:
+            if has_failed:
                 raise
-            self._passed(error)
-            return original(pipeline, *args, **kwargs) if made is _NOTHING else made
+            self.tally.passed += 1
+            self.tally.reasons.add(error, "a prompt is encoded without the cache")
+            return made[0] if made else encode()
 
-    def _key(self, original: Any, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, Any]:
+    def _key(self, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, Any]:
         """The key of a call, and the device of its result. Raises NotShared if the call has to bypass the cache."""
-        bound = inspect.signature(original).bind(pipeline, *args, **kwargs)
+        bound = inspect.signature(self._plain.encode_prompt).bind(pipeline, *args, **kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)
         del given["self"]
@@ -187,13 +182,11 @@ class _Prompts:
         for name, value in given.items():
             if isinstance(value, torch.Tensor):
                 raise NotShared(f"{name} is given: embeddings of the caller's own have no name")
-        said = digest_of(described(given)).encode()
         namespace = self._client.current(self._name(pipeline, device))
-        return namespace.key("diffusers", "text", said), device
+        return namespace.key("diffusers", "text", digest_of(described(given)).encode()), device
 
     def _name(self, pipeline: Any, device: torch.device) -> Namespace:
-        """The namespace of the pipeline's prompt embeddings, which are wanted on a device. Raises NotShared or
-        UnsupportedLeaf if something in the pipeline has no name."""
+        """The namespace of the pipeline's prompt embeddings on a device. Raises NotShared or UnsupportedLeaf."""
         _check_pipeline(pipeline, self._plain)
         encoders = _parts(pipeline, _ENCODERS)
         config = {name: value for name, value in pipeline.config.items() if type(value) in _PLAIN}
@@ -211,10 +204,6 @@ class _Prompts:
             processor=f"diffusers {diffusers.__version__}, transformers {transformers.__version__}",
             tenant=self._tenant,
         )
-
-    def _passed(self, error: Exception) -> None:
-        self.tally.passed += 1
-        self.tally.reasons.add(error, "a prompt is encoded without the cache")
 
 
 def _check_pipeline(pipeline: Any, plain: type) -> None:
