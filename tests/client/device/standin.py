@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -25,6 +25,7 @@ from tensord.client.gpu.gate import Gate
 from tensord.testing.fake_stream import FakeMark, FakeStream, Hold
 
 GARBAGE: Final = 0xA5
+PLACE: Final = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
 CARD: Final = torch.device("cpu", 0)
 _numbers: Final = count(1)
 
@@ -119,18 +120,14 @@ class Driver:
 
     def __init__(self, called: Callable[[str], object]) -> None:
         self._called = called
-        self.refusal = 0
+        self.refusal = self.overlaps = self.calls = 0
         self.ranges: dict[int, int] = {}
-        self.overlaps = 0
-        self.calls = 0
 
     def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
         self.calls += 1
         self._called("cuMemHostRegister")
-        if self.refusal:
-            return self.refusal
-        if flags != 8 or address % 4096:
-            return 1
+        if self.refusal or flags != 8 or address % 4096:
+            return self.refusal or 1
         self.overlaps += any(at < address + size_bytes and address < at + size for at, size in self.ranges.items())
         self.ranges[address] = size_bytes
         return 0
@@ -181,7 +178,7 @@ class Accelerator:
         return 1 + self.index
 
     def current_device(self) -> int:
-        return getattr(self._threads, "device", 0)
+        return getattr(self._threads, "device", None) or 0
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return self.properties
@@ -213,48 +210,37 @@ class Accelerator:
     @property
     def MemPool(self) -> Any:
         """Callable, and with the class's attributes, as torch's is."""
-        card = self
-
-        class Made(Pool):
-            def __init__(self) -> None:
-                super().__init__(card)
-
-        return Made
+        return type("MemPool", (Pool,), {"__init__": lambda pool: Pool.__init__(pool, self)})
 
     @contextmanager
     def use_mem_pool(self, pool: Pool, device: int) -> Iterator[None]:
-        before = getattr(self._threads, "reserved", None)
-        self._threads.reserved = pool.reserved
         self.in_pools += 1
         try:
-            yield
+            with self._chosen(reserved=pool.reserved):
+                yield
         finally:
             self.in_pools -= 1
-            self._threads.reserved = before
+
+    @contextmanager
+    def _chosen(self, **choice: object) -> Iterator[None]:
+        """Within it, the calling thread has chosen a pool, a stream or a device."""
+        before = {name: getattr(self._threads, name, None) for name in choice}
+        vars(self._threads).update(choice)
+        try:
+            with self._seen():
+                yield
+        finally:
+            vars(self._threads).update(before)
 
     def current_stream(self, index: int = 0) -> LateStream:
-        stream: LateStream = getattr(self._threads, "stream", self.default)
+        stream: LateStream = getattr(self._threads, "stream", None) or self.default
         return stream
 
-    @contextmanager
-    def stream(self, stream: LateStream) -> Iterator[None]:
-        before = self.current_stream()
-        self._threads.stream = stream
-        try:
-            with self._seen():
-                yield
-        finally:
-            self._threads.stream = before
+    def stream(self, stream: LateStream) -> AbstractContextManager[None]:
+        return self._chosen(stream=stream)
 
-    @contextmanager
-    def device(self, index: int) -> Iterator[None]:
-        before = self.current_device()
-        self._threads.device = index
-        try:
-            with self._seen():
-                yield
-        finally:
-            self._threads.device = before
+    def device(self, index: int) -> AbstractContextManager[None]:
+        return self._chosen(device=index)
 
     def called(self, what: str) -> None:
         """A call that would make a context on the current device, and that a capture does not bear."""
@@ -280,10 +266,8 @@ class Accelerator:
         """As a CUDA graph is captured: by the current stream of this thread, with the gate told."""
         with self.gate.pause():
             self.capturing = True
-            try:
-                yield
-            finally:
-                self.capturing = False
+            yield
+            self.capturing = False
 
     def swap_blocks_batch(
         self, sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, is_src_access_order_any: bool = False

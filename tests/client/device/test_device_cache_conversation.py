@@ -1,4 +1,5 @@
-"""What a cache and the daemon's core say to one another, in every order in which it can cross on the way.
+"""What a cache and the daemon's core say to one another, in every order in which it can cross on the way; and what goes
+in a move, and what stays.
 
 The core is the daemon's own, and so is the cache's side; only the wire between them is the test's, which delivers in
 either direction when it likes. When all is delivered, both sides must know the same entries.
@@ -10,16 +11,19 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from tensord.client.device.entries import DeviceEntry, DeviceLease, Registration
+from tensord.client.device import moves
+from tensord.client.device.entries import DeviceLease, Registration
 from tensord.daemon.forms.events import Tick
 from tensord.daemon.governor.forms.events import Sample, Sampled
 from tensord.ipc.messages.modes import Tier
-from tensord.testing.fake_vram import FakeCard
+from tensord.testing.fake_vram import FakeCard, FakeStream
 
+from ...daemon_process import PATIENCE_S
 from .wire import CARD, Owner
 
 KEYS = [bytes([n]) * 32 for n in range(6)]
@@ -40,11 +44,6 @@ class Conversation(Owner, RuleBasedStateMachine):
             self.put(key, 1, 1)
         self.exchange()
 
-    def found(self, key: bytes) -> DeviceEntry:
-        entry = self.entries.find(key)
-        assert entry is not None
-        return entry
-
     # ---- the owner
 
     @rule(key=st.sampled_from(KEYS), tokens=st.integers(0, 3), blocks=st.integers(1, 2))
@@ -59,7 +58,8 @@ class Conversation(Owner, RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def delete(self, key: bytes) -> None:
-        assert self.entries.delete([key]) == (1 if key in self.entries else 0) or key not in self.entries
+        before = self.entries.keys()
+        assert self.entries.delete([key]) == (key in before)
 
     @rule(key=st.sampled_from(KEYS))
     def get(self, key: bytes) -> None:
@@ -132,7 +132,7 @@ class Conversation(Owner, RuleBasedStateMachine):
                 self.sample(0.1)
             self.exchange()
             assert set(self.entries.keys()) == set(self.upkeep.ledger.told)
-            assert self.wire.sizes() == {key: self.found(key).size_bytes for key in self.entries.keys()}  # noqa: SIM118
+            assert self.wire.sizes() == {key: entry.size_bytes for key, entry in self.entries._table.items()}
             codes = {error.code for error in self.wire.errors}
             assert codes <= {"UnderPressure", "DeviceFull"} | ({"UnknownOrder"} if self.somebody_was_late else set())
             assert all(registration.state != "sent" for registration in self.registrations)
@@ -184,3 +184,62 @@ def test_many_offloads_that_end_unacknowledged_leave_both_sides_in_agreement() -
     conversation.deliver_up(4)
     conversation.send_away({KEYS[0], KEYS[1]})
     conversation.teardown()
+
+
+# ---- one order by itself
+
+
+@pytest.fixture
+def owner(card: FakeCard) -> Owner:
+    """With entry 1, which the daemon knows."""
+    owner = Owner(card)
+    owner.enter(KEYS[1], np.arange(ENTRY_BYTES))
+    owner.exchange()
+    return owner
+
+
+def read(owner: Owner) -> None:
+    lease = owner.entries.lease(KEYS[1])
+    assert lease is not None
+    lease.release()
+
+
+def test_an_entry_that_cannot_be_copied_is_dropped_unless_the_daemon_is_gone(owner: Owner) -> None:
+    owner.host.full = True
+    connection = owner.wire.connection
+    owner.host.after_put = lambda: setattr(owner.wire, "connection", None)
+    assert owner.ordered(KEYS[1], "offload") is None and KEYS[1] in owner.entries
+    owner.host.after_put = lambda: None
+    owner.wire.connection = connection
+    moved = owner.ordered(KEYS[1], "offload")
+    assert moved is not None and moved.dropped == [KEYS[1]] and moved.freed_bytes > 0 and len(owner.entries) == 0
+
+
+def test_an_entry_that_is_read_while_it_is_copied_stays(owner: Owner) -> None:
+    owner.host.after_put = lambda: read(owner)
+    moved = owner.ordered(KEYS[1], "offload")
+    assert moved is not None and moved.kept == [KEYS[1]] and KEYS[1] in owner.entries
+
+
+@pytest.mark.parametrize("kind", ["offload", "drop"])
+def test_nothing_goes_before_every_stream_that_used_it_has_done_so(
+    owner: Owner, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark that is missing is neither the last nor of the stream that put it."""
+    monkeypatch.setattr(moves, "_MARK_S", 0.0)
+    entry = owner.entries.find(KEYS[1])
+    assert entry is not None
+    with owner.device.on(FakeStream()) as stream, stream.hold():
+        read(owner)
+        entry.marks.append(FakeStream().mark())
+        assert all(mark.wait(PATIENCE_S) for mark in (entry.marks[0], entry.marks[-1]))
+        moved = owner.ordered(KEYS[1], kind)
+        assert moved is not None and moved.kept == [KEYS[1]]
+
+
+def test_an_offload_that_its_owner_asks_for_while_the_daemon_leaves_is_tried_with_the_next(owner: Owner) -> None:
+    owner.wire.listener.detached()
+    _, leaving = owner.upkeep.send_away([KEYS[1]])
+    owner.wire.connect()
+    owner.exchange()
+    assert leaving.ended.is_set() and leaving.gone == 1 and KEYS[1] not in owner.entries

@@ -1,6 +1,6 @@
 """While a device is paused, as for the capture of a CUDA graph, orders wait, calls return, and nothing is lost.
 
-Each cell is one thing that comes during the pause, crossed with one disturbance before the pause ends.
+Each cell is one thing that comes during the pause, crossed with an end of the daemon before the pause ends.
 """
 
 from __future__ import annotations
@@ -97,31 +97,18 @@ def a_hit_and_a_delete(scene: Scene) -> None:
 STATES = [an_order, an_offload_of_its_owner, a_promotion, a_put, a_hit_and_a_delete]
 
 
-# ---- what disturbs it
-
-
-def nothing(scene: Scene) -> None:
-    pass
-
-
-def the_daemon_is_killed(scene: Scene) -> None:
-    scene.daemon.kill()
-    scene.daemon.start()
-    until(lambda: scene.cache.client.connected, "the client to be connected")
-
-
-DISTURBANCES = [nothing, the_daemon_is_killed]
-
-
-@pytest.mark.parametrize("disturbance", DISTURBANCES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("is_killed", [False, True], ids=["the daemon stays", "the daemon is killed"])
 @pytest.mark.parametrize("state", STATES, ids=lambda each: each.__name__)
 def test_nothing_is_copied_and_nobody_waits_until_the_pause_ends(
-    scene: Scene, state: Callable[[Scene], None], disturbance: Callable[[Scene], None]
+    scene: Scene, state: Callable[[Scene], None], is_killed: bool
 ) -> None:
     before = scene.vram.copied
     with scene.vram.pause():
         state(scene)
-        disturbance(scene)
+        if is_killed:
+            scene.daemon.kill()
+            scene.daemon.start()
+            until(lambda: scene.cache.client.connected, "the client to be connected")
         assert scene.vram.copied == before
     scene.card.occupy(0)
     for number in range(2):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Wire:
         self.connection: Any = None
         self.listeners = self
         self.puts: Any = None
-        self._asked: dict[int, tuple[Future[Any], Callable[[Future[Any]], None]]] = {}
+        self._asked: dict[int, Future[Any]] = {}
         self._number = 0
 
     # ---- as the cache sees it
@@ -64,7 +64,7 @@ class Wire:
         if connected is not self.connection:
             answer.set_exception(DaemonUnavailable("gone"))
             return answer
-        self._asked[self._number] = answer, then
+        self._asked[self._number] = answer
         self.said.append(make(self._number))
         return answer
 
@@ -96,10 +96,9 @@ class Wire:
             self.happen(ClientLeft(self.client))
         self.said.clear()
         self.answered.clear()
-        asked, self._asked = self._asked, {}
         self.connection = None
-        for answer, _ in asked.values():
-            answer.set_exception(DaemonUnavailable("gone"))
+        while self._asked:
+            self._asked.popitem()[1].set_exception(DaemonUnavailable("gone"))
         self.listener.detached()
         self.client += 1
         self.connection = object()
@@ -121,12 +120,10 @@ class Wire:
         if isinstance(message, messages.Error):
             self.errors.append(message)
         asked = self._asked.pop(getattr(message, "id", -1), None)
-        if asked is None:
-            return
-        if isinstance(message, messages.Error):
-            asked[0].set_exception(message.to_error())
-        else:
-            asked[0].set_result(message)
+        if asked is not None and isinstance(message, messages.Error):
+            asked.set_exception(message.to_error())
+        elif asked is not None:
+            asked.set_result(message)
 
     def sizes(self) -> dict[bytes, int]:
         """The bytes that the daemon counts for each key."""
@@ -143,6 +140,7 @@ class HostTier:
         self.governor = SimpleNamespace(watch=lambda: None)
         self.trees: dict[bytes, Any] = {}
         self.full = False
+        self.after_put: Callable[[], object] = lambda: None
 
     def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
         """As the client's Puts."""
@@ -157,17 +155,13 @@ class HostTier:
         else:
             self.trees[put.key] = recipe(payload.header).view(memory)
             put.settle("stored")
+        self.after_put()
 
     def get(self, key: bytes) -> Any:
-        return leased(self.trees[key]) if key in self.trees else None
+        return nullcontext(SimpleNamespace(tree=self.trees[key])) if key in self.trees else None
 
     def peek(self, key: bytes) -> None:
         return None
-
-
-@contextmanager
-def leased(tree: Any) -> Iterator[Any]:
-    yield SimpleNamespace(tree=tree)
 
 
 class Owner:
@@ -191,6 +185,14 @@ class Owner:
         kept = self.entries.put(entry)
         assert kept is not None
         return kept
+
+    def ordered(self, key: bytes, kind: Any) -> messages.AcknowledgeOrder | None:
+        """What is acknowledged of an order that the daemon has just sent."""
+        self.upkeep.received(messages.Order(1, CARD, kind, [key], "test"), self.wire.connection)
+        self.wire.said.clear()
+        self.upkeep.turn()
+        said = [message for message in self.wire.said if isinstance(message, messages.AcknowledgeOrder)]
+        return said[0] if said else None
 
     def exchange(self) -> None:
         """All that is to be said, until nothing is."""

@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,7 @@ def rig(tmp_path: Path) -> FakeRig:
 
 
 class TestFakeVram(Conformance):
-    @pytest.fixture
-    def rig(self, tmp_path: Path) -> FakeRig:
-        return FakeRig(tmp_path)
-
-
-class _Reached:
-    def wait(self, timeout_s: float | None = None) -> bool:
-        return True
-
-
-def _look(array: np.ndarray[Any, Any], seen: list[bytes]) -> None:
-    seen.append(array.tobytes())
+    """The fixture is the module's."""
 
 
 def garbage(array: np.ndarray[Any, Any]) -> bool:
@@ -82,7 +70,7 @@ def test_a_read_before_the_stream_s_write_is_garbage(rig: FakeRig) -> None:
     with rig.hold():
         tensor = rig.device.upload(array)
         assert garbage(tensor.peek())
-        assert garbage(landed(rig.device, tensor, _Reached()))
+        assert garbage(landed(rig.device, tensor, FakeStream().mark()))
     assert (tensor.numpy() == array).all()
 
 
@@ -96,31 +84,28 @@ def test_memory_that_was_dropped_holds_garbage_and_comes_back_as_garbage(rig: Fa
     assert garbage(rig.device.empty(BLOCK_BYTES, np.uint8).numpy())
 
 
-def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(rig: FakeRig) -> None:
+@pytest.mark.parametrize("lends", [False, True])
+def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(rig: FakeRig, lends: bool) -> None:
     """The bug that `lend` is there for, without it and with it: a reader on another stream than the maker's."""
     device, other = rig.device, FakeStream()
-    for lends in (False, True):
-        tensor = device.upload(np.full(BLOCK_BYTES, 1, np.uint8))
-        assert device.mark().wait(PATIENCE_S)
-        seen: list[bytes] = []
-        hold = other.hold()
-        with device.on(other):
-            if lends:
-                device.lend({"x": tensor})
-            lies_at = tensor._array
-            device.launch(partial(_look, lies_at, seen))
-            last = device.mark()
+    tensor = device.upload(np.full(BLOCK_BYTES, 1, np.uint8))
+    assert device.mark().wait(PATIENCE_S)
+    seen: list[bytes] = []
+    with other.hold(), device.on(other):
+        if lends:
+            device.lend({"x": tensor})
+        lies_at = tensor._array
+        device.launch(lambda: seen.append(lies_at.tobytes()))
+        last = device.mark()
         del tensor
         gc.collect()
-        # It may only be another tensor's once the other stream is past its kernel.
-        reused = device.upload(np.full(BLOCK_BYTES, 2, np.uint8))
-        assert device.mark().wait(PATIENCE_S)
-        hold.release()
-        assert last.wait(PATIENCE_S)
-        assert seen == [(b"\1" if lends else b"\2") * BLOCK_BYTES]
-        del reused, lies_at
-        gc.collect()
-        device.give_back()
+        with device.on(device.stream):
+            # It may only be another tensor's once the other stream is past its kernel.
+            reused = device.upload(np.full(BLOCK_BYTES, 2, np.uint8))
+            assert device.mark().wait(PATIENCE_S)
+    assert last.wait(PATIENCE_S)
+    assert seen == [(b"\1" if lends else b"\2") * BLOCK_BYTES]
+    del reused
 
 
 def test_the_fake_runs_without_torch_and_the_interface_loads_none() -> None:

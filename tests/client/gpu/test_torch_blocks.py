@@ -26,10 +26,6 @@ class StandinRig(BlockRig):
         )
         self.memory = self.card.empty((BLOCKS, BLOCK_BYTES), torch.uint8)
 
-    @property
-    def address(self) -> int:
-        return self.memory.data_ptr()
-
     def write(self, values: Array) -> None:
         source = torch.from_numpy(values)
         self.card.launch(lambda: self.memory.copy_(source))
@@ -50,10 +46,6 @@ class CudaRig(BlockRig):
         self.device = TorchBlocks(0, ops.swap_blocks_batch)
         self.memory = torch.zeros((BLOCKS, BLOCK_BYTES), dtype=torch.uint8, device="cuda:0")
 
-    @property
-    def address(self) -> int:
-        return self.memory.data_ptr()
-
     def write(self, values: Array) -> None:
         self.memory.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
 
@@ -72,10 +64,13 @@ class CudaRig(BlockRig):
             torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
 
 
+@pytest.fixture
+def rig() -> StandinRig:
+    return StandinRig()
+
+
 class TestOnAStandIn(BlockConformance):
-    @pytest.fixture
-    def rig(self) -> StandinRig:
-        return StandinRig()
+    """The fixture is the module's."""
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or bool(torch.version.hip), reason="no CUDA card")
@@ -83,11 +78,6 @@ class TestOnACard(BlockConformance):
     @pytest.fixture
     def rig(self) -> CudaRig:
         return CudaRig()
-
-
-@pytest.fixture
-def rig() -> StandinRig:
-    return StandinRig()
 
 
 def test_without_page_locked_memory_copies_are_made_all_the_same(rig: StandinRig) -> None:

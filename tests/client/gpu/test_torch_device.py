@@ -18,10 +18,9 @@ from tensord.errors import UnsupportedLeaf, UsageError
 from tensord.shm.payloads.dtypes import _TORCH_NAMES
 from tensord.shm.payloads.tensors import tensor_over
 
-from ..device.standin import Accelerator, LateStream
+from ..device.standin import PLACE, Accelerator, LateStream
 from .conformance import CAPACITY_BYTES, KIB, Conformance, Rig, bits, landed
 
-PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
 DTYPES = tuple(name for name, of_torch in _TORCH_NAMES.items() if hasattr(torch, of_torch))
 
 
@@ -91,10 +90,13 @@ class CudaRig(Rig):
         return torch.empty(4, device="meta")
 
 
+@pytest.fixture
+def rig() -> StandinRig:
+    return StandinRig()
+
+
 class TestOnAStandIn(Conformance):
-    @pytest.fixture
-    def rig(self) -> StandinRig:
-        return StandinRig()
+    """The fixture is the module's."""
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or HIP card")
@@ -102,11 +104,6 @@ class TestOnACard(Conformance):
     @pytest.fixture
     def rig(self) -> CudaRig:
         return CudaRig()
-
-
-@pytest.fixture
-def rig() -> StandinRig:
-    return StandinRig()
 
 
 def test_tensors_in_any_order_of_their_dimensions_need_no_memory_on_the_card(rig: StandinRig) -> None:
@@ -150,27 +147,6 @@ GPU_UUID = UUID("11111111-2222-3333-4444-555555555555")
 SLICE_UUID = UUID("99999999-8888-7777-6666-555555555555")
 
 
-class Cuda:
-    """The calls of libcuda that tell UUIDs."""
-
-    def __init__(self, own: UUID) -> None:
-        self._own = own
-
-    def cuInit(self, flags: int) -> int:
-        return 0
-
-    def cuDeviceGet(self, number: Any, ordinal: int) -> int:
-        return 0
-
-    def cuDeviceGetUuid(self, told: Any, number: Any) -> int:
-        told.raw = GPU_UUID.bytes
-        return 0
-
-    def cuDeviceGetUuid_v2(self, told: Any, number: Any) -> int:
-        told.raw = self._own.bytes
-        return 0
-
-
 @pytest.mark.parametrize(
     ("own", "expected"),
     [(GPU_UUID, "0000:65:00.0"), (SLICE_UUID, f"MIG-{SLICE_UUID}"), (None, "0000:65:00.0")],
@@ -179,10 +155,15 @@ class Cuda:
 def test_a_mig_slice_is_named_by_its_uuid_and_a_whole_gpu_by_its_address(
     monkeypatch: pytest.MonkeyPatch, own: UUID | None, expected: str
 ) -> None:
-    def library(*names: str) -> Cuda:
+    def library(*names: str) -> Any:
         if own is None:
             raise OSError("no such library")
-        return Cuda(own)
+        return SimpleNamespace(
+            cuInit=lambda flags: 0,
+            cuDeviceGet=lambda number, ordinal: 0,
+            cuDeviceGetUuid=lambda told, number: setattr(told, "raw", GPU_UUID.bytes),
+            cuDeviceGetUuid_v2=lambda told, number: setattr(told, "raw", own.bytes),
+        )
 
     monkeypatch.setattr(gpu_name, "_library", library)
     assert TorchDevice(accelerator=Accelerator(KIB, **PLACE)).name == expected
@@ -192,12 +173,11 @@ def test_a_mig_slice_is_named_by_its_uuid_and_a_whole_gpu_by_its_address(
 def test_the_partitions_of_an_amd_card_are_named_by_their_numbers(
     monkeypatch: pytest.MonkeyPatch, numbered: bool
 ) -> None:
-    class Hip:
-        def hipDeviceGetPCIBusId(self, told: Any, told_bytes: int, number: Any) -> int:
-            told.value = f"0000:0C:00.{number.value if numbered else 0}".encode()
-            return 0
+    def tell(told: Any, told_bytes: int, number: Any) -> int:
+        told.value = f"0000:0C:00.{number.value if numbered else 0}".encode()
+        return 0
 
-    monkeypatch.setattr(gpu_name, "_library", lambda *names: Hip())
+    monkeypatch.setattr(gpu_name, "_library", lambda *names: SimpleNamespace(hipDeviceGetPCIBusId=tell))
     told = SimpleNamespace(version=SimpleNamespace(hip="7.0"))
     names = [gpu_name.gpu_name(told, Accelerator(KIB), index) for index in range(4)]  # type: ignore[arg-type]
     assert names == ["0000:0c:00.0", "0000:0c:00.1", "0000:0c:00.2", "0000:0c:00.3"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +17,8 @@ from tensord.client.gpu import gate as gates
 from tensord.client.gpu.gate import Gate, follow_torch
 
 from ...daemon_process import PATIENCE_S
-from ..device.standin import Accelerator
+from ..device.standin import PLACE, Accelerator
 from .conformance import CAPACITY_BYTES, KIB, bits, landed
-
-PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
 
 
 @pytest.fixture
@@ -105,8 +103,7 @@ class Pluggable(Accelerator):
 
     @property
     def MemPool(self) -> Any:
-        made = SimpleNamespace(snapshot=None)
-        return type("MemPool", (), {"__new__": self._refuses, **vars(made)})
+        return type("MemPool", (), {"__new__": self._refuses, "snapshot": None})
 
 
 @pytest.mark.parametrize("gives_back", ["pool", "all"])
@@ -149,9 +146,8 @@ def test_no_call_makes_a_context_on_another_card(gives_back: Any) -> None:
         assert not device.paused
 
     all_calls()
-    thread = threading.Thread(target=all_calls)
-    thread.start()
-    thread.join(PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(all_calls).result(PATIENCE_S)
     assert card.contexts == {1}
 
 
@@ -187,29 +183,24 @@ class Graph:
             raise RuntimeError("the capture failed")
 
 
-def like_torch() -> Any:
-    graph = type("CUDAGraph", (Graph,), dict(vars(Graph)))
+def _cuda_beginAllocateCurrentThreadToPool(device: int, pool: Any) -> None:
+    pass
 
-    def _cuda_beginAllocateCurrentThreadToPool(device: int, pool: Any) -> None:
-        pass
 
-    def _cuda_endAllocateToPool(device: int, pool: Any) -> None:
-        pass
-
-    calls = {call.__name__: call for call in (_cuda_beginAllocateCurrentThreadToPool, _cuda_endAllocateToPool)}
-    return SimpleNamespace(
-        cuda=SimpleNamespace(CUDAGraph=graph, memory=SimpleNamespace(**calls)), _C=SimpleNamespace(**calls)
-    )
+def _cuda_endAllocateToPool(device: int, pool: Any) -> None:
+    pass
 
 
 def test_captures_and_pools_of_torch_tell_the_gate_however_often_it_is_followed() -> None:
-    fake, gate = like_torch(), Gate()
+    calls = {call.__name__: call for call in (_cuda_beginAllocateCurrentThreadToPool, _cuda_endAllocateToPool)}
+    cuda = SimpleNamespace(CUDAGraph=Graph, memory=SimpleNamespace(**calls))
+    fake: Any = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(**calls))
+    gate = Gate()
     for _ in range(3):
         follow_torch(fake, gate)
     graph = fake.cuda.CUDAGraph()
-    closed = [gate.closed]
     graph.capture_begin(pool=None, capture_error_mode="thread_local")
-    closed.append(gate.closed)
+    closed = [gate.closed]
     graph.capture_end()
     closed.append(gate.closed)
     graph.fails = True
@@ -217,20 +208,19 @@ def test_captures_and_pools_of_torch_tell_the_gate_however_often_it_is_followed(
         with pytest.raises(RuntimeError):
             call()
         closed.append(gate.closed)
-    assert closed == [False, True, False, False, False]
+    assert closed == [True, False, False, False]
     for module in (fake.cuda.memory, fake._C):
-        module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
-        assert gate.pools == 1
-        module._cuda_endAllocateToPool(0, (1, 0))
-        assert gate.pools == 0
-        # As engines do in the middle of a capture.
-        module._cuda_endAllocateToPool(0, (1, 0))
-        module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
-        assert gate.pools == 0
+        begin, end = module._cuda_beginAllocateCurrentThreadToPool, module._cuda_endAllocateToPool
+        counts = []
+        # Engines end and begin in the middle of a capture.
+        for call in (begin, end, end, begin):
+            call(0, (1, 0))
+            counts.append(gate.pools)
         with gate.work():
-            module._cuda_beginAllocateCurrentThreadToPool(0, (1, 0))
-            assert gate.pools == 0
-            module._cuda_endAllocateToPool(0, (1, 0))
+            begin(0, (1, 0))
+            counts.append(gate.pools)
+            end(0, (1, 0))
+        assert counts == [1, 0, -1, 0, 0]
 
 
 def test_the_names_that_torch_is_followed_by_are_torchs_own() -> None:
