@@ -31,9 +31,8 @@ FLUX: Final = "FluxPipeline"
 
 def clip_tokenizer() -> Any:
     words = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
-    return CLIPTokenizer(
-        vocab={word: number for number, word in enumerate(words)}, merges=[], model_max_length=LENGTH
-    )  # fmt: skip
+    vocabulary = {word: number for number, word in enumerate(words)}
+    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=LENGTH)
 
 
 def t5_tokenizer() -> Any:

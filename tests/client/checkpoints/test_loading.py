@@ -23,9 +23,8 @@ def model(folder: Path) -> Path:
 
 
 def relink(path: Path, to: Path) -> None:
-    other = path.with_name("other")
-    other.symlink_to(to)
-    other.rename(path)
+    path.unlink()
+    path.symlink_to(to)
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {

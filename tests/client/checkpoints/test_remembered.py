@@ -22,8 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 class Digests:
     """Counts what is computed."""
 
-    def __init__(self) -> None:
-        self.computed = 0
+    computed = 0
 
     def __call__(self, path: Path) -> str:
         self.computed += 1
@@ -37,9 +36,8 @@ def digests() -> Digests:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    path = folder / "model.safetensors"
+    path = tmp_path / "model" / "model.safetensors"
+    path.parent.mkdir()
     path.write_text("weights")
     return path
 
@@ -63,9 +61,8 @@ def written(path: Path) -> None:
 
 
 def replaced(path: Path) -> None:
-    other = path.with_name("other")
-    other.write_text("others.")
-    other.replace(path)
+    path.with_name("other").write_text("others.")
+    path.with_name("other").replace(path)
 
 
 @pytest.mark.parametrize("change", [written, replaced])

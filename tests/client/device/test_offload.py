@@ -27,6 +27,9 @@ WAYS: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
+pytestmark = pytest.mark.parametrize("way", WAYS)
+
+
 class Vram(FakeVram):
     """Tells of each read, before it copies; what `on_read` raises is the card's failure."""
 
@@ -52,13 +55,24 @@ def vram(card: FakeCard) -> Vram:
     return Vram(card)
 
 
-def values(number: int, size_bytes: int) -> Any:
-    return np.random.default_rng(number).integers(0, 256, size_bytes, np.uint8)
+@pytest.fixture
+def daemon(card: FakeCard, way: str) -> Iterator[Daemon]:
+    with watching(card, ring_bytes=64 * MIB, **WAYS[way][1]) as running:
+        yield running.start()
 
 
-def put(cache: tensord.DeviceCache, vram: Vram, number: int, size_bytes: int) -> None:
-    tensor = vram.upload(values(number, size_bytes))
-    assert cache.put(key(number), {"a": tensor, "n": number}, wait=True).state == "registered"
+@pytest.fixture
+def cache(daemon: Daemon, vram: Vram) -> Iterator[tensord.DeviceCache]:
+    with tensord.DeviceCache(daemon.client(), vram) as opened:
+        yield opened
+
+
+def values(way: str) -> Any:
+    return np.random.default_rng(1).integers(0, 256, WAYS[way][0], np.uint8)
+
+
+def put(cache: tensord.DeviceCache, vram: Vram, way: str) -> None:
+    assert cache.put(key(1), {"a": vram.upload(values(way)), "n": 1}, wait=True).state == "registered"
 
 
 def shared_memory() -> list[tuple[int, int, str]]:
@@ -72,81 +86,61 @@ def shared_memory() -> list[tuple[int, int, str]]:
     return found
 
 
-def served(card: FakeCard, more: dict[str, object]) -> Daemon:
-    return watching(card, ring_bytes=64 * MIB, **more)
+def test_an_offload_is_copied_once_into_shared_memory(cache: tensord.DeviceCache, vram: Vram, way: str) -> None:
+    put(cache, vram, way)
+    assert cache.offload(key(1), wait=True) == 1
+    assert sum(length for _, length in vram.landings) == WAYS[way][0]
+    names = [[name for start, end, name in shared_memory() if start <= at < end] for at, _ in vram.landings]
+    assert all(names)
+    in_ring = ["ring" in name for (name,) in names]
+    assert all(in_ring) if "ring" in way else not any(in_ring)
+    with held(cache, key(1)) as lease:
+        assert lease.tier == "host" and np.array_equal(lease.tree["a"], values(way))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_offload_is_copied_once_into_shared_memory(card: FakeCard, vram: Vram, way: str) -> None:
-    size_bytes, more = WAYS[way]
-    with served(card, more) as daemon:
-        cache = tensord.DeviceCache(daemon.start().client(), vram)
-        put(cache, vram, 1, size_bytes)
-        assert cache.offload(key(1), wait=True) == 1
-        places = shared_memory()
-        assert sum(length for _, length in vram.landings) == size_bytes
-        assert all(any(start <= at < end for start, end, _ in places) for at, _ in vram.landings)
-        ring = [place for place in places if "ring" in place[2]]
-        in_ring = [any(start <= at < end for start, end, _ in ring) for at, _ in vram.landings]
-        assert all(in_ring) if "ring" in way else not any(in_ring)
-        with held(cache, key(1)) as lease:
-            assert lease.tier == "host" and np.array_equal(lease.tree["a"], values(1, size_bytes))
-        cache.close()
-
-
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_offload_works(
-    card: FakeCard, vram: Vram, way: str, at: str
+    cache: tensord.DeviceCache, vram: Vram, way: str, at: str
 ) -> None:
-    size_bytes, more = WAYS[way]
-    with served(card, more) as daemon:
-        cache = tensord.DeviceCache(daemon.start().client(), vram)
-        put(cache, vram, 1, size_bytes)
+    put(cache, vram, way)
 
-        def fails(start: int) -> None:
-            if at == "first" or sum(length for _, length in vram.landings) == size_bytes:
-                raise RuntimeError("the driver said no")
+    def fails(start: int) -> None:
+        if at == "first" or sum(length for _, length in vram.landings) == WAYS[way][0]:
+            raise RuntimeError("the driver said no")
 
-        vram.on_read = fails
-        assert cache.offload(key(1), wait=True) == 0
-        assert "the driver said no" in str(cache.error)
-        assert cache.contains(key(1))
-        vram.on_read = lambda start: None
-        other = cache.client
-        until(lambda: other.connected, "the client to be connected")
-        assert other.get(key(1)) is None
-        # One that takes longer than a call waits for it counts in no call.
-        until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "the next offload")
-        found = other.get(key(1))
-        assert found is not None and np.array_equal(found.tree["a"], values(1, size_bytes))
-        until(lambda: not other.link.puts.waiting, "the daemon to answer all requests")
-        cache.close()
+    vram.on_read = fails
+    assert cache.offload(key(1), wait=True) == 0
+    assert "the driver said no" in str(cache.error)
+    assert cache.contains(key(1))
+    vram.on_read = lambda start: None
+    other = cache.client
+    until(lambda: other.connected, "the client to be connected")
+    assert other.get(key(1)) is None
+    # One that takes longer than a call waits for it counts in no call.
+    until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "the next offload")
+    found = other.get(key(1))
+    assert found is not None and np.array_equal(found.tree["a"], values(way))
+    until(lambda: not other.link.puts.waiting, "the daemon to answer all requests")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_owner_that_is_killed_in_the_middle_leaves_nothing(card: FakeCard, way: str) -> None:
-    size_bytes, more = WAYS[way]
-    with served(card, more) as daemon:
-        daemon.start()
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                owner = Vram(FakeCard(card.folder, CARD, 256 * MIB))
-                cache = tensord.DeviceCache(tensord.Client(daemon.socket), owner)
-                put(cache, owner, 1, size_bytes)
-                never, _ = os.pipe()
-                owner.on_read = lambda start: (os.write(writing, b"x"), os.read(never, 1))
-                cache.offload(key(1), wait=True)
-            finally:
-                os._exit(1)
-        os.close(writing)
-        assert os.read(reading, 1) == b"x"
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        reader = daemon.client()
-        assert reader.get(key(1)) is None
-        stored = reader.put(key(1), {"a": values(1, size_bytes), "n": 1}, wait=True)
-        assert stored.state == "stored"
+def test_an_owner_that_is_killed_in_the_middle_leaves_nothing(card: FakeCard, daemon: Daemon, way: str) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            owner = Vram(FakeCard(card.folder, CARD, 256 * MIB))
+            cache = tensord.DeviceCache(tensord.Client(daemon.socket), owner)
+            put(cache, owner, way)
+            never, _ = os.pipe()
+            owner.on_read = lambda start: (os.write(writing, b"x"), os.read(never, 1))
+            cache.offload(key(1), wait=True)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    assert os.read(reading, 1) == b"x"
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    reader = daemon.client()
+    assert reader.get(key(1)) is None
+    assert reader.put(key(1), {"a": values(way), "n": 1}, wait=True).state == "stored"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,6 @@ modules = pytest.importorskip("tensord.client.identity.modules")
 content = pytest.importorskip("tensord.client.identity.content")
 
 
-def resize(tensor: Any, size_bytes: int) -> None:
-    tensor.untyped_storage().resize_(size_bytes)
-
-
 @pytest.mark.parametrize("hashed_before", [False, True])
 def test_freed_weights_have_no_fingerprint_until_they_are_back(hashed_before: bool) -> None:
     module = torch.nn.Linear(64, 64)
@@ -28,10 +23,10 @@ def test_freed_weights_have_no_fingerprint_until_they_are_back(hashed_before: bo
     named = modules.Fingerprint().current({"encoder": torch.nn.Linear(64, 64)})
     if hashed_before:
         named = fingerprint.current({"encoder": module})
-    resize(module.weight, 0)
+    module.weight.untyped_storage().resize_(0)
     with pytest.raises(UnsupportedLeaf, match="needs 16384 bytes of its storage, which has 0"):
         fingerprint.current({"encoder": module})
-    resize(module.weight, 16384)
+    module.weight.untyped_storage().resize_(16384)
     with torch.no_grad():
         module.weight.copy_(before)
     assert (fingerprint.current({"encoder": module}) == named) is hashed_before
@@ -40,7 +35,7 @@ def test_freed_weights_have_no_fingerprint_until_they_are_back(hashed_before: bo
 def test_an_item_whose_memory_was_freed_has_no_digest() -> None:
     item = {"pixels": SimpleNamespace(data=torch.ones(100))}
     content.content_digest(item)
-    resize(item["pixels"].data, 0)
+    item["pixels"].data.untyped_storage().resize_(0)
     with pytest.raises(UnsupportedLeaf, match=r"pixels is .* which has 0"):
         content.content_digest(item)
 
