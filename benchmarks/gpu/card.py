@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tensord.client.gpu.torch_blocks import HostRegistration
+from tensord.client.gpu.torch_blocks import TorchBlocks
 
 GIB: Final = 1 << 30
 # The driver registers less than 64 GiB in one call.
@@ -112,12 +112,12 @@ class Nvml:
 @contextmanager
 def registered(address: int, length_bytes: int) -> Iterator[str]:
     """Registers this read-only mapping with the driver for the block. Yields "", or the driver's refusal."""
-    registration = HostRegistration()
+    card = TorchBlocks(0, print)
     done: list[int] = []
     why = ""
     try:
         for at in range(address, address + length_bytes, CHUNK_BYTES):
-            why = registration.register(at, min(CHUNK_BYTES, address + length_bytes - at))
+            why = card.register(at, min(CHUNK_BYTES, address + length_bytes - at))
             if why:
                 break
             done.append(at)
@@ -125,4 +125,4 @@ def registered(address: int, length_bytes: int) -> Iterator[str]:
     finally:
         # Unregisters before the mapping and the process end.
         for at in done:
-            registration.unregister(at)
+            card.unregister(at)

@@ -28,36 +28,6 @@ _READ_ONLY: Final = 8
 READ_ONLY_HOST_REGISTER_SUPPORTED is 0 refuse it with NOT_SUPPORTED (801)."""
 
 
-class HostRegistration:
-    """Page-locks host memory by NVIDIA's driver. The calling thread has a current context of the card.
-
-    Calls the driver instead of the CUDA runtime: a failed call of the runtime leaves an error that the next call of
-    torch raises as its own. Raises OSError if there is no driver. `driver`: a replacement for libcuda.so.1.
-    """
-
-    def __init__(self, driver: Any = None) -> None:
-        if driver is None:
-            driver = ctypes.CDLL("libcuda.so.1")
-            driver.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
-            driver.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
-        self._driver = driver
-
-    def register(self, address: int, size_bytes: int) -> str:
-        """Registers memory that is mapped read-only, less than 64 GiB. Returns "" or the driver's refusal."""
-        return self._refusal("cuMemHostRegister", self._driver.cuMemHostRegister_v2(address, size_bytes, _READ_ONLY))
-
-    def unregister(self, address: int) -> str:
-        """Ends a registration by the address where it begins. Returns "" or the driver's refusal."""
-        return self._refusal("cuMemHostUnregister", self._driver.cuMemHostUnregister(address))
-
-    def _refusal(self, call: str, status: int) -> str:
-        if not status:
-            return ""
-        name = ctypes.c_char_p()
-        self._driver.cuGetErrorName(status, ctypes.byref(name))
-        return f"{call} gave {status} ({(name.value or b'unknown').decode()})"
-
-
 class BlockMark:
     """A Mark: a recorded CUDA event. Its `wait` raises RuntimeError if work before the mark has failed."""
 
@@ -86,7 +56,6 @@ class TorchBlocks:
         self.index = index
         self.swap = swap
         self._driver = driver
-        self._registration: HostRegistration | None = None
 
     def mark(self, stream: Any = None) -> BlockMark:
         """A mark after all work queued so far on a stream; by default on the calling thread's current one. Does not
@@ -113,27 +82,34 @@ class TorchBlocks:
         return memory.numpy()
 
     def register(self, address: int, size_bytes: int) -> str:
-        """Page-locks memory that is mapped read-only, so that copies from it need no buffer. Takes about 0.1 s/GB.
-        Returns "", or why it is not registered; then nothing has changed."""
-        with self.accelerator.device(self.index):
-            try:
-                if self._registration is None:
-                    self._registration = HostRegistration(self._driver)
-                # The driver's call needs a context in this thread. A call of the runtime, as this one, sets it.
-                self.mark()
-                return self._registration.register(address, size_bytes)
-            except (OSError, AttributeError, RuntimeError) as error:
-                return f"the driver cannot be called: {error}"
+        """Page-locks memory that is mapped read-only, less than 64 GiB, so that copies from it need no buffer. Takes
+        about 0.1 s/GB. Returns "", or why it is not registered; then nothing has changed."""
+        try:
+            return self._registered("cuMemHostRegister_v2", address, ctypes.c_size_t(size_bytes), _READ_ONLY)
+        except (OSError, AttributeError, RuntimeError) as error:
+            return f"the driver cannot be called: {error}"
 
     def unregister(self, address: int) -> None:
         """Ends a registration by the address where it begins. The caller has waited for all copies from there. Raises
         RuntimeError if the driver refuses."""
-        with self.accelerator.device(self.index):
-            assert self._registration is not None, "nothing is registered"
-            self.mark()
-            refusal = self._registration.unregister(address)
-        if refusal:
+        if refusal := self._registered("cuMemHostUnregister", address):
             raise RuntimeError(refusal)
+
+    def _registered(self, call: str, address: int, *more: Any) -> str:
+        """Calls NVIDIA's driver. Returns "" or its refusal. Raises OSError if there is no driver.
+
+        A failed call of the CUDA runtime would leave an error that the next call of torch raises as its own.
+        """
+        if self._driver is None:
+            self._driver = ctypes.CDLL("libcuda.so.1")
+        with self.accelerator.device(self.index):
+            # The driver's call needs a context in this thread. A call of the runtime, as this one, sets it.
+            self.mark()
+            status = getattr(self._driver, call)(ctypes.c_void_p(address), *more)
+            name = ctypes.c_char_p()
+            if status:
+                self._driver.cuGetErrorName(status, ctypes.byref(name))
+        return f"{call.removesuffix('_v2')} gave {status} ({(name.value or b'unknown').decode()})" if status else ""
 
 
 class TorchBlockStream:

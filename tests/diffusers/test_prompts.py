@@ -162,7 +162,6 @@ PASSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
         {"prompt": None, "prompt_embeds": torch.ones(1, 16, 16), "negative_prompt_embeds": torch.ones(1, 16, 16)},
         "prompt_embeds is given",
     ),
-    "scaled adapters": (lambda of: None, {"lora_scale": 0.5}, "lora_scale is given"),
     "training": (lambda of: of.text_encoder.train(), {}, "training mode"),
     "an adapter": (adapted, {}, "adapters"),
     "a hook": (lambda of: of.text_encoder.register_forward_pre_hook(lambda *_: None), {}, "hooks"),
@@ -199,6 +198,13 @@ def test_a_call_that_no_key_covers_encodes_as_usual_and_says_why(
         assert same(shared.encode_prompt(**given), wanted)
     assert counts(shared) == (0, 0, 2)
     assert why in next(iter(tally(shared).reasons))
+
+
+def test_a_call_that_scales_adapters_bypasses_the_cache(client: tensord.Client) -> None:
+    shared = cached_prompts(pipeline(FLUX), client)
+    given = arguments(FLUX, lora_scale=0.5)
+    assert same(shared.encode_prompt(**given), pipeline(FLUX).encode_prompt(**given))
+    assert "lora_scale is given" in next(iter(tally(shared).reasons))
 
 
 def test_a_call_that_needs_gradients_bypasses_the_cache(client: tensord.Client) -> None:

@@ -123,7 +123,8 @@ class Driver:
         self.refusal = self.overlaps = self.calls = 0
         self.ranges: dict[int, int] = {}
 
-    def cuMemHostRegister_v2(self, address: int, size_bytes: int, flags: int) -> int:
+    def cuMemHostRegister_v2(self, place: ctypes.c_void_p, size: ctypes.c_size_t, flags: int) -> int:
+        address, size_bytes = place.value or 0, size.value
         self.calls += 1
         self._called("cuMemHostRegister")
         if self.refusal or flags != 8 or address % 4096:
@@ -132,9 +133,9 @@ class Driver:
         self.ranges[address] = size_bytes
         return 0
 
-    def cuMemHostUnregister(self, address: int) -> int:
+    def cuMemHostUnregister(self, place: ctypes.c_void_p) -> int:
         self._called("cuMemHostUnregister")
-        return 0 if self.ranges.pop(address, 0) else 713
+        return 0 if self.ranges.pop(place.value or 0, 0) else 713
 
     def cuGetErrorName(self, status: int, name: Any) -> int:
         name._obj.value = b"CUDA_ERROR_%d" % status
