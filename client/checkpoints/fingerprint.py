@@ -37,7 +37,7 @@ _DATA: Final = frozenset(
     {".npy", ".mvn", ".pkl", ".pickle", ".csv", ".yaml", ".yml", ".toml", ".ini", ".onnx", ".ckpt", ".h5", ".msgpack"}
 )
 """Suffixes of other files that a model's own code may read: numbers and settings."""
-_CONFIGURATION: Final = re.compile(r"config|params\.json|index\.json")
+_CONFIGURATION: Final = re.compile(r"(config.*|params|index)\.json$")
 _NEVER_PROCESSORS: Final = frozenset({".safetensors", ".gguf", ".tensors", ".pth", ".ckpt", ".h5", ".msgpack"})
 """Suffixes of weights of any size. Files with other suffixes of _WEIGHTS are weights if they are large."""
 _DOCUMENTATION: Final = re.compile(r"\.(md|rst|pdf)$|^(LICEN[CS]E|NOTICE)", re.IGNORECASE)
@@ -58,18 +58,14 @@ def weights_fingerprint(
     - For a folder, or a hub's snapshot in the local cache: a digest of its configuration, its code and, by file name,
       every byte of its weight files. Digests of large files are kept until the file changes (remembered).
     - For a file: the same of this file.
-    - For random weights (`load_format="dummy"`): the seed, and the versions of the packages that make the weights from
-      it.
+    - For random weights: the seed, and the versions of the packages that make the weights from it.
 
     Args:
-        model: a folder, a file, or a model's id.
+        model: a folder, a file, or a model's id. Raises OSError if a file cannot be read.
         revision: the revision in the hub.
-        load_format: the engine's load format. Except for "dummy" it does not affect the name.
+        load_format: the engine's. Except for "dummy", which means random weights, it does not affect the name.
         seed: the seed of random weights.
         download_folder: the folder of the hub's files, if not the usual one.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     if Path(model).is_file():
         return files_digest([Path(model)])
@@ -111,11 +107,8 @@ def model_folder(model: str, revision: str | None = None, download_folder: str |
 
 
 def files_below(folder: Path, *, deep: bool = True) -> list[Path]:
-    """All files in a folder, sorted; with `deep` those in its subfolders too.
-
-    Raises:
-        OSError: a folder cannot be read, or there are more than _FILES_MAX files.
-    """
+    """All files in a folder, sorted; with `deep` those in its subfolders too. Raises OSError if a folder cannot be
+    read, or there are more than _FILES_MAX files."""
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
@@ -134,7 +127,7 @@ def _encoder_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """(settings, weights): the files that say how a model's weights are used, its code included; its weight files."""
     files = files_below(folder)
     code = _DATA | {".py"}
-    settings = [path for path in files if path.suffix in code or _is_configuration(path)]
+    settings = [path for path in files if path.suffix in code or _CONFIGURATION.search(path.name)]
     return settings, [path for path in files if path.suffix in _WEIGHTS]
 
 
@@ -165,10 +158,6 @@ def _named(auto_map: Any) -> Iterator[str]:
             yield from _named(each)
     elif isinstance(auto_map, str) and _ELSEWHERE in auto_map:
         yield auto_map.split(_ELSEWHERE)[0]
-
-
-def _is_configuration(path: Path) -> bool:
-    return path.suffix == ".json" and _CONFIGURATION.search(path.name) is not None
 
 
 def _counts(name: str) -> bool:

@@ -36,14 +36,9 @@ def loading_began_with_process(model: str) -> None:
 
 def changed_since(model: str, files: Iterable[Path]) -> Path | None:
     """A file of the model that changed since loading began, or the model's path if it leads to another folder. None if
-    there is none, or if the start of loading was not recorded.
+    there is none, or if the start of loading was not recorded. Raises OSError if a file is gone.
 
-    Args:
-        model: the model's folder or file, as the engine knows it.
-        files: the model's files that were read.
-
-    Raises:
-        OSError: a file is gone.
+    `model`: its folder or file, as the engine knows it. `files`: those that were read.
     """
     began_ns, place = _began.get(model, _began.get("", (None, None)))
     if began_ns is None:

@@ -43,14 +43,8 @@ class _Note(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
-    """`compute(path)`, or its result from a valid note.
-
-    Args:
-        form: identifies the computation. Notes of another form are ignored.
-        compute: computes a digest of the file's content, as text of up to 1 KiB.
-
-    Raises:
-        OSError: the file cannot be read, or was written meanwhile.
+    """`compute(path)`, a digest of up to 1 KiB of text; or its result from a valid note. `form` identifies the
+    computation: notes of another form are ignored. Raises OSError if the file cannot be read, or was written meanwhile.
     """
     before = path.stat()
     if before.st_size < REMEMBERED_BYTES_MIN:

@@ -137,14 +137,12 @@ class DeviceCache:
         return kept.registration
 
     def get(self, key: bytes, *, promote: bool = False) -> DeviceLease | None:
-        """A lease on the entry of `key`: from the device, else from the host tier, else None. Sends no message.
+        """A lease on the entry of `key`: from the device, else from the host tier, else None. Sends no message. Raises
+        BadKey if the key is not 32 bytes.
 
         Args:
             promote: whether to copy an entry of the host tier to the device and register it there again, if the device
                 stays below pressure with it and is not paused. The call asks the daemon, and waits for this copy.
-
-        Raises:
-            BadKey: the key is not 32 bytes.
         """
         key = check_key(key)
         lease = self._entries.lease(key)
@@ -165,12 +163,9 @@ class DeviceCache:
 
     def delete(self, *keys: bytes) -> int:
         """Deletes entries from the device tier. Offloaded copies stay in the host tier. Returns the number of deleted
-        entries.
+        entries. Raises BadKey if a key is not 32 bytes; then nothing was deleted.
 
         Leases on the entries stay valid. The memory returns to the device's allocator when the last lease is released.
-
-        Raises:
-            BadKey: a key is not 32 bytes; nothing was deleted.
         """
         keys = tuple(check_key(key) for key in keys)
         deleted = aside(partial(self._entries.delete, keys))
@@ -179,21 +174,16 @@ class DeviceCache:
         return deleted
 
     def offload(self, *keys: bytes, wait: bool = False, timeout_s: float | None = None) -> int:
-        """Offloads entries to the host tier in the background, like an order of the daemon.
+        """Offloads entries to the host tier in the background, like an order of the daemon. Returns the number of
+        entries found on the device; with `wait`, the number offloaded so far.
 
         An entry in use stays. Unlike with an order, an entry that the host tier does not take is not dropped: it stays
-        on the device, and a log line names it.
+        on the device, and a log line names it. Raises BadKey if a key is not 32 bytes; then no entry is offloaded.
 
         Args:
             wait: whether to return only after each entry was tried once.
             timeout_s: the limit for `wait` in seconds; by default the client's timeout. Entries not tried by then are
                 tried later.
-
-        Returns:
-            The number of entries found on the device; with `wait`, the number offloaded so far.
-
-        Raises:
-            BadKey: a key is not 32 bytes; no entry is offloaded.
         """
         keys = tuple(check_key(key) for key in keys)
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
@@ -211,8 +201,7 @@ class DeviceCache:
 
     def contains(self, key: bytes) -> bool:
         """Whether the entry is on the device. Does not count as a use."""
-        key = check_key(key)
-        return key in self._entries
+        return check_key(key) in self._entries
 
     def __len__(self) -> int:
         """Number of entries on the device."""
@@ -229,7 +218,7 @@ class DeviceCache:
     def mode(self) -> Mode | None:
         """The device's pressure mode as last reported by the daemon; None without a daemon or without a gauge."""
         state = self._upkeep.state
-        return state.mode if state is not None else None
+        return None if state is None else state.mode
 
     @property
     def is_blocked(self) -> bool:

@@ -53,11 +53,8 @@ class Registration:
         self._settled = LockEvent()
 
     def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until the state is not "sent" any more.
-
-        Raises:
-            TimedOut: the state is still "sent" after `timeout_s` seconds; the tensors stay.
-        """
+        """Waits until the state is not "sent" any more. Raises TimedOut if it still is after `timeout_s` seconds; the
+        tensors stay."""
         if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
             name = self.key.hex()[:16]
             raise TimedOut(f"the registration of {name}… was not answered within {timeout_s:.3g} s; the tensors stay")
@@ -146,11 +143,7 @@ class DeviceLease:
 
     @property
     def tree(self) -> Any:
-        """The tensors.
-
-        Raises:
-            ValueError: the lease was released.
-        """
+        """The tensors. Raises ValueError if the lease was released."""
         if self._tree is _RELEASED:
             raise ValueError("this lease was released; take the tensors you need before the with block ends")
         return self._tree
@@ -282,10 +275,9 @@ class DeviceEntries:
         return True
 
     def leave(self, entry: DeviceEntry, uses: int, *, stored: bool) -> bool:
-        """Removes an entry on an order of the daemon or its owner. Returns False if the entry is not in the table, is
-        in use, or has been used since the caller read `uses`. A removed entry drops its tensors, even if other
-        references to the entry exist. It is counted as offloaded if the host tier has `stored` it, or else as dropped.
-        """
+        """Removes an entry, and drops its tensors, even if other references to the entry exist. Returns False if the
+        entry is not in the table, is in use, or has been used since the caller read `uses`. Counts it as offloaded if
+        the host tier has `stored` it, or else as dropped."""
         with self.lock:
             if entry.uses != uses or entry.leases or not self.remove(entry):
                 return False
@@ -296,8 +288,7 @@ class DeviceEntries:
             return True
 
     def all_changed(self) -> None:
-        """Marks all entries as unknown to the daemon, for a new daemon. Each will be registered with its count of
-        uses."""
+        """Marks all entries as unknown to a new daemon. Each will be registered with its count of uses."""
         with self.lock:
             self.changed = dict.fromkeys(self._table)
             self.unreported_uses.clear()

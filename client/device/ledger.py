@@ -60,6 +60,7 @@ class Ledger:
             self._entries.all_changed()
 
     def close(self) -> None:
+        """Has the daemon release all entries."""
         if self.connected is not None:
             self._release(list(self.told))
         self.attach(None)

@@ -49,9 +49,8 @@ _log = logging.getLogger("tensord")
 class Job:
     """Entries that are to leave.
 
-    `offloads`: they are copied to the host tier before. `order`: the number of the daemon's order, which is
-    acknowledged; None if it is none. `is_owners`: the owner offloads them. `gone`: how many have left so far. `ended`:
-    each was tried once.
+    `offloads`: after a copy to the host tier. `order`: the number of the daemon's order, which is acknowledged.
+    `is_owners`: the owner offloads them. `gone`: how many were offloaded so far. `ended`: each was tried once.
     """
 
     entries: deque[DeviceEntry]
@@ -247,10 +246,8 @@ class Moves:
                 self._entries.tally.promoted += 1
 
     def promoted(self, key: bytes, host: Lease, *, is_reserved: bool = False) -> DeviceEntry | None:
-        """A device entry with the content of a host lease; None if the device has no room for it or cannot hold it.
-
-        The entry is not in the table yet.
-        """
+        """A new entry, not in the table yet, with the content of a host lease; None if the device has no room for it or
+        cannot hold it."""
         try:
             tree = self._device.to_device(host.tree)
         except DeviceFull:

@@ -125,11 +125,8 @@ class TorchDevice:
         return total_bytes - free_bytes, total_bytes
 
     def bytes_of(self, tree: Any) -> int:
-        """As in Device.
-
-        Raises:
-            UnsupportedLeaf: a tensor has no plain memory, or none any more, or a dtype that no payload can have.
-        """
+        """As in Device. Raises UnsupportedLeaf if a tensor has no plain memory, or none any more, or a dtype that no
+        payload can have."""
         sizes: dict[int, int] = {}
 
         def add(leaf: Any, place: str) -> None:

@@ -34,8 +34,7 @@ from .moves import Job, Moves
 if TYPE_CHECKING:
     from ..core.client import Client
 
-USES_EVERY_S: Final = 0.25
-"""How often the daemon is told which entries were used."""
+_USES_EVERY_S: Final = 0.25
 _PAUSE_S: Final = 0.1
 _AGAIN_S: Final = 0.01
 """Seconds until a paused device is looked at again: engines capture many graphs, one soon after the other."""
@@ -48,8 +47,8 @@ class Upkeep:
     """Keeps the daemon's knowledge of one cache's entries equal to the table, from `start` to `stop`.
 
     `state`: the device's fill and mode, as last reported by the daemon; None without a daemon or a gauge. `error`: the
-    last error, or None. `owner`: returns the cache. Once that is collected, the thread ends by itself, also if `stop`
-    was cut short by a signal handler.
+    last error, or None. `uses_every_s`: how often the daemon is told of uses. `owner`: returns the cache. Once that is
+    collected, the thread ends by itself, also if `stop` was cut short by a signal handler.
     """
 
     def __init__(self, client: Client, entries: DeviceEntries) -> None:
@@ -57,7 +56,7 @@ class Upkeep:
         self.owner: Callable[[], object | None] = lambda: True
         self.state: messages.TierState | None = None
         self.error: Exception | None = None
-        self.uses_every_s = USES_EVERY_S
+        self.uses_every_s = _USES_EVERY_S
         self._client = client
         self._link: Link = client.link
         self._entries = entries
@@ -84,11 +83,10 @@ class Upkeep:
             UsageError: the client has an open cache of the device already.
             ProcessLimit: no thread can be started.
         """
+        name = self.device.name
         if not self._link.listeners.add(self, unless=self._rivals):
-            raise UsageError(
-                f"device {self.device.name!r} has a DeviceCache with this client: use it, or close it first"
-            )
-        self._thread = threading.Thread(target=self._run, name=f"tensord-device-{self.device.name}", daemon=True)
+            raise UsageError(f"device {name!r} has a DeviceCache with this client: use it, or close it first")
+        self._thread = threading.Thread(target=self._run, name=f"tensord-device-{name}", daemon=True)
         try:
             begin(self._thread)
         except BaseException:

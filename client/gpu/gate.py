@@ -33,9 +33,8 @@ _log = logging.getLogger("tensord")
 class Gate:
     """Open, until someone closes it. Thread-safe; work may be nested.
 
-    `pools`: how many threads allocate from a private pool of torch now, this library's own not counted. Torch ends the
-    process if a pool is destroyed meanwhile. An engine may leave and enter a graph's pool in the middle of a capture,
-    so the count may be below 0; only 0 means that there are none.
+    `pools`: how many threads allocate from a private pool of torch now, this library's own not counted. An engine may
+    leave and enter a graph's pool in the middle of a capture, so only 0 means that there are none.
     """
 
     def __init__(self) -> None:
@@ -177,9 +176,6 @@ class Pools:
         self._taken_bytes = 0
         """Of the last pool."""
 
-    def __len__(self) -> int:
-        return len(self._pools)
-
     @contextmanager
     def allocating(self, size_bytes: int) -> Iterator[None]:
         """The calling thread's tensors of this block, about `size_bytes`, are made in a pool."""
@@ -192,13 +188,12 @@ class Pools:
         if not self._pools or self._gate.pools:
             return 0
         unused = [(pool, freed_bytes) for pool in self._pools if (freed_bytes := self._unused_bytes(pool)) is not None]
-        if not unused:
-            return 0
-        # The destruction keeps the interpreter's lock, so what it would wait for is waited for here.
-        self._accelerator.synchronize(self._index)
+        if unused:
+            # The destruction keeps the interpreter's lock, so what it would wait for is waited for here.
+            self._accelerator.synchronize(self._index)
+            self._taken_bytes = POOL_BYTES  # the last may be another one from now on
         for pool, _ in unused:
             self._pools.remove(pool)
-        self._taken_bytes = POOL_BYTES  # the last may be another one now
         return sum(freed_bytes for _, freed_bytes in unused)
 
     # ---- private
@@ -229,7 +224,5 @@ class Pools:
     def _give_up(self, error: Exception) -> None:
         """An allocator without pools or statistics: a pluggable one, or another backend."""
         if self.usable:
-            _log.warning(
-                "%s: torch's allocator has no private pools; its memory is not returned: %s", self._name, error
-            )
-        self.usable = False
+            self.usable = False
+            _log.warning("%s: torch's allocator has no private pools, and returns no memory: %s", self._name, error)

@@ -80,32 +80,24 @@ class Device(Protocol):
         ...
 
     def lend(self, tree: Any) -> None:
-        """Declares that the calling thread's current stream will use the tree's tensors.
+        """Declares that the calling thread's current stream will use the tree's tensors. Cheap; does not wait.
 
-        If another stream made the tensors, that stream's allocator would otherwise reuse their memory as soon as the
-        last reference is dropped, even while the current stream still uses it. Cheap; does not wait.
+        Another stream's allocator would otherwise reuse their memory as soon as the last reference is dropped, even
+        while the current stream still uses it.
         """
         ...
 
     def outgoing(self, tree: Any, mark: Mark) -> Any:
         """The tree with an `Outgoing` for every tensor, which reads the tensor's bytes as they were when
         `mark` was reached; of a tensor whose elements do not lie in C order with a copy in host memory. Waits for the
-        mark without the GIL. The caller neither writes nor drops the tensors before the last read.
-
-        Raises:
-            DeviceFull: a tensor that is not one plain block of memory needs a copy on the GPU, which has no room for
-                it.
-        """
+        mark without the GIL. The caller neither writes nor drops the tensors before the last read. Raises DeviceFull if
+        a tensor that is not one plain block of memory needs a copy on the GPU, which has no room for it."""
         ...
 
     def to_device(self, tree: Any) -> Any:
-        """The tree with a tensor on this device for every numpy array and CPU tensor. Returns once the copies are
-        complete. The tensors are lent to the calling thread's current stream.
-
-        Raises:
-            DeviceFull: the GPU has no room; no memory stays allocated there.
-            UnsupportedLeaf: the device has no such dtype.
-        """
+        """The tree with a tensor on this device for every numpy array and CPU tensor, once the copies are complete. The
+        tensors are lent to the calling thread's current stream. Raises DeviceFull if the GPU has no room; then no
+        memory stays allocated there. Raises UnsupportedLeaf if the device has no such dtype."""
         ...
 
     def give_back(self) -> int:

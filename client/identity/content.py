@@ -25,11 +25,8 @@ def dtype_name(dtype: Any) -> str:
 
 
 def content_digest(item: Mapping[str, Any]) -> bytes:
-    """SHA-256 over a processed item (a MultiModalKwargsItem): its fields in the order of their names, each with the
-    dtypes, shapes and bytes of its tensors in nested order.
-
-    Returns:
-        32 bytes.
+    """SHA-256 over a processed item (a MultiModalKwargsItem), 32 bytes: its fields in the order of their names, each
+    with the dtypes, shapes and bytes of its tensors in nested order.
 
     Raises:
         UnsupportedLeaf: a leaf is not a tensor, array, number, string or None, or a tensor whose memory was freed; or
@@ -69,13 +66,9 @@ def content_digest(item: Mapping[str, Any]) -> bytes:
 
 
 def digest_of_item(item: Any) -> bytes:
-    """`content_digest` of the item, computed once.
-
-    Raises:
-        UnsupportedLeaf: the item has no digest.
-    """
-    if (known := getattr(item, DIGEST_ATTRIBUTE, None)) is None:
-        known = content_digest(item)
-        setattr(item, DIGEST_ATTRIBUTE, known)
-    digest: bytes = known
+    """`content_digest` of the item, computed once."""
+    digest: bytes | None = getattr(item, DIGEST_ATTRIBUTE, None)
+    if digest is None:
+        digest = content_digest(item)
+        setattr(item, DIGEST_ATTRIBUTE, digest)
     return digest

@@ -48,11 +48,7 @@ def described(value: Any, other: Other = refused) -> Any:
 
 def described_config(value: Any, left_out: Callable[[str], Collection[str]] = lambda _: ()) -> Any:
     """`described` for a configuration, with the objects in it. A value without a form gets a random one, so that it is
-    shared with no other process.
-
-    Args:
-        left_out: returns the fields to leave out, for the name of a dataclass.
-    """
+    shared with no other process. `left_out` returns the fields to leave out, for the name of a dataclass."""
 
     def other(value: Any) -> Any:
         kind = type(value)
@@ -81,11 +77,7 @@ def _placeless(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """The SHA-256 of a JSON value, as hexadecimal digits. The order of a dict's names does not count.
-
-    Raises:
-        TypeError: a part of the value has no JSON form. `described` gives one to every value.
-    """
+    """The SHA-256 of a JSON value, as hexadecimal digits. The order of a dict's names does not count."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -15,16 +15,7 @@ from typing import Any, Final
 
 from ...errors import TensordError
 from ..arguments.namespace import Namespace
-from ..checkpoints.fingerprint import (
-    files_below,
-    files_digest,
-    model_folder,
-    other_repositories,
-    processor_files,
-    vllm_version,
-    weights_changed,
-    weights_fingerprint,
-)
+from ..checkpoints import fingerprint as files
 from .content import dtype_name
 from .described import described_config, digest_of
 from .vllm_fields import READS_LENGTH, TABLE, LeftOut, Side, surroundings
@@ -43,11 +34,8 @@ class Nameless(TensordError):
 
 
 def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "") -> Namespace:
-    """The namespace of an engine's encoder outputs.
-
-    Args:
-        revision: a name for the weights, instead of a fingerprint of their files.
-        tenant: a salt.
+    """The namespace of an engine's encoder outputs. `revision`: a name for the weights, instead of a fingerprint of
+    their files. `tenant`: a salt.
 
     Raises:
         Nameless: the weights are not on this host, or outputs depend on more than input and weights.
@@ -62,28 +50,24 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
 
 
 def kv_namespace(vllm_config: Any, layout: Any, *, revision: str = "", tenant: str = "") -> Namespace:
-    """As `encoder_namespace`, of an engine's KV.
-
-    Args:
-        layout: what a stored block depends on beside the configuration: block sizes, groups, the number of ranks.
-    """
+    """As `encoder_namespace`, of an engine's KV. `layout`: what a stored block depends on beside the configuration:
+    block sizes, groups, the number of ranks."""
     settings = [_described(vllm_config, "kv"), described_config(layout)]
     return _model_namespace(vllm_config, "kv", settings, revision, tenant)
 
 
 def processor_namespace(model_config: Any) -> Namespace:
-    """The namespace of the outputs of vLLM's processor for a model.
+    """The namespace of the outputs of vLLM's processor for a model. Raises OSError if a file cannot be read.
 
     If the files of the model or of its tokenizer are not found, the outputs are shared with no other process, since a
     name alone does not tell two processors apart.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     # A single file of weights may lie among other models, so subfolders of its folder are not read.
     deep = not Path(model_config.model).is_file()
     small_files = [
-        secrets.token_hex(16) if folder is None else files_digest(processor_files(folder, deep=deep), folder)
+        secrets.token_hex(16)
+        if folder is None
+        else files.files_digest(files.processor_files(folder, deep=deep), folder)
         for folder in _folders(model_config)
     ]
     settings = [_FORM, _described(model_config, "processor"), small_files]
@@ -108,10 +92,12 @@ def _model_namespace(vllm_config: Any, side: Side, settings: Any, revision: str,
 def _weights(place: str, commit: str | None, model: Any, load: Any) -> str:
     """The name of the weights in one place. Raises Nameless: they are not in files on this host, or have changed."""
     load_format = str(load.load_format)
-    found = weights_fingerprint(place, commit, load_format, seed=model.seed or 0, download_folder=load.download_dir)
+    found = files.weights_fingerprint(
+        place, commit, load_format, seed=model.seed or 0, download_folder=load.download_dir
+    )
     if found is None or load_format in _READ_ELSEWHERE:
         raise Nameless(f"the weights of {place} are not in files on this host; set tensord.revision")
-    if (changed := weights_changed(place)) is not None:
+    if (changed := files.weights_changed(place)) is not None:
         raise Nameless(f"{changed} has changed since the engine began to load it; start the engine again")
     return found
 
@@ -123,7 +109,7 @@ def _namespace(model: Any, side: Side, settings: list[Any], revision: str, tenan
         model="+".join(model.architectures),
         revision=f"{revision} {digest_of([*settings, _remote_code(model), length])}",
         dtype=dtype_name(model.dtype),
-        processor=f"vllm {vllm_version()}, {digest_of(surroundings(side))}",
+        processor=f"vllm {files.vllm_version()}, {digest_of(surroundings(side))}",
         tenant=tenant,
     )
 
@@ -146,9 +132,9 @@ def _folders(model: Any) -> list[Path | None]:
     found."""
     (_, commit), *others = _places(model)
     return [
-        Path(model.model).parent if Path(model.model).is_file() else model_folder(model.model, commit),
-        model_folder(model.tokenizer, model.tokenizer_revision),
-        *(model_folder(place) for place, _ in others),
+        Path(model.model).parent if Path(model.model).is_file() else files.model_folder(model.model, commit),
+        files.model_folder(model.tokenizer, model.tokenizer_revision),
+        *(files.model_folder(place) for place, _ in others),
     ]
 
 
@@ -158,11 +144,11 @@ def _remote_code(model: Any) -> list[str] | None:
     if not model.trust_remote_code:
         return None
     folders = [folder for folder in _folders(model) if folder is not None]
-    elsewhere = {name: model_folder(name, model.code_revision) for name in other_repositories(folders)}
+    elsewhere = {name: files.model_folder(name, model.code_revision) for name in files.other_repositories(folders)}
     codes = [
         secrets.token_hex(16)
         if folder is None
-        else files_digest([path for path in files_below(folder) if path.suffix == ".py"], folder)
+        else files.files_digest([path for path in files.files_below(folder) if path.suffix == ".py"], folder)
         for folder in [*folders, *elsewhere.values()] or [None]
     ]
     return [*codes, *elsewhere]

@@ -49,12 +49,9 @@ class Fingerprint:
         self._told = False
 
     def current(self, parts: Mapping[str, Any]) -> str:
-        """The fingerprint as hex text: SHA-256 over names, dtypes, shapes and bytes of the tensors.
-
-        Raises:
-            UnsupportedLeaf: a tensor has no plain memory, for example a quantised one or one on the meta device; or
-                more than 64 KiB of tensors were made under `torch.inference_mode()`.
-        """
+        """The fingerprint as hex text: SHA-256 over names, dtypes, shapes and bytes of the tensors. Raises
+        UnsupportedLeaf if a tensor has no plain memory, for example a quantised one or one on the meta device, or more
+        than 64 KiB of tensors were made under `torch.inference_mode()`."""
         if self._pid != os.getpid():
             # A thread that the child of a fork does not have may hold the lock, and have changed half.
             self._pid, self._lock, self._seen = os.getpid(), threading.Lock(), None
@@ -102,11 +99,8 @@ def tensors_of(part: Any) -> Iterator[Any]:
 
 
 def tensor_bytes(tensor: Any) -> memoryview:
-    """A tensor's bytes in C order, copied from its device if it is on one.
-
-    Raises:
-        UnsupportedLeaf: the tensor has no plain memory, or its memory was freed.
-    """
+    """A tensor's bytes in C order, copied from its device if it is on one. Raises UnsupportedLeaf if the tensor has no
+    plain memory, or its memory was freed."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         raise UnsupportedLeaf(f"a {type(tensor).__name__} of layout {tensor.layout} has no plain bytes to hash")
     if tensor.device.type == "meta":
@@ -141,11 +135,8 @@ def _sample_of(tensor: Any) -> Any:
 
 
 def _flat(tensor: Any) -> Any:
-    """A tensor's elements in memory order, (n,). For a tensor with gaps, only the element in its middle, (1,).
-
-    Raises:
-        UnsupportedLeaf: the tensor has gaps and no version counter.
-    """
+    """A tensor's elements in memory order, (n,). For a tensor with gaps, only the element in its middle, (1,). Raises
+    UnsupportedLeaf if the tensor has gaps and no version counter."""
     strides = tensor.stride()
     dense = tensor.permute(sorted(range(tensor.ndim), key=lambda dim: -strides[dim]))
     if dense.is_contiguous():

@@ -107,11 +107,7 @@ def configs_of(modules: Iterable[Any]) -> list[Any]:
 
 def settings(modules: Collection[Any]) -> list[str]:
     """The present settings of a model, including changes on the living model: configurations, and the modules' classes
-    and plain attributes.
-
-    Raises:
-        UnsupportedLeaf: an attribute has no text form.
-    """
+    and plain attributes. Raises UnsupportedLeaf if an attribute has no text form."""
     found = [attributes_digest(modules)]
     for config in configs_of(modules):
         said = {name: value for name, value in config.to_dict().items() if name not in UNSAID_FIELDS}
@@ -120,11 +116,8 @@ def settings(modules: Collection[Any]) -> list[str]:
 
 
 def attributes_digest(modules: Iterable[Any]) -> str:
-    """SHA-256, as hex text, over the modules' classes and attributes, in the given order of modules.
-
-    Raises:
-        UnsupportedLeaf: an attribute has no form.
-    """
+    """SHA-256, as hex text, over the modules' classes and attributes, in the given order of modules. Raises
+    UnsupportedLeaf if an attribute has no form."""
     found: list[Any] = []
     for module in modules:
         kind = type(module)

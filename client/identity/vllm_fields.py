@@ -31,11 +31,8 @@ _NONE: Final[Reasons] = MappingProxyType({})
 class LeftOut(NamedTuple):
     """The fields of one of vLLM's classes that are not part of all three names, each with the reason.
 
-    Args:
-        everywhere: part of no name.
-        but_kv: part of KV's name only. An encoder's name is part of KV's otherwise: KV is made of encoder outputs.
-        but_processor: part of a processor's name only, since no encoder's output and no KV depends on them.
-        processor: not part of a processor's name.
+    `everywhere`: part of no name. `but_kv`: part of KV's name only. An encoder's name is part of KV's otherwise: KV is
+    made of encoder outputs. `but_processor`: part of a processor's name only. `processor`: of all but a processor's.
     """
 
     everywhere: Reasons = _NONE
@@ -79,12 +76,8 @@ TABLE: Final[Mapping[str, LeftOut]] = {
             _MEMORY: "offload_config",
             _OPERATION: "observability_config logging_config profiler_config shutdown_timeout instance_id",
             "how encoder outputs are shared, not what they are": "ec_transfer_config ec_manager_config",
-            "made of quantization, quantization_config, hf_config and files of the folder, which are named": (
-                "quant_config"
-            ),
-            "how new weights come; from their arrival on nothing is shared under the old name": (
-                "weight_transfer_config"
-            ),
+            "made of fields and of files that are named": "quant_config",
+            "how new weights come; then nothing is shared under the old name": "weight_transfer_config",
         },
         but_kv={_KV: "cache_config mamba_config engram_config"},
     ),
@@ -112,9 +105,7 @@ TABLE: Final[Mapping[str, LeftOut]] = {
             "of sampling; random weights are named by it in their fingerprint": "seed",
             "of the sequence; processors that read it are READS_LENGTH": "spec_target_max_model_len",
             "a permission; the method is named": "allow_deprecated_quantization",
-            "limits what requests may contain or ask for; their content is part of the key": (
-                "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin"
-            ),
+            "limits requests": "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin",
             _AFTER: (
                 "word_embeddings_untied_by_checkpoint return_sampling_mask max_logprobs logprobs_mode use_fp64_gumbel "
                 "enable_trace_replay generation_config override_generation_config logits_processors pooler_config"
@@ -139,9 +130,7 @@ TABLE: Final[Mapping[str, LeftOut]] = {
     "MultiModalConfig": LeftOut(
         everywhere={
             _CONTENT: "mm_encoder_fp8_scale_path",
-            "scales that are saved are those of a run without given ones, which shares nothing": (
-                "mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"
-            ),
+            "of a run that shares nothing": "mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin",
             "another algorithm gives items other hashes": "mm_hasher_algorithm",
             "leaves the language model out": "mm_encoder_only",
             "of vLLM's own caches, and of how items travel": (
@@ -154,10 +143,7 @@ TABLE: Final[Mapping[str, LeftOut]] = {
             _IN_THE_KEY: "limit_per_prompt enable_mm_embeds media_io_kwargs interleave_mm_strings "
             "allow_missing_mm_embeddings"
         },
-        processor={
-            "how the encoder computes, after the processor": "mm_encoder_attn_backend mm_encoder_attn_dtype "
-            "mm_encoder_tp_mode"
-        },
+        processor={"after the processor": "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_tp_mode"},
     ),
     "LoRAConfig": LeftOut(
         everywhere={
