@@ -1,4 +1,4 @@
-"""cached_prompts without a daemon, with foreign entries, and in processes that want one prompt."""
+"""cached_prompts without a daemon, with foreign entries, in processes that want one prompt, and as docs/ show it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tensord.client.diffusers import cached_prompts
 
 from ..daemon_process import PATIENCE_S, Daemon
 from ..processes import Child, Stage
+from ..public.pages import DIFFUSERS, Block, blocks_of
 from ..transformers.conftest import patient
 from ..transformers.vision_models import same
 from .pipelines import FLUX, SD, arguments, counts, pipeline
@@ -57,3 +58,19 @@ def test_several_processes_that_want_one_prompt_at_once_encode_it_once(daemon: D
         heard = [child.hear() for child in children]
     assert all(found == wanted for found, _ in heard)
     assert sorted(counted for _, counted in heard) == [(0, 1, 0), (1, 0, 0), (1, 0, 0)]
+
+
+@pytest.mark.parametrize("block", blocks_of(DIFFUSERS), ids=lambda block: block.page)
+def test_a_block_that_needs_diffusers_runs_as_printed(
+    block: Block,
+    daemon: Daemon,
+    client: tensord.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pipeline("StableDiffusionPipeline").save_pretrained(tmp_path / "my-pipeline")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TENSORD_SOCKET", str(daemon.socket))
+    block.run({})
+    assert "PromptTally(found=1, encoded=1, passed=0, reasons=Reasons())" in capsys.readouterr().out
