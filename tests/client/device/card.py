@@ -92,13 +92,6 @@ def held(cache: tensord.DeviceCache, wanted: bytes, **options: Any) -> tensord.D
     return lease
 
 
-def put_some(
-    cache: tensord.DeviceCache,
-    vram: FakeVram,
-    numbers: range,
-    upload: Callable[[Any], Any] | None = None,
-    **options: Any,
-) -> list[tensord.Registration]:
+def put_some(cache: tensord.DeviceCache, vram: FakeVram, numbers: range, **options: Any) -> list[tensord.Registration]:
     """Puts entries of which each holds what `values` says."""
-    make = upload or vram.upload
-    return [cache.put(key(n), {"a": make(values(n)), "n": n}, wait=True, **options) for n in numbers]
+    return [cache.put(key(n), {"a": vram.upload(values(n)), "n": n}, wait=True, **options) for n in numbers]

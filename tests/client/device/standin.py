@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -44,27 +44,28 @@ class LateStream(torch.Stream):
         self.belt = FakeStream()
 
     def wait_event(self, event: Any) -> None:
-        if event._mark is not None:
-            self.belt.enqueue(event._mark.wait)
+        self.belt.enqueue(event.mark.wait)
 
 
 class LateEvent:
+    """An event that was recorded before it is asked for."""
+
+    mark: FakeMark
+
     def __init__(self, card: Accelerator) -> None:
         self._card = card
-        self._mark: FakeMark | None = None
 
     def record(self, stream: LateStream) -> None:
         self._card.called("event.record")
-        self._mark = stream.belt.mark()
+        self.mark = stream.belt.mark()
 
     def query(self) -> bool:
         self._card.called("event.query")
-        return self._mark is None or self._mark.wait(0)
+        return self.mark.wait(0)
 
     def synchronize(self) -> None:
         self._card.called("event.synchronize")
-        if self._mark is not None:
-            self._mark.wait()
+        self.mark.wait()
 
 
 class Reserved:
@@ -75,17 +76,15 @@ class Reserved:
         self.cached: defaultdict[int, int] = defaultdict(int)
         self.freed: list[int] = []
 
-    def collect(self) -> None:
+    def cached_bytes(self) -> int:
         while self.freed:
             self.cached[self.freed.pop()] += 1
+        return sum(size * count for size, count in self.cached.items())
 
-    def release(self) -> int:
+    def release(self) -> None:
         """Returns what is cached to the driver."""
-        self.collect()
-        given_bytes = sum(size * count for size, count in self.cached.items())
-        self.bytes -= given_bytes
+        self.bytes -= self.cached_bytes()
         self.cached.clear()
-        return given_bytes
 
 
 class Pool:
@@ -98,16 +97,14 @@ class Pool:
         card.pools[id(self)] = self.reserved
 
     def snapshot(self) -> list[dict[str, int]]:
-        self.reserved.collect()
-        cached = sum(size * count for size, count in self.reserved.cached.items())
-        held = self.reserved.bytes - cached
+        held = self.reserved.bytes - self.reserved.cached_bytes()
         return [{"device": self.card.index, "total_size": self.reserved.bytes, "allocated_size": held}]
 
     def __del__(self) -> None:
         self.card.called("~MemPool")
         if self.card.in_pools:
             self.card.ruined.append("~MemPool")
-        self.card.released_bytes += self.reserved.release()
+        self.reserved.release()
         if not self.reserved.bytes:
             self.card.pools.pop(id(self), None)
 
@@ -161,7 +158,6 @@ class Accelerator:
         self.capturing = False
         self.in_pools = 0
         self.pools: dict[int, Reserved] = {}
-        self.released_bytes = 0
         self.driver = Driver(self.called)
         self.locked: dict[int, int] = {}
         """Page-locked memory: bytes by address."""
@@ -300,20 +296,17 @@ class Accelerator:
     @contextmanager
     def _seen(self) -> Iterator[None]:
         """What the thread calls within is seen once, however many of these blocks are around it."""
-        if getattr(self._threads, "seen", False):
-            yield
-            return
-        self._threads.seen = True
+        outer, self._threads.seen = getattr(self._threads, "seen", False), True
         try:
-            with _OnCard(self):
+            with nullcontext() if outer else _OnCard(self):
                 yield
         finally:
-            self._threads.seen = False
+            self._threads.seen = outer
 
     def allocated(self, tensor: torch.Tensor) -> torch.Tensor:
         self.called("empty")
         reserved: Reserved = getattr(self._threads, "reserved", None) or self._reserved
-        reserved.collect()
+        reserved.cached_bytes()
         storage = tensor.untyped_storage()
         wanted_bytes = storage.nbytes()
         if reserved.cached[wanted_bytes]:
@@ -322,8 +315,7 @@ class Accelerator:
             if self._taken_bytes() + wanted_bytes > self.total_bytes:
                 self._reserved.release()
             if self._taken_bytes() + wanted_bytes > self.total_bytes:
-                free_bytes = self.total_bytes - self._taken_bytes()
-                raise OutOfMemoryError(f"{wanted_bytes} of {free_bytes} bytes free")
+                raise OutOfMemoryError(f"{self._taken_bytes()} of {self.total_bytes} bytes taken")
             reserved.bytes += wanted_bytes
         torch.empty(0, dtype=torch.uint8).set_(storage).fill_(GARBAGE)
         weakref.finalize(storage, reserved.freed.append, wanted_bytes)

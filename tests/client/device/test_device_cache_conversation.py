@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -63,9 +63,7 @@ class Conversation(Owner, RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def get(self, key: bytes) -> None:
-        lease = self.entries.lease(key)
-        if lease is not None:
-            self.leases.append(lease)
+        self.leases += filter(None, [self.entries.lease(key)])
 
     @rule(keys=st.sets(st.sampled_from(KEYS)))
     def send_away(self, keys: set[bytes]) -> None:
@@ -142,12 +140,7 @@ class Conversation(Owner, RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-Conversation.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+Conversation.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestWhateverCrossesBothSidesKnowTheSameEntries = Conversation.TestCase
 
 
