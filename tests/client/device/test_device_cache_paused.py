@@ -29,13 +29,12 @@ class Counting(FakeVram):
         self.copied += 1
 
     def to_device(self, tree: Any) -> Any:
-        made = super().to_device(tree)
         self.copied += 1
-        return made
+        return super().to_device(tree)
 
 
 class Scene:
-    """A cache with entry 0 on the card and entry 1 in the host tier."""
+    """A cache with entries 0 and 2 on the card, in use, and entry 1 in the host tier."""
 
     def __init__(self, daemon: Daemon, card: FakeCard) -> None:
         self.daemon, self.card, self.vram = daemon, card, Counting(card)

@@ -36,7 +36,6 @@ class Wire:
     def __init__(self) -> None:
         self.governor = Governor(LIMITS)
         self.limits = messages.ClientLimits()
-        self.closed = False
         self.client = 0
         self.now = 0.0
         self.errors: list[messages.Error] = []
@@ -51,22 +50,16 @@ class Wire:
     # ---- as the cache sees it
 
     def ask(
-        self,
-        make: Callable[[int], messages.Message],
-        timeout_s: float = 1.0,
-        *,
-        connected: Any = None,
-        then: Callable[[Future[Any]], None] = lambda _: None,
-    ) -> Future[Any]:
+        self, make: Callable[[int], messages.Message], *, connected: Any, then: Callable[[Future[Any]], None]
+    ) -> None:
         self._number += 1
         answer: Future[Any] = Future()
         answer.add_done_callback(then)
-        if connected is not self.connection:
+        if connected is self.connection:
+            self._asked[self._number] = answer
+            self.said.append(make(self._number))
+        else:
             answer.set_exception(DaemonUnavailable("gone"))
-            return answer
-        self._asked[self._number] = answer
-        self.said.append(make(self._number))
-        return answer
 
     def send(self, *sent: messages.Message, timeout_s: float = 1.0, connected: Any = None) -> None:
         if connected is not self.connection:

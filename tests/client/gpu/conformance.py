@@ -235,15 +235,6 @@ class Conformance:
         assert rig.gauge() == before_bytes
         assert bits(landed(rig.device, kept))[2] == b"\7" * (rig.full_at_bytes // 2)
 
-    def test_its_own_unused_memory_makes_room_before_it_refuses(self, rig: Rig) -> None:
-        if rig.full_at_bytes is None:
-            pytest.skip("this card is not filled by tests")
-        tensor = rig.empty(rig.full_at_bytes * 3 // 4)
-        del tensor
-        gc.collect()
-        made = rig.device.to_device(np.ones(rig.full_at_bytes // 2, np.uint8))
-        assert rig.device.bytes_of(made) == rig.full_at_bytes // 2
-
     def test_a_promoted_tree_is_complete_before_the_caller_gets_it(self, rig: Rig) -> None:
         array = np.arange(16 * KIB, dtype="<i4")
         rig.slow_copies()

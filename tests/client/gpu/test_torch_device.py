@@ -106,17 +106,6 @@ class TestOnACard(Conformance):
         return CudaRig()
 
 
-def test_tensors_in_any_order_of_their_dimensions_need_no_memory_on_the_card(rig: StandinRig) -> None:
-    array = np.arange(2 * 3 * 4 * 5, dtype="<f4").reshape(2, 3, 4, 5)
-    tensor = rig.upload(array).permute(2, 0, 3, 1)
-    assert not tensor.is_contiguous()
-    assert rig.device.mark().wait()
-    before_bytes = rig.gauge()
-    host = landed(rig.device, tensor)
-    assert rig.gauge() == before_bytes
-    assert bits(host) == bits(np.ascontiguousarray(array.transpose(2, 0, 3, 1)))
-
-
 def test_conjugates_and_gradients_are_resolved_on_the_way(rig: StandinRig) -> None:
     array = np.array([1 + 2j, 3 - 4j], "<c8")
     tensor = rig.upload(array)
@@ -133,40 +122,51 @@ def test_a_promoted_tensor_belongs_to_the_side_stream_and_is_lent_to_the_caller_
     assert rig.card.lent == [(tensor.data_ptr(), mine) for tensor in made]
 
 
-def test_without_either_it_is_the_uuid_and_without_that_a_name_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*names: str) -> Any:
-        raise OSError("no such library")
-
-    monkeypatch.setattr(gpu_name, "_library", missing)
-    assert TorchDevice(accelerator=Accelerator(KIB, uuid="AB-1")).name == "gpu-ab-1"
-    with pytest.raises(UsageError, match="pass name="):
-        TorchDevice(accelerator=Accelerator(KIB))
-
-
 GPU_UUID = UUID("11111111-2222-3333-4444-555555555555")
 SLICE_UUID = UUID("99999999-8888-7777-6666-555555555555")
 
 
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [(GPU_UUID, "0000:65:00.0"), (SLICE_UUID, f"MIG-{SLICE_UUID}"), (None, "0000:65:00.0")],
-    ids=["a whole GPU", "a slice", "no library"],
-)
-def test_a_mig_slice_is_named_by_its_uuid_and_a_whole_gpu_by_its_address(
-    monkeypatch: pytest.MonkeyPatch, own: UUID | None, expected: str
-) -> None:
+def driver(monkeypatch: pytest.MonkeyPatch, **calls: Any) -> None:
+    """The driver's library has these calls; without any there is no library."""
+
     def library(*names: str) -> Any:
-        if own is None:
+        if not calls:
             raise OSError("no such library")
-        return SimpleNamespace(
-            cuInit=lambda flags: 0,
-            cuDeviceGet=lambda number, ordinal: 0,
-            cuDeviceGetUuid=lambda told, number: setattr(told, "raw", GPU_UUID.bytes),
-            cuDeviceGetUuid_v2=lambda told, number: setattr(told, "raw", own.bytes),
-        )
+        return SimpleNamespace(**calls)
 
     monkeypatch.setattr(gpu_name, "_library", library)
-    assert TorchDevice(accelerator=Accelerator(KIB, **PLACE)).name == expected
+
+
+def cuda(own: UUID) -> dict[str, Any]:
+    return {
+        "cuInit": lambda flags: 0,
+        "cuDeviceGet": lambda number, ordinal: 0,
+        "cuDeviceGetUuid": lambda told, number: setattr(told, "raw", GPU_UUID.bytes),
+        "cuDeviceGetUuid_v2": lambda told, number: setattr(told, "raw", own.bytes),
+    }
+
+
+@pytest.mark.parametrize(
+    ("calls", "properties", "expected"),
+    [
+        (cuda(GPU_UUID), PLACE, "0000:65:00.0"),
+        (cuda(SLICE_UUID), PLACE, f"MIG-{SLICE_UUID}"),
+        ({}, PLACE, "0000:65:00.0"),
+        ({}, {"uuid": "AB-1"}, "gpu-ab-1"),
+    ],
+    ids=["a whole GPU", "a slice", "no library", "neither library nor address"],
+)
+def test_a_gpu_is_named_by_its_address_and_a_slice_by_its_uuid(
+    monkeypatch: pytest.MonkeyPatch, calls: dict[str, Any], properties: dict[str, Any], expected: str
+) -> None:
+    driver(monkeypatch, **calls)
+    assert TorchDevice(accelerator=Accelerator(KIB, **properties)).name == expected
+
+
+def test_without_any_of_them_a_name_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch)
+    with pytest.raises(UsageError, match="pass name="):
+        TorchDevice(accelerator=Accelerator(KIB))
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -177,9 +177,9 @@ def test_the_partitions_of_an_amd_card_are_named_by_their_numbers(
         told.value = f"0000:0C:00.{number.value if numbered else 0}".encode()
         return 0
 
-    monkeypatch.setattr(gpu_name, "_library", lambda *names: SimpleNamespace(hipDeviceGetPCIBusId=tell))
-    told = SimpleNamespace(version=SimpleNamespace(hip="7.0"))
-    names = [gpu_name.gpu_name(told, Accelerator(KIB), index) for index in range(4)]  # type: ignore[arg-type]
+    driver(monkeypatch, hipDeviceGetPCIBusId=tell)
+    told: Any = SimpleNamespace(version=SimpleNamespace(hip="7.0"))
+    names = [gpu_name.gpu_name(told, Accelerator(KIB), index) for index in range(4)]
     assert names == ["0000:0c:00.0", "0000:0c:00.1", "0000:0c:00.2", "0000:0c:00.3"]
 
 

@@ -53,20 +53,13 @@ def test_small_tensors_share_a_pool_and_it_goes_with_the_last_of_them(
 ) -> None:
     monkeypatch.setattr(gates, "POOL_BYTES", 16 * KIB)
     device = TorchDevice(0, accelerator=card)
-    made = [promoted(device, 4 * KIB) for _ in range(10)]
-    assert len(card.pools) == 3
-    large = promoted(device, 100 * KIB)
+    made = [promoted(device, 4 * KIB) for _ in range(10)] + [promoted(device, 100 * KIB)]
     assert len(card.pools) == 4
-    del made[1:4], large
-    gc.collect()
-    assert device.give_back() == 100 * KIB
-    assert len(card.pools) == 3
-    del made[0]
-    gc.collect()
-    assert device.give_back() == 16 * KIB
-    made.clear()
-    gc.collect()
-    assert device.give_back() == 24 * KIB
+    for gone, freed_bytes in (([10, 3, 2, 1], 100 * KIB), ([0], 16 * KIB), (range(5, -1, -1), 24 * KIB)):
+        for number in gone:
+            del made[number]
+        gc.collect()
+        assert device.give_back() == freed_bytes
     assert not card.pools and card.memory_reserved(0) == 0
 
 
