@@ -65,8 +65,7 @@ class PromptTally:
         found: calls whose embeddings another call had stored, or stored while this one waited.
         encoded: calls that encoded, and stored.
         passed: calls that bypassed the cache.
-        reasons: why calls bypassed the cache, with the number of calls. A reason that is known from the beginning is
-            there before the first call.
+        reasons: why they did, with the number of calls. A reason that is known from the beginning is there before.
     """
 
     found: int = 0
@@ -105,8 +104,7 @@ def cached_prompts(pipeline: Pipeline, client: Client, *, tenant: str = "") -> P
 
 
 def uncached_prompts(pipeline: Pipeline) -> Pipeline:
-    """Removes the wrapper of `cached_prompts`. Changes the pipeline, and returns it. A pipeline without a wrapper stays
-    as it is."""
+    """Removes the wrapper of `cached_prompts`, if there is one. Changes the pipeline, and returns it."""
     unwrap(pipeline)
     return pipeline
 

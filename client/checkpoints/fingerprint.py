@@ -73,7 +73,7 @@ def weights_fingerprint(
     settings, weights = ([], []) if folder is None else _encoder_files(folder)
     if load_format == "dummy":
         config = files_digest(settings, folder) if folder is not None else ""
-        return f"dummy-{seed}-torch-{package_version('torch') or 'none'}-vllm-{vllm_version()}-{config}"
+        return f"dummy-{seed}-torch-{package_version('torch')}-vllm-{vllm_version()}-{config}"
     return files_digest([*settings, *weights], folder) if weights else None
 
 
@@ -197,12 +197,12 @@ def _file_digest(path: Path) -> str:
     return f"{ALGORITHM}:{digest.hexdigest()}"
 
 
-def package_version(package: str) -> str | None:
-    """The installed version of a package; None if it is not installed."""
+def package_version(package: str) -> str:
+    """The installed version of a package, or "none"."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return "none"
 
 
 def vllm_version() -> str:

@@ -169,8 +169,7 @@ class DeviceCache:
         """
         keys = tuple(check_key(key) for key in keys)
         deleted = aside(partial(self._entries.delete, keys))
-        if deleted:
-            self._upkeep.wake()
+        self._upkeep.wake()
         return deleted
 
     def offload(self, *keys: bytes, wait: bool = False, timeout_s: float | None = None) -> int:

@@ -299,8 +299,8 @@ class DeviceEntries:
         with self.lock:
             self.closed = True
             left = list(self._table.values())
-            for emptied in (self._table, self.changed, self.unreported_uses):
-                emptied.clear()
+            self._table.clear()
+            self.all_changed()
         for entry in left:
             entry.registration.settle("lost", error)
         return left

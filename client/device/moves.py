@@ -1,8 +1,7 @@
 """Moves of entries: from the device into the ring, out of this process, and back.
 
-Owns: the requests to move entries, which are orders of the daemon and offloads by the owner; the order of steps that
-makes a move safe; the acknowledgements. Does not own: the table (entries.py), the daemon's knowledge (ledger.py), the
-schedule (upkeep.py). All calls but `promoted` run in the upkeep thread.
+Owns: the orders of the daemon and offloads by the owner; the order of steps that makes a move safe. Does not own: the
+daemon's knowledge (ledger.py), the schedule (upkeep.py). All calls but `promoted` run in the upkeep thread.
 
 Invariants: a tensor in use is never dropped. Each entry of an order is acknowledged or released exactly once while the
 connection lasts. An entry that its owner offloads leaves only if the host tier has stored it.
@@ -192,12 +191,11 @@ class Moves:
                 leaving.append((entry, uses, self._copied(entry) if copies else None))
         for entry, uses, put in leaving:
             stored = put is not None and self._is_stored(put)
-            if job.offloads and not stored:
-                if job.is_owners:
-                    _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), self._device.name)
-                if job.is_owners or link.connection is not connected:
-                    continue
-            if self._entries.leave(entry, uses, stored=stored):
+            if job.offloads and not stored and job.is_owners:
+                _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), self._device.name)
+            elif job.offloads and not stored and link.connection is not connected:
+                continue
+            elif self._entries.leave(entry, uses, stored=stored):
                 (offloaded if stored else dropped).append(entry.key)
 
     def _is_reached(self, entry: DeviceEntry, deadline: float) -> bool:

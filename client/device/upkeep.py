@@ -130,6 +130,7 @@ class Upkeep:
 
     @property
     def refuses(self) -> bool:
+        """Whether the device accepts no new entries."""
         state = self.state
         return state is not None and state.refuses
 

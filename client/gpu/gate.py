@@ -21,7 +21,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Final
 
@@ -109,10 +109,8 @@ GATE: Final = Gate()
 
 
 def follow_torch(torch: ModuleType, gate: Gate = GATE) -> None:
-    """Makes captures of CUDA graphs, and allocations from private pools, tell the gate. Once per process.
-
-    A capture that is begun by other means than `torch.cuda.CUDAGraph`, for example by another library, does not tell.
-    """
+    """Makes captures of CUDA graphs, and allocations from private pools, tell the gate. Once per process. A capture
+    that is begun by other means than `torch.cuda.CUDAGraph`, for example by another library, does not tell."""
     graph: Any = getattr(torch.cuda, "CUDAGraph", None)
     if graph is None or getattr(graph.capture_begin, "tells", None) is gate:
         return
@@ -176,12 +174,10 @@ class Pools:
         self._taken_bytes = 0
         """Of the last pool."""
 
-    @contextmanager
-    def allocating(self, size_bytes: int) -> Iterator[None]:
-        """The calling thread's tensors of this block, about `size_bytes`, are made in a pool."""
-        pool = self._pool_for(size_bytes) if self.usable else None
-        with nullcontext() if pool is None else self._accelerator.use_mem_pool(pool, device=self._index):
-            yield
+    def allocating(self, size_bytes: int) -> AbstractContextManager[None]:
+        """A block in which the calling thread's tensors, about `size_bytes`, are made in a pool."""
+        pool: Any = self._pool_for(size_bytes) if self.usable else None
+        return nullcontext() if pool is None else self._accelerator.use_mem_pool(pool, device=self._index)
 
     def release(self) -> int:
         """Destroys the pools without a tensor. Returns the bytes that the driver gets."""

@@ -1,6 +1,4 @@
-"""The name of a GPU of this process, as the daemon's gauges have it.
-
-Owns: the calls of the driver that tell the name. Does not own: the calls of torch for anything else.
+"""The name of a GPU of this process, as the daemon's gauges have it. Owns: the calls of the driver that tell it.
 
 A GPU is named by its PCI address, a MIG slice of an NVIDIA GPU by its UUID. The partitions of an AMD GPU share bus and
 device; the function is the partition's number.
@@ -17,11 +15,8 @@ from ...errors import UsageError
 
 
 def gpu_name(torch: ModuleType, accelerator: Any, index: int) -> str:
-    """The name of torch's GPU `index`; its UUID in the form "gpu-..." if its address is unknown.
-
-    Raises:
-        UsageError: neither is known.
-    """
+    """The name of torch's GPU `index`; its UUID in the form "gpu-..." if its address is unknown. Raises UsageError if
+    neither is known."""
     if torch.version.hip:
         # Partitions of one card may have one address. Each ends with its number among the GPUs of this process then.
         # Of torch's properties, none tells the function, in which the number of a partition may be.
@@ -31,12 +26,8 @@ def gpu_name(torch: ModuleType, accelerator: Any, index: int) -> str:
         )
         same = before.count(name)
         return f"{name[:-1]}{same:x}" if same and name.endswith(".0") else name
-    return (
-        _mig_slice(index)
-        or _address(accelerator, index)
-        or _told_by_driver(index, hip=False)
-        or _uuid(accelerator, index)
-    )
+    name = _mig_slice(index) or _address(accelerator, index) or _told_by_driver(index, hip=False)
+    return name or _uuid(accelerator, index)
 
 
 def _address(accelerator: Any, index: int) -> str:
@@ -57,10 +48,8 @@ def _uuid(accelerator: Any, index: int) -> str:
 
 
 def _mig_slice(index: int) -> str:
-    """The name of a MIG slice, as NVML has it; "" for a whole GPU.
-
-    The first version of cuDeviceGetUuid tells the UUID of the GPU, the second one that of the slice.
-    """
+    """The name of a MIG slice, as NVML has it; "" for a whole GPU. The first version of cuDeviceGetUuid tells the UUID
+    of the GPU, the second one that of the slice."""
     whole, own = ctypes.create_string_buffer(16), ctypes.create_string_buffer(16)
     try:
         driver, number = _cuda(index)

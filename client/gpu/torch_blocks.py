@@ -1,7 +1,5 @@
-"""Copies of blocks between host memory and a GPU through torch, by address.
-
-Owns: the streams of the copies, and the calls of torch and of the driver. Does not own: any memory, and what is copied
-when.
+"""Copies of blocks between host memory and a GPU through torch, by address. Owns: the streams of the copies, and the
+calls of torch and of the driver. Does not own: any memory, and what is copied when.
 
 Invariants: each call selects its GPU, so the calling thread's own choice does not matter. No call here may run while
 the process captures a CUDA graph.

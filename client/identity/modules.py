@@ -32,7 +32,6 @@ _UNCOUNTED_BYTES_MAX: Final = 64 * 1024
 """Limit on bytes of tensors without a version counter. Each call compares all of them: 35 µs (measured) at this limit,
 but 0.2 s for an encoder of 100 MiB, which is longer than encoding takes."""
 _PLACE: Final = "a tensor of the weights"
-"""How errors name a tensor."""
 _log = logging.getLogger("tensord")
 
 

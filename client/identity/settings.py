@@ -66,10 +66,8 @@ _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, type)
 
 
 def is_from(value: Any, packages: frozenset[str] = LIBRARIES) -> bool:
-    """Whether a function, and each function that it wraps, was written in one of `packages`.
-
-    For another callable: whether its class was. Built-in functions count as from these packages.
-    """
+    """Whether a function, and each function that it wraps, was written in one of `packages`. For another callable:
+    whether its class was. Built-in functions count as from these packages."""
     while value is not None:
         if isinstance(value, partial):
             value = value.func

@@ -274,7 +274,7 @@ def surroundings(side: Side) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "vllm": vllm_version(),
-        "versions": {name: package_version(name) or "none" for name in _PACKAGES.split()},
+        "versions": {name: package_version(name) for name in _PACKAGES.split()},
         "plugins": sorted(
             f"{plugin.value} {plugin.dist.version if plugin.dist else None}"
             for group in _PLUGINS
