@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord import DeviceCache
 from tensord.client.device import cache as cache_module
 from tensord.client.device import upkeep
 from tensord.errors import BadKey, DeviceFull, UnderPressure, UsageError
@@ -56,8 +57,8 @@ def running(card: FakeCard) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def cache(running: Daemon, vram: FakeVram) -> Iterator[tensord.DeviceCache]:
-    with tensord.DeviceCache(running.client(), vram) as opened:
+def cache(running: Daemon, vram: FakeVram) -> Iterator[DeviceCache]:
+    with DeviceCache(running.client(), vram) as opened:
         yield opened
         assert opened.error is None
 
@@ -68,15 +69,15 @@ def device_row(daemon: Daemon) -> dict[str, Any]:
     return rows[0] if rows else {"entries": 0, "bytes": 0, "tokens": 0}
 
 
-def until_counted(daemon: Daemon, name: str, least: int) -> None:
-    daemon.until(lambda status: status["governor"]["counters"][name] >= least, f"the daemon to count {least} {name}")
+def until_counted(daemon: Daemon, name: str, count: int) -> None:
+    daemon.until(lambda status: status["governor"]["counters"][name] == count, f"the daemon to count {count} {name}")
 
 
 # ---- put, get, delete
 
 
 def test_a_get_returns_the_tensors_that_were_put_and_the_daemon_knows_the_entry(
-    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+    cache: DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
     tree = {"a": vram.upload(values(1)), "n": 1}
     assert cache.put(key(1), tree, tokens=7, agent="planner", wait=True).state == "registered"
@@ -90,7 +91,7 @@ def test_a_get_returns_the_tensors_that_were_put_and_the_daemon_knows_the_entry(
 
 
 def test_an_entry_put_again_is_the_one_that_was_there_and_is_used(
-    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+    cache: DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
     (first,) = put_some(cache, vram, range(1), tokens=5)
     again = cache.put(key(0), {"a": vram.upload(np.zeros(2 * ENTRY_BYTES, np.uint8))}, tokens=9, wait=True)
@@ -102,7 +103,7 @@ def test_an_entry_put_again_is_the_one_that_was_there_and_is_used(
 
 
 def test_views_of_one_batch_count_their_own_bytes_and_the_batch_is_freed_with_the_last_of_them(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+    cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     batch = vram.empty((8, ELEMENTS), np.float32)
     puts = [cache.put(key(n), {"a": batch[n]}) for n in range(8)]
@@ -120,7 +121,7 @@ def test_views_of_one_batch_count_their_own_bytes_and_the_batch_is_freed_with_th
 # ---- what a caller may get wrong
 
 
-def test_a_value_out_of_range_is_named_and_nothing_is_put(cache: tensord.DeviceCache, vram: FakeVram) -> None:
+def test_a_value_out_of_range_is_named_and_nothing_is_put(cache: DeviceCache, vram: FakeVram) -> None:
     wrong: dict[str, tuple[Any, ...]] = {
         "tokens": (-1, 1.5, True),
         "agent": ("x" * 129, 5),
@@ -132,7 +133,7 @@ def test_a_value_out_of_range_is_named_and_nothing_is_put(cache: tensord.DeviceC
     assert len(cache) == 0
 
 
-def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vram: FakeVram) -> None:
+def test_keys_and_tensors_that_are_none_are_named(cache: DeviceCache, vram: FakeVram) -> None:
     put_some(cache, vram, range(1))
     tensor = vram.upload(values(1))
     for call in (
@@ -147,14 +148,14 @@ def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vr
     with pytest.raises(UsageError, match="tensors"):
         cache.put(key(1), {"a": 5})
     with pytest.raises(UsageError, match=CARD):
-        tensord.DeviceCache(cache.client, vram)
+        DeviceCache(cache.client, vram)
 
 
 # ---- pressure
 
 
 def test_an_offloaded_entry_comes_back_bit_identical(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+    cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     put_some(cache, vram, range(6), tokens=3, agent="planner")
     filled_until(card, 0.93, lambda: len(cache) == 0, "all of it to be offloaded")
@@ -173,12 +174,12 @@ def test_an_offloaded_entry_comes_back_bit_identical(
 
 
 def test_an_entry_in_use_stays_until_its_lease_ends(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+    cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     put_some(cache, vram, range(2))
     lease = held(cache, key(0))
     filled(card, 0.93)
-    until_counted(running, "kept", 1)
+    running.until(lambda status: status["governor"]["counters"]["kept"] >= 1, "the used entry to be kept")
     until(lambda: not cache.contains(key(1)), "the other one to go")
     assert cache.contains(key(0))
     assert np.array_equal(host_values(lease.tree), values(0))
@@ -188,7 +189,7 @@ def test_an_entry_in_use_stays_until_its_lease_ends(
 
 
 def test_an_offload_by_its_owner_is_complete_when_the_call_returns(
-    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+    cache: DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
     put_some(cache, vram, range(3), tokens=2)
     lease = held(cache, key(0))
@@ -204,7 +205,7 @@ def test_an_offload_by_its_owner_is_complete_when_the_call_returns(
 
 
 def test_in_emergency_nothing_new_is_taken_in_and_afterwards_it_is(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+    cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     put_some(cache, vram, range(1))
     kept = held(cache, key(0))
@@ -224,7 +225,7 @@ def test_in_emergency_nothing_new_is_taken_in_and_afterwards_it_is(
 
 
 def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+    cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     put_some(cache, vram, range(9), tokens=1)
     card.occupy(TOTAL_BYTES - 12 * ENTRY_BYTES)
@@ -243,7 +244,7 @@ def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
 
 def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card: FakeCard, vram: FakeVram) -> None:
     with watching(card) as daemon, tensord.Client(daemon.socket) as client:
-        cache = tensord.DeviceCache(client, vram)
+        cache = DeviceCache(client, vram)
         put = cache.put(key(0), {"a": vram.upload(values(0))}, tokens=2, wait=True)
         assert put.state == "sent"
         assert cache.get(key(0)) is not None
@@ -263,14 +264,12 @@ def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card
 def test_a_daemon_without_a_gauge_of_its_own_goes_by_what_the_owner_sees(card: FakeCard) -> None:
     card.occupy(int(0.75 * TOTAL_BYTES))
     with watching(card, gauges_device="owners", gauges_file=card.folder / "none") as daemon:
-        cache = tensord.DeviceCache(daemon.start().client(), FakeVram(card, reports=True))
+        cache = DeviceCache(daemon.start().client(), FakeVram(card, reports=True))
         until(lambda: cache.mode is Mode.NORMAL, "the daemon to hear of it")
         cache.close()
 
 
-def test_a_closed_cache_holds_nothing_and_the_daemon_knows(
-    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
-) -> None:
+def test_a_closed_cache_holds_nothing_and_the_daemon_knows(cache: DeviceCache, vram: FakeVram, running: Daemon) -> None:
     put_some(cache, vram, range(3))
     cache.close()
     assert (len(cache), cache.size_bytes, cache.closed) == (0, 0, True)
@@ -282,7 +281,7 @@ def test_a_closed_cache_holds_nothing_and_the_daemon_knows(
 
 
 def test_the_child_of_a_fork_has_an_empty_closed_cache_and_the_parent_goes_on(
-    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+    cache: DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
     put_some(cache, vram, range(3))
     lease = held(cache, key(0))
@@ -303,7 +302,7 @@ def test_the_child_of_a_fork_has_an_empty_closed_cache_and_the_parent_goes_on(
 
 
 def test_many_threads_put_get_and_delete_while_the_card_fills_and_empties(
-    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+    cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     wrong: list[Any] = []
     stop = threading.Event()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensord
+from tensord import DeviceCache
 from tensord.ipc.messages.modes import Mode
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
@@ -38,7 +38,7 @@ class Scene:
 
     def __init__(self, daemon: Daemon, card: FakeCard) -> None:
         self.daemon, self.card, self.vram = daemon, card, Counting(card)
-        self.cache = tensord.DeviceCache(daemon.client(), self.vram)
+        self.cache = DeviceCache(daemon.client(), self.vram)
         put_some(self.cache, self.vram, range(3))
         assert self.cache.offload(key(1), wait=True) == 1
         self.lease = held(self.cache, key(0))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord import DeviceCache
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ...daemon_process import MIB, Daemon, until
@@ -62,8 +63,8 @@ def daemon(card: FakeCard, way: str) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def cache(daemon: Daemon, vram: Vram) -> Iterator[tensord.DeviceCache]:
-    with tensord.DeviceCache(daemon.client(), vram) as opened:
+def cache(daemon: Daemon, vram: Vram) -> Iterator[DeviceCache]:
+    with DeviceCache(daemon.client(), vram) as opened:
         yield opened
 
 
@@ -71,7 +72,7 @@ def values(way: str) -> Any:
     return np.random.default_rng(1).integers(0, 256, WAYS[way][0], np.uint8)
 
 
-def put(cache: tensord.DeviceCache, vram: Vram, way: str) -> None:
+def put(cache: DeviceCache, vram: Vram, way: str) -> None:
     assert cache.put(key(1), {"a": vram.upload(values(way)), "n": 1}, wait=True).state == "registered"
 
 
@@ -86,7 +87,7 @@ def shared_memory() -> list[tuple[int, int, str]]:
     return found
 
 
-def test_an_offload_is_copied_once_into_shared_memory(cache: tensord.DeviceCache, vram: Vram, way: str) -> None:
+def test_an_offload_is_copied_once_into_shared_memory(cache: DeviceCache, vram: Vram, way: str) -> None:
     put(cache, vram, way)
     assert cache.offload(key(1), wait=True) == 1
     assert sum(length for _, length in vram.landings) == WAYS[way][0]
@@ -100,7 +101,7 @@ def test_an_offload_is_copied_once_into_shared_memory(cache: tensord.DeviceCache
 
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_offload_works(
-    cache: tensord.DeviceCache, vram: Vram, way: str, at: str
+    cache: DeviceCache, vram: Vram, way: str, at: str
 ) -> None:
     put(cache, vram, way)
 
@@ -129,7 +130,7 @@ def test_an_owner_that_is_killed_in_the_middle_leaves_nothing(card: FakeCard, da
     if child == 0:
         try:
             owner = Vram(FakeCard(card.folder, CARD, 256 * MIB))
-            cache = tensord.DeviceCache(tensord.Client(daemon.socket), owner)
+            cache = DeviceCache(tensord.Client(daemon.socket), owner)
             put(cache, owner, way)
             never, _ = os.pipe()
             owner.on_read = lambda start: (os.write(writing, b"x"), os.read(never, 1))
