@@ -103,13 +103,10 @@ def models(name: str) -> dict[str, Any]:
 
 def arguments(name: str, **more: Any) -> dict[str, Any]:
     given: dict[str, Any] = {"prompt": "a cat", "device": torch.device("cpu"), "num_images_per_prompt": 1}
-    if "Flux" in name:
-        given |= {"prompt_2": None, "max_sequence_length": 32}
-    elif "Diffusion3" in name:
-        given |= {"prompt_2": None, "prompt_3": None, "max_sequence_length": 32}
-    else:
-        given |= {"do_classifier_free_guidance": True}
-    return given | more
+    if "Flux" not in name and "Diffusion3" not in name:
+        return given | {"do_classifier_free_guidance": True} | more
+    third = {"prompt_3": None} if "Diffusion3" in name else {}
+    return given | {"prompt_2": None, "max_sequence_length": 32} | third | more
 
 
 def counts(of: Any) -> tuple[int, int, int]:

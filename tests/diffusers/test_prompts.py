@@ -236,21 +236,19 @@ def test_an_error_of_the_pipeline_is_the_callers_and_is_raised_once(client: tens
     assert counts(shared) == (0, 0, 1)
 
 
-def test_weights_that_change_while_a_prompt_is_encoded_store_nothing(client: tensord.Client) -> None:
+def test_weights_that_change_while_a_prompt_is_encoded_store_nothing(
+    client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = cached_prompts(pipeline(SD), client)
-    tokenizer = type(shared.tokenizer)
-    decode = tokenizer.batch_decode
+    decode = type(shared.tokenizer).batch_decode
     given = arguments(SD, prompt="abcdefghijklmnopqrstuvwxyz")  # too long: encode_prompt decodes what it cut off
 
     def changed(*args: Any, **kwargs: Any) -> Any:
         weights(shared)
         return decode(*args, **kwargs)
 
-    try:
-        tokenizer.batch_decode = changed
-        shared.encode_prompt(**given)
-    finally:
-        tokenizer.batch_decode = decode
+    monkeypatch.setattr(type(shared.tokenizer), "batch_decode", changed)
+    shared.encode_prompt(**given)
     assert counts(shared) == (0, 0, 1) and "meanwhile" in next(iter(tally(shared).reasons))
     assert client.status()["store"]["entries"] == 0
 

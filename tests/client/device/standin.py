@@ -140,7 +140,10 @@ class Driver:
 
 
 class Accelerator:
-    """One card of `total_bytes`, whose tensors torch takes for CPU tensors."""
+    """One card of `total_bytes`, whose tensors torch takes for CPU tensors.
+
+    `locked`: page-locked memory, bytes by address. `copied`: copies of blocks, each as source, target and bytes.
+    """
 
     device_type = "cpu"
     OutOfMemoryError = OutOfMemoryError
@@ -160,11 +163,9 @@ class Accelerator:
         self.pools: dict[int, Reserved] = {}
         self.driver = Driver(self.called)
         self.locked: dict[int, int] = {}
-        """Page-locked memory: bytes by address."""
         self.lockable = True
         self.swap_fails = False
         self.copied: list[tuple[int, int, int]] = []
-        """Copies that were made, each as source, target and bytes."""
         self._threads = threading.local()
         self._reserved = Reserved()
         self._memory: dict[int, int] = {}

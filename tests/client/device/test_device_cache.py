@@ -22,20 +22,7 @@ from tensord.ipc.messages.modes import Mode
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until
-from .card import (
-    CARD,
-    ELEMENTS,
-    ENTRY_BYTES,
-    TOTAL_BYTES,
-    filled,
-    filled_until,
-    held,
-    host_values,
-    key,
-    put_some,
-    values,
-    watching,
-)
+from .card import CARD, ENTRY_BYTES, filled, filled_until, held, host_values, key, put_some, values, watching
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +60,6 @@ def until_counted(daemon: Daemon, name: str, count: int) -> None:
     daemon.until(lambda status: status["governor"]["counters"][name] == count, f"the daemon to count {count} {name}")
 
 
-# ---- put, get, delete
-
-
 def test_a_get_returns_the_tensors_that_were_put_and_the_daemon_knows_the_entry(
     cache: DeviceCache, vram: FakeVram, running: Daemon
 ) -> None:
@@ -105,7 +89,7 @@ def test_an_entry_put_again_is_the_one_that_was_there_and_is_used(
 def test_views_of_one_batch_count_their_own_bytes_and_the_batch_is_freed_with_the_last_of_them(
     cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
-    batch = vram.empty((8, ELEMENTS), np.float32)
+    batch = vram.empty((8, ENTRY_BYTES // 4), np.float32)
     puts = [cache.put(key(n), {"a": batch[n]}) for n in range(8)]
     del batch
     assert all(put.wait(30).state == "registered" for put in puts)
@@ -228,18 +212,16 @@ def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
     cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     put_some(cache, vram, range(9), tokens=1)
-    card.occupy(TOTAL_BYTES - 12 * ENTRY_BYTES)
-    used_bytes = TOTAL_BYTES - 3 * ENTRY_BYTES
+    total_bytes = card.reading()[1]
+    card.occupy(total_bytes - 12 * ENTRY_BYTES)
+    used_bytes = total_bytes - 3 * ENTRY_BYTES
     running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] >= used_bytes, "the gauge to show it")
     with running.client().reserve_device(CARD, 8 * ENTRY_BYTES, wait_s=PATIENCE_S):
         assert len(cache) <= 4
-        assert card.reading()[0] <= TOTAL_BYTES - 8 * ENTRY_BYTES
+        assert card.reading()[0] <= total_bytes - 8 * ENTRY_BYTES
     for n in range(9):
         with held(cache, key(n)) as lease:
             assert np.array_equal(host_values(lease.tree), values(n))
-
-
-# ---- the daemon is away
 
 
 def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card: FakeCard, vram: FakeVram) -> None:
@@ -262,7 +244,7 @@ def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card
 
 
 def test_a_daemon_without_a_gauge_of_its_own_goes_by_what_the_owner_sees(card: FakeCard) -> None:
-    card.occupy(int(0.75 * TOTAL_BYTES))
+    filled(card, 0.75)
     with watching(card, gauges_device="owners", gauges_file=card.folder / "none") as daemon:
         cache = DeviceCache(daemon.start().client(), FakeVram(card, reports=True))
         until(lambda: cache.mode is Mode.NORMAL, "the daemon to hear of it")

@@ -54,9 +54,6 @@ def scene(card: FakeCard) -> Iterator[Scene]:
         made.cache.close()
 
 
-# ---- what comes during the pause
-
-
 def an_order(scene: Scene) -> None:
     scene.lease.release()
     filled(scene.card, 0.93)
@@ -80,8 +77,7 @@ def a_promotion(scene: Scene) -> None:
 
 
 def a_put(scene: Scene) -> None:
-    tensor = scene.vram.upload(values(4))
-    assert scene.cache.put(key(4), {"a": tensor, "n": 4}, wait=True).state == "registered"
+    assert put_some(scene.cache, scene.vram, range(4, 5))[0].state == "registered"
     scene.lease.release()
 
 

@@ -152,17 +152,14 @@ class Conformance:
         views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "one": tensor[2], "single": tensor[3, 5, 7]}
         expected = {"rows": array[1:3], "columns": array[:, 1:4, 2:3], "one": array[2], "single": array[3, 5, 7, ...]}
         found = landed(rig.device, views)
-        assert {name: bits(leaf) for name, leaf in found.items()} == {
-            name: bits(leaf) for name, leaf in expected.items()
-        }
+        assert with_arrays(found, bits) == with_arrays(expected, bits)
 
     def test_a_mark_tells_whether_it_was_reached(self, rig: Rig) -> None:
         with rig.hold():
             rig.upload(np.zeros(8, "<f4"))
             marks = [rig.device.mark() for _ in range(100)]
             assert not marks[0].wait(0.001)
-        assert all(mark.wait(PATIENCE_S) for mark in marks)
-        assert marks[0].wait()
+        assert all(mark.wait(PATIENCE_S) for mark in marks) and marks[0].wait()
 
     def test_tensors_at_one_address_count_once(self, rig: Rig) -> None:
         base = rig.empty(8 * KIB)
