@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensord
-from tensord import DeviceCache
+from tensord import Client, DeviceCache
 from tensord.client.device import cache as cache_module
 from tensord.client.device import upkeep
 from tensord.errors import BadKey, DeviceFull, UnderPressure, UsageError
@@ -225,7 +224,7 @@ def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
 
 
 def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card: FakeCard, vram: FakeVram) -> None:
-    with watching(card) as daemon, tensord.Client(daemon.socket) as client:
+    with watching(card) as daemon, Client(daemon.socket) as client:
         cache = DeviceCache(client, vram)
         put = cache.put(key(0), {"a": vram.upload(values(0))}, tokens=2, wait=True)
         assert put.state == "sent"

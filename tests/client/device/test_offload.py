@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensord
-from tensord import DeviceCache
+from tensord import Client, DeviceCache
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ...daemon_process import MIB, Daemon, until
@@ -130,7 +129,7 @@ def test_an_owner_that_is_killed_in_the_middle_leaves_nothing(card: FakeCard, da
     if child == 0:
         try:
             owner = Vram(FakeCard(card.folder, CARD, 256 * MIB))
-            cache = DeviceCache(tensord.Client(daemon.socket), owner)
+            cache = DeviceCache(Client(daemon.socket), owner)
             put(cache, owner, way)
             never, _ = os.pipe()
             owner.on_read = lambda start: (os.write(writing, b"x"), os.read(never, 1))

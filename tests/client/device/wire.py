@@ -21,7 +21,7 @@ from tensord.daemon.forms.events import ClientLeft
 from tensord.daemon.governor.forms.events import Event, Governed, GovernorClientJoined
 from tensord.daemon.governor.forms.limits import GovernorLimits
 from tensord.daemon.governor.governor import Governor
-from tensord.errors import DaemonUnavailable, TensordError
+from tensord.errors import DaemonUnavailable
 from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.recipe import recipe
 from tensord.testing.fake_vram import FakeCard, FakeVram
@@ -138,11 +138,7 @@ class HostTier:
     def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
         """As the client's Puts."""
         memory = np.zeros(payload.payload_bytes, np.uint8)
-        try:
-            payload.write(memory.data, 0)
-        except TensordError as error:
-            put.settle("refused", error)
-            return
+        payload.write(memory.data, 0)
         if self.full:
             put.settle("refused")
         else:

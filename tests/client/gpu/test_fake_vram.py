@@ -123,8 +123,6 @@ def test_the_fake_runs_without_torch_and_the_interface_loads_none() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True)
 
 
-# ---- the card
-
 CAPACITY = 100_000
 
 HOLDER = """
