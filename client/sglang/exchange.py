@@ -35,12 +35,7 @@ _log = logging.getLogger("tensord")
 
 
 class PageExchange:
-    """The connection of one rank to the daemon.
-
-    Args:
-        socket: the daemon's control socket; None: found as by `Client`.
-        name: the name that `tensorctl clients` shows.
-    """
+    """The connection of one rank to the daemon. The arguments are those of `Client`."""
 
     def __init__(self, socket: str | None, name: str) -> None:
         self.client = Client(socket, name=name, timeout_s=STALL_S, attach_s=ATTACH_S)
@@ -65,60 +60,6 @@ class PageExchange:
         done = sum(1 for _ in takewhile(lambda page: self._load(*page), zip(keys, pages, strict=True)))
         return [True] * done + [False] * (len(keys) - done)
 
-    def store(
-        self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]], *, parents: Sequence[bytes | None]
-    ) -> list[bool]:
-        """Stores pages. Returns when the daemon has answered for all of them, or does not answer in time.
-
-        Args:
-            parents: for each page the key of the page before it in its sequence, None if unknown. A page is evicted
-                before its parent, and ends with it.
-
-        Returns:
-            For each page whether it is stored. The memory of `pages` may change from then on.
-        """
-        if not self._answers():
-            return [self.client.contains(key) for key in keys]
-        deadline = time.monotonic() + STORE_S_MAX
-        puts: list[Put | None] = []
-        put_now: set[bytes] = set()
-        for key, parts, parent in zip(keys, pages, parents, strict=True):
-            if self.client.contains(key):
-                puts.append(None)
-                continue
-            # A page whose parent has left the ring begins a chain of its own. SGLang would not store the parent again.
-            known = parent is not None and (parent in put_now or self.client.contains(parent))
-            began = time.monotonic()
-            put = self.client.put(key, list(parts), parent=parent if known else None, timeout_s=STALL_S)
-            puts.append(put)
-            put_now.add(key)
-            if isinstance(put.error, TimedOut):
-                self._is_late(put, began)
-            if put.state == "lost" or time.monotonic() > deadline:
-                break
-        stored = [put is None or self._waited(put, deadline) for put in puts]
-        return stored + [False] * (len(keys) - len(stored))
-
-    def _waited(self, put: Put, deadline: float) -> bool:
-        """Whether the put is stored. After a put without an answer in time, the others are not waited for."""
-        if put.state == "sent" and self._unanswered is None:
-            began = time.monotonic()
-            with suppress(TensordError):
-                put.wait(max(0.0, min(STALL_S, deadline - time.monotonic())))
-            if put.state == "sent":
-                self._is_late(put, began)
-        return put.state in ("stored", "existed")
-
-    def _is_late(self, put: Put, began: float) -> None:
-        self._unanswered = put, began
-        _log.warning("tensord: the daemon does not answer; no page is stored until it does")
-
-    def _answers(self) -> bool:
-        """Whether the daemon is there and has answered for every put of earlier batches."""
-        if self._unanswered is not None and not self.client.link.puts.owed(*self._unanswered):
-            self._unanswered = None
-        return self._unanswered is None and self.client.connected
-
     def _load(self, key: bytes, parts: Sequence[Part]) -> bool:
         try:
             lease = self.client.get(key, verify=True)
@@ -134,3 +75,51 @@ class PageExchange:
         with suppress(TensordError):
             self.client.evict(key)
         return False
+
+    def store(
+        self, keys: Sequence[bytes], pages: Sequence[Sequence[Part]], *, parents: Sequence[bytes | None]
+    ) -> list[bool]:
+        """Stores pages. Returns when the daemon has answered for all of them, or does not answer in time.
+
+        Args:
+            parents: for each page the key of the page before it in its sequence, None if unknown. A page is evicted
+                before its parent, and ends with it.
+
+        Returns:
+            For each page whether it is stored. The memory of `pages` may change from then on.
+        """
+        deadline = time.monotonic() + STORE_S_MAX
+        puts: dict[bytes, Put] = {}
+        for key, parts, parent in zip(keys, pages, parents, strict=True) if self._answers() else ():
+            if self.client.contains(key):
+                continue
+            # A page whose parent has left the ring begins a chain of its own. SGLang would not store the parent again.
+            known = parent is not None and (parent in puts or self.client.contains(parent))
+            began = time.monotonic()
+            puts[key] = put = self.client.put(key, list(parts), parent=parent if known else None, timeout_s=STALL_S)
+            if isinstance(put.error, TimedOut):
+                self._is_late(put, began)
+            if put.state == "lost" or time.monotonic() > deadline:
+                break
+        for put in puts.values():
+            self._wait(put, deadline)
+        return [puts[key].state in ("stored", "existed") if key in puts else self.client.contains(key) for key in keys]
+
+    def _wait(self, put: Put, deadline: float) -> None:
+        """Waits for a put. After one without an answer in time, the others are not waited for."""
+        if put.state == "sent" and self._unanswered is None:
+            began = time.monotonic()
+            with suppress(TensordError):
+                put.wait(max(0.0, min(STALL_S, deadline - began)))
+            if put.state == "sent":
+                self._is_late(put, began)
+
+    def _is_late(self, put: Put, began: float) -> None:
+        self._unanswered = put, began
+        _log.warning("tensord: the daemon does not answer; no page is stored until it does")
+
+    def _answers(self) -> bool:
+        """Whether the daemon is there and has answered for every put of earlier batches."""
+        if self._unanswered is not None and not self.client.link.puts.owed(*self._unanswered):
+            self._unanswered = None
+        return self._unanswered is None and self.client.connected

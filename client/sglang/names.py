@@ -60,9 +60,7 @@ _LOADED_ELSEWHERE: Final = frozenset(
     {"dummy", "remote", "remote_instance", "presharded", "expert_pack", "flash_rl", "private"}
 )
 """Load formats whose weights are not those in the model's folder."""
-
-
-PREFIX: Final = "tensord."
+_PREFIX: Final = "tensord."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +87,21 @@ class StorageSettings:
         Raises:
             BadConfiguration: an unknown key of tensord, or a value that is not printable text.
         """
-        known = [PREFIX + field.name for field in fields(cls)]
-        ours = {name: value for name, value in (extra_config or {}).items() if "tensord." in name.lower()}
-        for name, value in ours.items():
-            if name not in known:
+        known = [_PREFIX + field.name for field in fields(cls)]
+        found = {}
+        for key, value in (extra_config or {}).items():
+            if _PREFIX not in key.lower():
+                continue
+            if key not in known:
                 raise BadConfiguration(
-                    f"{name!r} in the storage backend's extra config is unknown; there are {', '.join(known)}"
+                    f"{key!r} in the storage backend's extra config is unknown; there are {', '.join(known)}"
                 )
             if not isinstance(value, str) or not value or not value.isprintable():
                 raise BadConfiguration(
-                    f"{name}={value!r} must be text that can be printed; leave it out for the default"
+                    f"{key}={value!r} must be text that can be printed; leave it out for the default"
                 )
-        return cls(**{name.removeprefix(PREFIX): value for name, value in ours.items()})
+            found[key.removeprefix(_PREFIX)] = value
+        return cls(**found)
 
 
 def engine_arguments() -> dict[str, Any]:
@@ -129,9 +130,7 @@ def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, An
         Nameless: the pages have no name.
         OSError: a weight file cannot be read.
     """
-    why = _refusal(config, arguments)
-    if why is not None:
-        raise Nameless(why)
+    _refuse(config, arguments)
     if settings.revision:
         return settings.revision
     model = settings.model or arguments.get("model_path") or config.model_name
@@ -141,37 +140,37 @@ def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, An
         how = "from a weight cache" if cached else f"load format {load_format}"
         raise Nameless(f"the weights ({how}) are in no folder; set tensord.revision")
     loading_began_with_process(model)
-    revision, folder = arguments.get("revision"), arguments.get("download_dir")
-    weights = weights_fingerprint(model, revision, download_folder=folder)
+    weights = weights_fingerprint(model, arguments.get("revision"), download_folder=arguments.get("download_dir"))
     if weights is None:
         raise Nameless(f"the weights of {model} are not in files on this host; set tensord.model or tensord.revision")
-    changed = weights_changed(model)
-    if changed is not None:
+    if (changed := weights_changed(model)) is not None:
         raise Nameless(f"{changed} has changed since this process began; start the engine again")
     return weights
 
 
-def _refusal(config: Any, arguments: dict[str, Any]) -> str | None:
-    """Why the pages of an engine cannot be named; None if they can."""
+def _refuse(config: Any, arguments: dict[str, Any]) -> None:
+    """Raises Nameless for an engine whose pages cannot be named."""
     import sglang
 
     draft = arguments.get("speculative_draft_model_path")
     elsewhere = [name for name in _CONTENT_ELSEWHERE if arguments.get(name)]
+    why = None
     if sglang.__version__ != TESTED:
-        return f"it is tested with SGLang {TESTED}, and this is {sglang.__version__}"
-    if elsewhere:
-        return f"no name covers what {', '.join(elsewhere)} refers to; start the engine without it"
-    if not (config.extra_config or {}).get("interface_v1"):
-        return 'it passes pages as tensors; set "interface_v1": 1 in the storage backend\'s extra config'
-    if config.dcp_size > 1:
-        return "pages of decode context parallelism (dcp_size over 1) are not covered"
-    if arguments.get("enable_lora") or arguments.get("lora_paths"):
-        return "SGLang names a LoRA adapter by its path, not by its weights; start the engine without LoRA"
-    if arguments.get("trust_mm_content_hashes"):
-        return "with --trust-mm-content-hashes a client's name stands for a picture; start the engine without it"
-    if draft and draft != arguments.get("model_path"):
-        return f"the weights of the draft model {draft} have no name; start the engine without it"
-    return None
+        why = f"it is tested with SGLang {TESTED}, and this is {sglang.__version__}"
+    elif elsewhere:
+        why = f"no name covers what {', '.join(elsewhere)} refers to; start the engine without it"
+    elif not (config.extra_config or {}).get("interface_v1"):
+        why = 'it passes pages as tensors; set "interface_v1": 1 in the storage backend\'s extra config'
+    elif config.dcp_size > 1:
+        why = "pages of decode context parallelism (dcp_size over 1) are not covered"
+    elif arguments.get("enable_lora") or arguments.get("lora_paths"):
+        why = "SGLang names a LoRA adapter by its path, not by its weights; start the engine without LoRA"
+    elif arguments.get("trust_mm_content_hashes"):
+        why = "with --trust-mm-content-hashes a client's name stands for a picture; start the engine without it"
+    elif draft and draft != arguments.get("model_path"):
+        why = f"the weights of the draft model {draft} have no name; start the engine without it"
+    if why is not None:
+        raise Nameless(why)
 
 
 def namespace(

@@ -18,8 +18,7 @@ import torch
 
 from ...errors import UsageError
 
-Array = np.ndarray[Any, Any]
-Part = Array
+Part = np.ndarray[Any, Any]
 """(n,) uint8, writable: one contiguous piece of a page."""
 
 _LAYOUT: Final = (
@@ -45,33 +44,32 @@ class HostPages:
         if getattr(pool, "shared_allocation_domain", None) is not None:
             raise UsageError(f"{type(pool).__name__} moves its pages in memory")
         self._pool = pool
-        self.page_size: int = pool.page_size
+        self._page_size: int = pool.page_size
         """Tokens (for states: slots) of a page: the number of host indices for each key."""
-        self._buffers = sorted(_ranges(pool))
+        self._buffers = list(_ranges(pool))
         if not self._buffers:
             raise UsageError(f"{type(pool).__name__} has no buffer in host memory")
         try:
-            self._sizes = self._sizes_of_a_page()
+            _, sizes = pool.get_page_buffer_meta(torch.arange(self._page_size, dtype=torch.int64))
         except (NotImplementedError, ValueError, AssertionError, AttributeError) as error:
             # Each is raised by some pool of SGLang that has no such addresses, or none in its present layout.
             raise UsageError(f"{type(pool).__name__} gives no addresses of its pages: {error}") from None
-
-    def layout(self) -> dict[str, Any]:
+        self._sizes = [int(size) for size in sizes]
+        known = {name: str(getattr(pool, name)) for name in _LAYOUT if hasattr(pool, name)}
+        self.layout = {"class": type(pool).__name__, "parts": self._sizes, **known}
         """What the bytes of a page mean: the pool's class, geometry and dtype, and the sizes of a page's parts."""
-        known = {name: str(getattr(self._pool, name)) for name in _LAYOUT if hasattr(self._pool, name)}
-        return {"class": type(self._pool).__name__, "parts": self._sizes, **known}
 
     def __call__(self, host_indices: torch.Tensor, count: int) -> list[list[Part]]:
         """The parts of `count` pages.
 
         Args:
-            host_indices: (count × page_size,) int64 on the CPU, as SGLang passes them.
+            host_indices: (count × page size,) int64 on the CPU, as SGLang passes them.
 
         Raises:
             UsageError: the number of indices differs, or an address is outside of the pool.
         """
-        if len(host_indices) != count * self.page_size:
-            raise UsageError(f"{len(host_indices)} host indices for {count} pages of {self.page_size} each")
+        if len(host_indices) != count * self._page_size:
+            raise UsageError(f"{len(host_indices)} host indices for {count} pages of {self._page_size} each")
         addresses, sizes = self._pool.get_page_buffer_meta(host_indices)
         each = len(self._sizes)
         if len(addresses) != count * each or list(sizes) != self._sizes * count:
@@ -79,25 +77,22 @@ class HostPages:
         parts = [self._part(*place) for place in zip(addresses, sizes, strict=True)]
         return [parts[start : start + each] for start in range(0, len(parts), each)]
 
-    def _sizes_of_a_page(self) -> list[int]:
-        _, sizes = self._pool.get_page_buffer_meta(torch.arange(self.page_size, dtype=torch.int64))
-        return [int(size) for size in sizes]
-
     def _part(self, address: int, size: int) -> Part:
         if not any(start <= address and address + size <= end for start, end in self._buffers):
             raise UsageError(f"{size} bytes at {address:#x} are outside of the pool's buffers")
-        memory = (ctypes.c_uint8 * size).from_address(address)
-        return np.frombuffer(memoryview(memory), np.uint8)
+        return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
 
 
 def copy_into(parts: Sequence[Part], stored: object) -> bool:
     """Copies a stored page into a page's parts. False, with nothing copied, if the two differ in their sizes."""
     if not isinstance(stored, list) or len(stored) != len(parts):
         return False
-    for part, found in zip(parts, stored, strict=True):
-        if not isinstance(found, np.ndarray) or found.dtype != np.uint8 or found.shape != part.shape:
-            return False
-    for part, found in zip(parts, stored, strict=True):
+    pairs = list(zip(parts, stored, strict=True))
+    if any(
+        type(found) is not np.ndarray or (found.dtype, found.shape) != (np.uint8, part.shape) for part, found in pairs
+    ):
+        return False
+    for part, found in pairs:
         np.copyto(part, found)
     return True
 

@@ -12,7 +12,9 @@ prefix usable.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import takewhile
@@ -32,18 +34,22 @@ from sglang.srt.mem_cache.hicache_storage import (
 from ...errors import UsageError
 from ..arguments.namespace import Namespace
 from ..identity.engine import Nameless
-from . import names, weights
+from . import names
 from .exchange import PageExchange
-from .pages import HostPages, Part
+from .pages import HostPages
 
 _REPLICATED: Final = (PoolName.KV, PoolName.INDEXER)
 """Pools that are equal in all tensor-parallel ranks of an MLA model."""
 _log = logging.getLogger("tensord")
 Method = TypeVar("Method", bound=Callable[..., Any])
+_UPDATER: Final = "sglang.srt.managers.scheduler_components.weight_updater"
+_CLASS: Final = "SchedulerWeightUpdaterManager"
+_CALLED_BEFORE_EVERY_CHANGE: Final = "_select_runners"
+_storages: weakref.WeakSet[TensordHiCacheStorage] = weakref.WeakSet()
 
 
-def _answers(failed: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Makes a method return `failed(*its arguments)` instead of raising, and log each kind of error once."""
+def _answers(otherwise: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Makes a method return `otherwise(*its arguments)` instead of raising, and log each kind of error once."""
 
     def around(method: Method) -> Method:
         @wraps(method)
@@ -51,20 +57,19 @@ def _answers(failed: Callable[..., Any]) -> Callable[[Method], Method]:
             try:
                 return method(self, *args, **kwargs)
             except Exception as error:
-                self._failed(method.__name__, error)
-                return failed(*args, **kwargs)
+                call = method.__name__.strip("_")
+                if (call, type(error)) not in self._errors:
+                    self._errors.add((call, type(error)))
+                    _log.warning("tensord: %s failed, so its pages are not shared: %s", call, error, exc_info=error)
+                return otherwise(*args, **kwargs)
 
         return cast(Method, guarded)
 
     return around
 
 
-def _none_of(keys: Sequence[str], *_: Any, **__: Any) -> list[bool]:
-    return [False] * len(keys)
-
-
-def _none_of_transfers(transfers: Sequence[PoolTransfer], *_: Any, **__: Any) -> dict[str, list[bool]]:
-    return {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+def _none_of(pool: str, keys: Sequence[str] | None, *_: Any, **__: Any) -> list[bool]:
+    return [False] * len(keys or ())
 
 
 class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore]
@@ -97,7 +102,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         shown = "".join(each if each.isprintable() else "?" for each in storage_config.model_name or "")
         self._exchange = PageExchange(settings.socket, f"sglang {shown} {rank}"[:128])
         self._naming = threading.Thread(target=self._name, name="tensord-sglang-naming", daemon=True)
-        if weights.watch(self):
+        if _watch_weights(self):
             self._naming.start()
         else:
             _log.warning("tensord: this engine shares no KV: SGLang's changes of weights would not be noticed")
@@ -116,12 +121,10 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
 
     # ---- pages of the KV pool, by address
 
-    @_answers(lambda *_, **__: 0)
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         """The number of pages, from the first on, that are stored without a gap."""
         return self._stored(PoolName.KV, keys)
 
-    @_answers(_none_of)
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
@@ -135,7 +138,6 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         """
         return self._load(PoolName.KV, keys, host_indices)
 
-    @_answers(_none_of)
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
@@ -165,19 +167,17 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
             usable &= of_pool
         return PoolTransferResult(max(usable, default=0), hits, sorted(usable))
 
-    @_answers(_none_of_transfers)
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """`batch_get_v1` for each pool."""
-        return {each.name: self._load(each.name, each.keys or (), each.host_indices) for each in transfers}
+        return {each.name: self._load(each.name, each.keys, each.host_indices) for each in transfers}
 
-    @_answers(_none_of_transfers)
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """`batch_set_v1` for each pool."""
-        return {each.name: self._store(each.name, each.keys or (), each.host_indices) for each in transfers}
+        return {each.name: self._store(each.name, each.keys, each.host_indices) for each in transfers}
 
     # ---- pages as tensors: SGLang without "interface_v1", whose pages have no name
 
@@ -253,7 +253,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
             known = self._namespaces[pool] = names.namespace(
                 self._weights,
                 self._config,
-                {**pages.layout(), "pool": str(pool)},
+                {**pages.layout, "pool": str(pool)},
                 self._settings.tenant,
                 self._arguments,
                 replicated=self._config.is_mla_model and pool in _REPLICATED,
@@ -261,35 +261,34 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         namespace = self._exchange.client.current(known)
         return [namespace.key("kv", "text", key.encode()) for key in keys]
 
+    @_answers(lambda *_: 0)
     def _stored(self, pool: str, keys: Sequence[str]) -> int:
         return self._exchange.available(self._keys(pool, keys))
 
-    def _parts(self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[list[Part]]:
-        if host_indices is None:
-            raise UsageError(f"{len(keys)} pages of the pool {pool} without host indices")
-        return self._pages[pool](host_indices, len(keys))
-
-    def _load(self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[bool]:
-        ours = self._keys(pool, keys)
-        return self._exchange.load(ours, self._parts(pool, keys, host_indices)) if ours else [False] * len(keys)
-
-    def _store(
-        self, pool: str, keys: Sequence[str], host_indices: torch.Tensor | None, before: Sequence[str] | None = None
-    ) -> list[bool]:
-        ours = self._keys(pool, keys)
+    @_answers(_none_of)
+    def _load(self, pool: str, keys: Sequence[str] | None, host_indices: torch.Tensor | None) -> list[bool]:
+        ours = self._keys(pool, keys or ())
         if not ours:
-            return [False] * len(keys)
+            return _none_of(pool, keys)
+        return self._exchange.load(ours, self._pages[pool](host_indices, len(ours)))
+
+    @_answers(_none_of)
+    def _store(
+        self,
+        pool: str,
+        keys: Sequence[str] | None,
+        host_indices: torch.Tensor | None,
+        before: Sequence[str] | None = None,
+    ) -> list[bool]:
+        ours = self._keys(pool, keys or ())
+        if not ours:
+            return _none_of(pool, keys)
         if pool in _REPLICATED and not self._config.is_storage_writer:
             return [self._exchange.client.contains(key) for key in ours]
         # Pages of other pools are stored before the KV, and not for each of its pages: they follow nothing.
         first = self._keys(pool, before[-1:])[0] if before else None
         parents = [first, *ours[:-1]] if pool == PoolName.KV else [None] * len(ours)
-        return self._exchange.store(ours, self._parts(pool, keys, host_indices), parents=parents)
-
-    def _failed(self, call: str, error: Exception) -> None:
-        if (call, type(error)) not in self._errors:
-            self._errors.add((call, type(error)))
-            _log.warning("tensord: %s failed, so its pages are not shared: %s", call, error, exc_info=error)
+        return self._exchange.store(ours, self._pages[pool](host_indices, len(ours)), parents=parents)
 
 
 def _usable(transfer: PoolTransfer, there: Sequence[bool]) -> set[int]:
@@ -301,3 +300,32 @@ def _usable(transfer: PoolTransfer, there: Sequence[bool]) -> set[int]:
         tail = max(1, len(transfer.keys or ()))
         return {end for end in range(1, len(there) + 1) if all(there[max(0, end - tail) : end])}
     return set()
+
+
+def _watch_weights(storage: TensordHiCacheStorage) -> bool:
+    """Tells the storage when this process changes its weights, before the first weight is changed. It learns of
+    attempts that fail, too.
+
+    Returns:
+        False if this process has SGLang's scheduler, but not the function to hook. Then changes are not noticed.
+    """
+    _storages.add(storage)
+    module = sys.modules.get(_UPDATER)
+    if module is None:
+        # No scheduler is in this process, so nothing here changes weights.
+        return True
+    owner = getattr(module, _CLASS, None)
+    original = getattr(owner, _CALLED_BEFORE_EVERY_CHANGE, None)
+    if owner is None or original is None:
+        return False
+    if not hasattr(original, "_tensord_hook"):
+
+        @wraps(original)
+        def select_runners(*args: Any, **kwargs: Any) -> Any:
+            for each in list(_storages):
+                each.weights_change()
+            return original(*args, **kwargs)
+
+        select_runners._tensord_hook = True  # type: ignore[attr-defined]
+        setattr(owner, _CALLED_BEFORE_EVERY_CHANGE, select_runners)
+    return True

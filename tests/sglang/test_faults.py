@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensord.client.sglang import exchange, weights
+from tensord.client.sglang import exchange, storage
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .rank import HEADS, PAGE, Rank, mha_pool, page_hash
@@ -157,7 +157,7 @@ def test_a_pool_without_addresses_of_pages_is_not_shared(daemon: Daemon, caplog:
 def test_sharing_ends_before_sglang_changes_a_weight(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Updater
 
-    monkeypatch.setattr(Updater, weights._CALLED_BEFORE_EVERY_CHANGE, Updater._select_runners)
+    monkeypatch.setattr(Updater, storage._CALLED_BEFORE_EVERY_CHANGE, Updater._select_runners)
     shared: list[bool] = []
 
     class Runners:
@@ -171,8 +171,8 @@ def test_sharing_ends_before_sglang_changes_a_weight(rank: Rank, monkeypatch: py
     updater.tp_worker, updater.draft_worker, updater.metrics_collector = Runners(), None, None
     updater.scheduler = types.SimpleNamespace(record_weight_version_change=lambda new_version: None)
     hashes, expected = _stored(rank)
-    assert weights.watch(rank.storage)
-    assert weights.watch(rank.storage)
+    assert storage._watch_weights(rank.storage)
+    assert storage._watch_weights(rank.storage)
     assert rank.storage.shares
     request = types.SimpleNamespace(model_path="new", load_format=None, recapture_cuda_graph=False, weight_version=None)
     assert updater.update_weights_from_disk(request).success
@@ -185,7 +185,7 @@ def test_sharing_ends_before_sglang_changes_a_weight(rank: Rank, monkeypatch: py
 def test_an_sglang_whose_changes_of_weights_are_not_seen_is_refused(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, weights._MANAGER, types.ModuleType(weights._MANAGER))
+    monkeypatch.setitem(sys.modules, storage._UPDATER, types.ModuleType(storage._UPDATER))
     with caplog.at_level(logging.WARNING, "tensord"):
         rank = Rank(daemon.socket, named=False)
     assert "changes of weights would not be noticed" in caplog.text

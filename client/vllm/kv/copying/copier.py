@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.base import TransferResult
 
 from ....gpu.interface import Mark
 from ....threads.aside import aside
-from .host_blocks import DONE
+from .host_memory import DONE
 
 _log = logging.getLogger("tensord")
 

@@ -4,8 +4,8 @@
            ring ─(CPU)→ page-locked buffer ────────┴→ KV cache
     store: KV cache ── batch, on the stream for stores ─→ place, which the background thread puts
 
-Owns: the streams, the registrations of the ring, the page-locked memory, and the lists of addresses. Does not own:
-which blocks are copied, when a load's pins end, and puts (worker.py).
+Owns: the streams, the registrations of the ring, the buffers for loads, and the lists of addresses. Does not own: which
+blocks are copied, when a load's pins end, and puts (worker.py).
 
 Invariants
 - Copies begin only after the work that the step's thread had queued when it submitted the job.
@@ -17,6 +17,7 @@ Tests with engines run this module on host memory, others on a stand-in card; be
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,16 +25,19 @@ import numpy as np
 
 from ....gpu.interface import Mark
 from ....reading.ring_mapping import RingMapping
-from .host_blocks import HostBlocks
+from .host_memory import HostBlocks, StorePlaces
 from .registered_ring import CHUNK_BYTES, RegisteredRing
-from .staging import LoadBuffers, StorePlaces
 
 if TYPE_CHECKING:
     from ....gpu.torch_blocks import TorchBlocks
 
-Array = np.ndarray[Any, Any]
+LOAD_BYTES: Final = 16 << 20
+"""Bytes of each buffer for loads, unless one block is larger."""
+LOADS: Final = 3
+"""Buffers for loads: one is filled while the others are read."""
 SOURCE, TARGET, BYTES = range(3)
-_NO_EDGES: Final = np.empty(0, np.int64)
+
+Array = np.ndarray[Any, Any]
 
 
 class Group:
@@ -88,8 +92,10 @@ class Copies:
             self.ring = RegisteredRing(
                 device, lambda: self._up.mark().wait(), registered_bytes_max, chunk_bytes=chunk_bytes
             )
-        self._buffers = LoadBuffers(device, max((group.shape[1] for group in self.groups), default=0))
-        self.places = StorePlaces(device, store_bytes_max, keeps=self.ring is not None)
+        self._buffer_bytes = max([LOAD_BYTES, *(group.shape[1] for group in self.groups)])
+        self._buffers: deque[tuple[Mark, Array]] = deque()
+        """The buffers for loads, each with the mark of the last copy from it. The oldest copy is the first."""
+        self.places = StorePlaces(device, store_bytes_max)
 
     def mark(self) -> Mark:
         """A mark after the work that the step's thread has queued."""
@@ -113,19 +119,29 @@ class Copies:
         """Begins to copy blocks of a chunk, from its block `first` on, to these blocks of the KV cache, once `after` is
         reached. Block 0 stands for none. The chunk stays as it is until the mark of `loaded` is reached."""
         wanted = chunk[first : first + len(blocks)]
-        edges = _NO_EDGES if self.ring is None else self.ring.edges(wanted)
+        edges: Sequence[int] | None = () if self.ring is None else self.ring.edges(wanted)
         if edges is not None:
             copies = group.copies(_address(wanted), np.flatnonzero(blocks), blocks)
             self._up.copy(_split(copies, edges), after)
             return
-        step = self._buffers.size_bytes // group.shape[1]
+        step = self._buffer_bytes // group.shape[1]
         for start in range(0, len(blocks), step):
             part = blocks[start : start + step]
-            buffer = self._buffers.filled(wanted[start : start + step].reshape(-1))
+            source = wanted[start : start + step].reshape(-1)
+            buffer = self._free_buffer()
+            np.copyto(buffer[: len(source)], source)
             try:
                 self._up.copy(group.copies(_address(buffer), np.flatnonzero(part), part), after)
             finally:
-                self._buffers.reading(buffer, self._up.mark())
+                self._buffers.append((self._up.mark(), buffer))
+
+    def _free_buffer(self) -> Array:
+        """A buffer that no copy reads. Waits for the oldest copy if all of them are read."""
+        if len(self._buffers) < LOADS:
+            return self._device.page_locked(self._buffer_bytes)
+        mark, buffer = self._buffers.popleft()
+        mark.wait()
+        return buffer
 
     def tidy(self, mappings: Collection[RingMapping]) -> None:
         """Ends registrations of other rings than these, and of pages that the daemon has returned to the system."""
@@ -133,7 +149,7 @@ class Copies:
             self.ring.keep_only(mappings)
 
 
-def _split(copies: Array, edges: Array) -> Array:
+def _split(copies: Array, edges: Sequence[int]) -> Array:
     """The copies with each copy whose source crosses an edge cut in two there."""
     for edge in edges:
         before = edge - copies[SOURCE]

@@ -57,23 +57,15 @@ class RegisteredRing:
     Args:
         settle: waits until all copies from registered memory are complete.
         bytes_max: the most bytes to register; 0 registers nothing.
-        clock: the time in seconds.
     """
 
     def __init__(
-        self,
-        device: TorchBlocks,
-        settle: Callable[[], object],
-        bytes_max: int,
-        *,
-        chunk_bytes: int = CHUNK_BYTES,
-        clock: Callable[[], float] = time.monotonic,
+        self, device: TorchBlocks, settle: Callable[[], object], bytes_max: int, *, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         self._device = device
         self._settle = settle
         self._bytes_max = bytes_max
         self._chunk_bytes = chunk_bytes
-        self._clock = clock
         self._rings: dict[int, _Ring] = {}
         self._rest_until_s = 0.0
         self._refusals = 0
@@ -81,28 +73,27 @@ class RegisteredRing:
         """The driver's last refusal."""
         self.registered_bytes = 0
 
-    def edges(self, array: Array) -> Array | None:
+    def edges(self, array: Array) -> list[int] | None:
         """Registers the memory of an array over a pinned entry of the ring.
 
         Returns:
-            The addresses within it at which one registration ends and the next one begins, (n,) int64; None if the
-            memory is not registered: copy through a buffer.
+            The addresses within it at which one registration ends and the next one begins; None if the memory is not
+            registered: copy through a buffer.
         """
         mapping = mapping_under(array)
         if mapping is None:
             return None
         self._check(mapping)
-        at = array.__array_interface__["data"][0]
         ring = self._rings.get(id(mapping))
         if ring is None:
             # The count of punches is read before the first registration: a punch in between ends it.
             ring = _Ring(mapping, np.frombuffer(mapping, np.uint8).__array_interface__["data"][0], mapping.punches)
-        first = (at - ring.address) // self._chunk_bytes
-        last = (at + array.nbytes - 1 - ring.address) // self._chunk_bytes
+        at = array.__array_interface__["data"][0] - ring.address
+        first, last = at // self._chunk_bytes, (at + array.nbytes - 1) // self._chunk_bytes
         for number in range(first, last + 1):
             if number not in ring.chunks and not self._register(ring, number):
                 return None
-        return ring.address + np.arange(first + 1, last + 1, dtype=np.int64) * self._chunk_bytes
+        return [ring.address + number * self._chunk_bytes for number in range(first + 1, last + 1)]
 
     def keep_only(self, mappings: Collection[RingMapping]) -> None:
         """Ends registrations in other mappings, and those whose pages are not the ring's any more."""
@@ -114,41 +105,41 @@ class RegisteredRing:
                 self._check(ring.mapping)
 
     def _register(self, ring: _Ring, number: int) -> bool:
-        start = number * self._chunk_bytes
-        size_bytes = min(self._chunk_bytes, len(ring.mapping) - start)
+        start, size_bytes = self._place(ring, number)
         if (
             ring.punches == 0
             or self._refusals >= REFUSALS_MAX
             or self.registered_bytes + size_bytes > self._bytes_max
-            or self._clock() < self._rest_until_s
+            or time.monotonic() < self._rest_until_s
             or not ring.mapping.is_resident(start, size_bytes)
         ):
             return False
         refusal = self._device.register(ring.address + start, size_bytes)
         if refusal:
-            self._refuse(refusal, size_bytes)
+            self.refusal = refusal
+            self._refusals += 1
+            if self._refusals == REFUSALS_MAX:
+                _log.warning(
+                    "tensord: %d bytes of the ring cannot be registered with the GPU's driver: %s. KV blocks are "
+                    "copied through a page-locked buffer from now on, which takes the CPU longer",
+                    *(size_bytes, refusal),
+                )
             return False
         ring.chunks.add(number)
         self._rings[id(ring.mapping)] = ring
         self.registered_bytes += size_bytes
         return True
 
-    def _refuse(self, refusal: str, size_bytes: int) -> None:
-        self.refusal = refusal
-        self._refusals += 1
-        if self._refusals == REFUSALS_MAX:
-            _log.warning(
-                "tensord: %d bytes of the ring cannot be registered with the GPU's driver: %s. KV blocks are copied "
-                "through a page-locked buffer from now on, which takes the CPU longer",
-                size_bytes,
-                refusal,
-            )
+    def _place(self, ring: _Ring, number: int) -> tuple[int, int]:
+        """Where a chunk begins in its mapping, and its bytes."""
+        start = number * self._chunk_bytes
+        return start, min(self._chunk_bytes, len(ring.mapping) - start)
 
     def _check(self, mapping: RingMapping) -> None:
         ring = self._rings.get(id(mapping))
         if ring is not None and ring.punches != mapping.punches:
             self._end(ring)
-            self._rest_until_s = self._clock() + REST_S
+            self._rest_until_s = time.monotonic() + REST_S
 
     def _end(self, ring: _Ring) -> None:
         """Ends a ring's registrations once no copy reads from them."""
@@ -159,8 +150,8 @@ class RegisteredRing:
             # The GPU has failed, and copies nothing more.
             _log.warning("tensord: copies of KV blocks from the ring failed: %s", error)
         for number in ring.chunks:
-            start = number * self._chunk_bytes
-            self.registered_bytes -= min(self._chunk_bytes, len(ring.mapping) - start)
+            start, size_bytes = self._place(ring, number)
+            self.registered_bytes -= size_bytes
             try:
                 self._device.unregister(ring.address + start)
             except RuntimeError as error:

@@ -1,59 +1,54 @@
-"""Page-locked host memory for copies of KV blocks: buffers for loads, and one place for each chunk to be stored.
+"""Host memory for copies of KV blocks: one place for each chunk to be stored, and a KV cache that lies in host memory.
 
-Owns: this memory and its limits. Does not own: what is copied.
+Owns: the places and their limit; copies within host memory. Does not own: what is copied.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from ....gpu.interface import Mark
-from .host_blocks import HostBlocks
 
 if TYPE_CHECKING:
     from ....gpu.torch_blocks import TorchBlocks
 
-LOAD_BYTES: Final = 16 << 20
-"""Bytes of each buffer for loads, unless one block is larger."""
-LOADS: Final = 3
-"""Buffers for loads: one is filled while the others are read."""
 SLAB_BYTES: Final = 32 << 20
 """Bytes that are page-locked at a time, unless one chunk is larger. A power of two: torch rounds up to one."""
 
 Array = np.ndarray[Any, Any]
 
 
-class LoadBuffers:
-    """Buffers that a stream reads. One thread uses them.
+class _Done:
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
 
-    Invariants: a buffer is written again only after the mark of its last copy is reached.
-    """
 
-    def __init__(self, device: TorchBlocks | HostBlocks, block_bytes: int) -> None:
-        """`block_bytes`: the least bytes of a buffer."""
-        self._device = device
-        self.size_bytes = max(LOAD_BYTES, block_bytes)
-        self._in_use: deque[tuple[Mark, Array]] = deque()
+DONE: Final[Mark] = _Done()
+"""A mark that is reached."""
 
-    def filled(self, source: Array) -> Array:
-        """A buffer with the bytes of `source`, (n,) uint8. Waits for the oldest copy if all buffers are in use. Call
-        `reading` once its copies are queued."""
-        if len(self._in_use) < LOADS:
-            buffer = self._device.page_locked(self.size_bytes)
-        else:
-            mark, buffer = self._in_use.popleft()
-            mark.wait()
-        np.copyto(buffer[: len(source)], source)
-        return buffer
 
-    def reading(self, buffer: Array, mark: Mark) -> None:
-        """Keeps a buffer until the mark is reached."""
-        self._in_use.append((mark, buffer))
+class HostBlocks:
+    """A KV cache in host memory: as TorchBlocks, and as its streams. Each copy is complete when the call returns."""
+
+    def mark(self) -> Mark:
+        return DONE
+
+    def stream(self, *, to_host: bool) -> HostBlocks:
+        return self
+
+    def copy(self, copies: Array, after: Mark | None = None) -> None:
+        """Copies at once. `copies`: (3, n) int64, the addresses of the sources and of the targets, and the bytes."""
+        for source, target, size_bytes in copies.T.tolist():
+            ctypes.memmove(target, source, size_bytes)
+
+    def page_locked(self, size_bytes: int) -> Array:
+        """New memory, (size_bytes,) uint8."""
+        return np.empty(size_bytes, np.uint8)
 
 
 class StorePlace(NamedTuple):
@@ -66,15 +61,16 @@ class StorePlace(NamedTuple):
 class StorePlaces:
     """Places for chunks that wait to be put. Thread-safe.
 
+    Page-locked memory is dear to make: it is taken in slabs, and kept for other chunks.
+
     Args:
         bytes_max: the most bytes of memory for places.
-        keeps: whether memory is kept for other chunks, because it is dear to make.
     """
 
-    def __init__(self, device: TorchBlocks | HostBlocks, bytes_max: int, *, keeps: bool) -> None:
+    def __init__(self, device: TorchBlocks | HostBlocks, bytes_max: int) -> None:
         self._device = device
         self._bytes_max = bytes_max
-        self._slab_bytes = SLAB_BYTES if keeps else 0
+        self._keeps = not isinstance(device, HostBlocks)
         self._lock = threading.Lock()
         self._free: dict[int, list[Array]] = {}
         self._free_bytes = 0
@@ -86,7 +82,7 @@ class StorePlaces:
         with self._lock:
             free = self._free.setdefault(size_bytes, [])
             if not free:
-                slab_bytes = max(self._slab_bytes, size_bytes)
+                slab_bytes = max(SLAB_BYTES if self._keeps else 0, size_bytes)
                 if self.taken_bytes + self._free_bytes + slab_bytes > self._bytes_max:
                     return None
                 slab = self._device.page_locked(slab_bytes)
@@ -100,7 +96,7 @@ class StorePlaces:
         def give_back() -> None:
             with self._lock:
                 self.taken_bytes -= size_bytes
-                if self._slab_bytes:
+                if self._keeps:
                     self._free_bytes += size_bytes
                     free.append(memory)
 
