@@ -59,7 +59,7 @@ class HostPages:
         self.layout = {"class": type(pool).__name__, "parts": self._sizes, **known}
         """What the bytes of a page mean: the pool's class, geometry and dtype, and the sizes of a page's parts."""
 
-    def __call__(self, host_indices: torch.Tensor, count: int) -> list[list[Part]]:
+    def __call__(self, host_indices: torch.Tensor | None, count: int) -> list[list[Part]]:
         """The parts of `count` pages.
 
         Args:
@@ -68,8 +68,9 @@ class HostPages:
         Raises:
             UsageError: the number of indices differs, or an address is outside of the pool.
         """
-        if len(host_indices) != count * self._page_size:
-            raise UsageError(f"{len(host_indices)} host indices for {count} pages of {self._page_size} each")
+        found = 0 if host_indices is None else len(host_indices)
+        if found != count * self._page_size:
+            raise UsageError(f"{found} host indices for {count} pages of {self._page_size} each")
         addresses, sizes = self._pool.get_page_buffer_meta(host_indices)
         each = len(self._sizes)
         if len(addresses) != count * each or list(sizes) != self._sizes * count:
@@ -80,7 +81,7 @@ class HostPages:
     def _part(self, address: int, size: int) -> Part:
         if not any(start <= address and address + size <= end for start, end in self._buffers):
             raise UsageError(f"{size} bytes at {address:#x} are outside of the pool's buffers")
-        return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
 
 
 def copy_into(parts: Sequence[Part], stored: object) -> bool:

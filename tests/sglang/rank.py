@@ -127,16 +127,22 @@ class Rank:
             self.pool.set_from_flat_data_page(index, values.view(page.dtype))
         return hashes, indices
 
+    def stored(self, pages: int = 3) -> tuple[list[str], torch.Tensor]:
+        """As `filled`, with the pages stored."""
+        hashes, indices = self.filled(pages)
+        assert self.storage.batch_set_v1(hashes, indices) == [True] * pages
+        return hashes, indices
+
     def empty(self, pages: int = 3) -> torch.Tensor:
         """Host indices of free pages."""
         indices: torch.Tensor | None = self.pool.alloc(pages * self.pool.page_size)
         assert indices is not None
         return indices
 
-    def page(self, indices: torch.Tensor, number: int) -> bytes:
-        """The bytes of a page, as SGLang's pool reads it."""
-        page = self.pool.get_data_page(int(indices[number * self.pool.page_size]))
-        return bytes(page.contiguous().view(torch.uint8).numpy())
+    def pages(self, indices: torch.Tensor) -> list[bytes]:
+        """The bytes of each page, as SGLang's pool reads it."""
+        found = [self.pool.get_data_page(int(index)) for index in indices[:: self.pool.page_size]]
+        return [bytes(page.contiguous().view(torch.uint8).numpy()) for page in found]
 
 
 def storage_config(extra: dict[str, Any], **fields: Any) -> HiCacheStorageConfig:
@@ -147,13 +153,10 @@ def storage_config(extra: dict[str, Any], **fields: Any) -> HiCacheStorageConfig
         "class_name": "TensordHiCacheStorage",
         "interface_v1": 1,
     }
+    places = ("tp", "pp", "attn_cp")
     given: dict[str, Any] = {
-        "tp_rank": 0,
-        "tp_size": 1,
-        "pp_rank": 0,
-        "pp_size": 1,
-        "attn_cp_rank": 0,
-        "attn_cp_size": 1,
+        **{f"{place}_rank": 0 for place in places},
+        **{f"{place}_size": 1 for place in places},
         "is_mla_model": False,
         "enable_storage_metrics": False,
         "is_page_first_layout": True,

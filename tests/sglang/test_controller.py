@@ -39,5 +39,4 @@ def test_a_prompt_that_one_engine_has_backed_up_is_prefetched_by_another(ranks: 
     operation.hash_value, hit_tokens = controller._storage_hit_query(operation)
     operation.host_indices = second.empty(4)
     assert controller._page_transfer(operation) * PAGE == hit_tokens == 3 * PAGE
-    for number in range(3):
-        assert second.page(operation.host_indices, number) == first.page(indices, number)
+    assert second.pages(operation.host_indices)[:3] == first.pages(indices)[:3]

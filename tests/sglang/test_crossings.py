@@ -27,41 +27,33 @@ from .test_faults import bound_s, damage
 
 
 class Call:
-    """One call of a rank in a thread. The pages are stored before, unless it `stores` them."""
+    """Three pages of a rank, and a call about them in a thread. `stored`: whether the pages are stored before."""
 
-    stores = False
-
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, *, stored: bool) -> None:
         self.rank = rank
         self.hashes, self.indices = rank.filled()
-        self.expected = [rank.page(self.indices, number) for number in range(3)]
-        if not self.stores:
+        self.expected = rank.pages(self.indices)
+        self.stored = stored
+        if stored:
             assert rank.storage.batch_set_v1(self.hashes, self.indices) == [True] * 3
+        self.room = rank.filled()[1]
+        self.before = rank.pages(self.room)
         self.answer: Any = None
         self.raised: BaseException | None = None
         self.took_s = self.resumed_at = 0.0
-        self.room = rank.filled()[1]
-        self.before = [rank.page(self.room, number) for number in range(3)]
 
-    def call(self) -> Any:
-        raise NotImplementedError
-
-    @contextmanager
-    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        raise NotImplementedError
-
-    def run(self) -> None:
+    def run(self, call: Callable[[], Any]) -> None:
         began = time.monotonic()
         try:
-            self.answer = self.call()
+            self.answer = call()
         except BaseException as error:
             self.raised = error
         # The time that the test lets it stand is not the storage's.
         self.took_s = max(self.took_s, time.monotonic() - max(began, self.resumed_at))
 
     @contextmanager
-    def in_thread(self, go_on: Callable[[], object] = lambda: None) -> Iterator[None]:
-        thread = threading.Thread(target=self.run)
+    def in_thread(self, work: Callable[[], None], go_on: Callable[[], object] = lambda: None) -> Iterator[None]:
+        thread = threading.Thread(target=work)
         thread.start()
         try:
             yield
@@ -69,86 +61,67 @@ class Call:
             go_on()
             thread.join(PATIENCE_S)
         assert not thread.is_alive()
-
-    def true(self) -> None:
-        """Asserts that what the call says is so."""
+        assert self.raised is None
 
 
-class Set(Call):
+# ---- calls under way, and what they say afterwards
+
+
+@contextmanager
+def setting(rank: Rank, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """Three pages on their way: the daemon was stopped before it read the first."""
-
-    stores = True
-
-    def call(self) -> Any:
-        return self.rank.storage.batch_set_v1(self.hashes, self.indices)
-
-    @contextmanager
-    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        daemon.pause()
-        puts = self.rank.storage._exchange.client.link.puts
-        with self.in_thread():
-            until(lambda: puts.waiting or self.answer is not None, "a put to be in flight")
-            yield
-
-    def true(self) -> None:
-        assert isinstance(self.answer, list)
-        assert len(self.answer) == 3
+    call = Call(rank, stored=False)
+    daemon.pause()
+    puts = rank.storage._exchange.client.link.puts
+    with call.in_thread(lambda: call.run(lambda: rank.storage.batch_set_v1(call.hashes, call.indices))):
+        until(lambda: puts.waiting or call.answer is not None, "a put to be in flight")
+        yield call
+    assert len(call.answer) == 3
 
 
-class Get(Call):
+@contextmanager
+def getting(rank: Rank, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """A page on its way into the host pool: pinned, and its first byte not copied."""
+    call = Call(rank, stored=True)
+    reached, go_on = threading.Event(), threading.Event()
 
-    def call(self) -> Any:
-        return self.rank.storage.batch_get_v1(self.hashes, self.room)
+    def stands(*arguments: Any) -> bool:
+        reached.set()
+        assert go_on.wait(PATIENCE_S)
+        return copy_into(*arguments)
 
-    @contextmanager
-    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        reached, go_on = threading.Event(), threading.Event()
+    def resume() -> None:
+        call.resumed_at = time.monotonic()
+        go_on.set()
 
-        def stands(*arguments: Any) -> bool:
-            reached.set()
-            assert go_on.wait(PATIENCE_S)
-            return copy_into(*arguments)
-
-        def resume() -> None:
-            self.resumed_at = time.monotonic()
-            go_on.set()
-
-        monkeypatch.setattr(exchange, "copy_into", stands)
-        with self.in_thread(resume):
-            assert reached.wait(PATIENCE_S)
-            yield
-
-    def true(self) -> None:
-        for number, done in enumerate(self.answer):
-            assert self.rank.page(self.room, number) == (self.expected if done else self.before)[number]
+    monkeypatch.setattr(exchange, "copy_into", stands)
+    with call.in_thread(lambda: call.run(lambda: rank.storage.batch_get_v1(call.hashes, call.room)), resume):
+        assert reached.wait(PATIENCE_S)
+        yield call
+    pages = zip(call.answer, call.expected, call.before, strict=True)
+    assert rank.pages(call.room) == [expected if done else before for done, expected, before in pages]
 
 
-class Exists(Call):
+@contextmanager
+def looking(rank: Rank, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """A lookup again and again, before, during and after the disturbance."""
+    call = Call(rank, stored=True)
+    end, begun = threading.Event(), threading.Event()
+    answers: set[int] = set()
 
-    def __init__(self, rank: Rank) -> None:
-        super().__init__(rank)
-        self.end, self.begun = threading.Event(), threading.Event()
-        self.answers: set[int] = set()
+    def look() -> None:
+        while not end.is_set() and call.raised is None:
+            call.run(lambda: rank.storage.batch_exists(call.hashes))
+            answers.add(call.answer)
+            begun.set()
 
-    def run(self) -> None:
-        while not self.end.is_set() and self.raised is None:
-            super().run()
-            self.answers.add(self.answer)
-            self.begun.set()
+    with call.in_thread(look, end.set):
+        assert begun.wait(PATIENCE_S)
+        yield call
+    assert answers <= {0, 1, 2, 3}
 
-    @contextmanager
-    def under_way(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        with self.in_thread(self.end.set):
-            assert self.begun.wait(PATIENCE_S)
-            yield
 
-    def call(self) -> Any:
-        return self.rank.storage.batch_exists(self.hashes)
-
-    def true(self) -> None:
-        assert self.answers <= {0, 1, 2, 3}
+# ---- disturbances
 
 
 Disturb = Callable[[Call, Daemon], None]
@@ -181,7 +154,7 @@ def invalidated(call: Call, daemon: Daemon) -> None:
 
 def damaged(call: Call, daemon: Daemon) -> None:
     daemon.resume()
-    if not isinstance(call, Set):
+    if call.stored:
         # The second page: the first may be in the middle of being copied, which no checksum can follow.
         damage(daemon, call.expected[1])
 
@@ -207,23 +180,21 @@ def own_daemon() -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("disturb", [killed_and_restarted, stopped, filled, invalidated, damaged, forked])
-@pytest.mark.parametrize("state", [Set, Get, Exists])
+@pytest.mark.parametrize("under_way", [setting, getting, looking])
 def test_a_call_that_is_disturbed_returns_soon_and_says_what_is_so(
-    own_daemon: Daemon, state: type[Call], disturb: Disturb, monkeypatch: pytest.MonkeyPatch
+    own_daemon: Daemon, under_way: Callable[..., Any], disturb: Disturb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = Rank(own_daemon.socket)
-    call = state(rank)
-    with call.under_way(own_daemon, monkeypatch):
+    with under_way(rank, own_daemon, monkeypatch) as call:
         disturb(call, own_daemon)
     own_daemon.resume()
-    assert call.raised is None
     assert call.took_s < bound_s()
-    call.true()
     # The daemon serves again. A page of the call is there and right, or not there.
     until(lambda: rank.storage.batch_set_v1(call.hashes, call.indices) == [True] * 3, "the pages to be stored")
     assert rank.storage.batch_exists(call.hashes) == 3
     got = rank.storage.batch_get_v1(call.hashes, call.room)
-    assert all(rank.page(call.room, number) == call.expected[number] for number, done in enumerate(got) if done)
+    pages = zip(got, rank.pages(call.room), call.expected, strict=True)
+    assert all(page == expected for done, page, expected in pages if done)
     if disturb is damaged:
         assert rank.storage.batch_set_v1(call.hashes, call.indices) == [True] * 3
         got = rank.storage.batch_get_v1(call.hashes, call.room)

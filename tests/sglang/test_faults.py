@@ -20,11 +20,10 @@ from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .rank import HEADS, PAGE, Rank, mha_pool, page_hash
 
 
-def _stored(rank: Rank, pages: int = 3) -> tuple[list[str], list[bytes]]:
+def _stored(rank: Rank) -> tuple[list[str], list[bytes]]:
     """Pages that are stored: their hashes, and their bytes."""
-    hashes, indices = rank.filled(pages)
-    assert all(rank.storage.batch_set_v1(hashes, indices))
-    found = [rank.page(indices, number) for number in range(pages)]
+    hashes, indices = rank.stored()
+    found = rank.pages(indices)
     rank.pool.free(indices)
     return hashes, found
 
@@ -32,10 +31,10 @@ def _stored(rank: Rank, pages: int = 3) -> tuple[list[str], list[bytes]]:
 def _right(rank: Rank, hashes: list[str], expected: list[bytes]) -> list[bool]:
     """Gets the pages, and asserts that those which the storage says it copied are right, and others unchanged."""
     _, room = rank.filled(len(hashes))
-    before = [rank.page(room, number) for number in range(len(hashes))]
+    before = rank.pages(room)
     got = rank.storage.batch_get_v1(hashes, room)
-    for number, done in enumerate(got):
-        assert rank.page(room, number) == (expected if done else before)[number]
+    for number, page in enumerate(rank.pages(room)):
+        assert page == (expected if got[number] else before)[number]
     rank.pool.free(room)
     return got
 
@@ -101,9 +100,8 @@ def test_a_stopped_daemon_delays_one_set_for_a_limited_time_and_no_other_call(
 
 
 def test_a_damaged_page_is_not_copied_and_can_be_stored_again(daemon: Daemon, rank: Rank) -> None:
-    hashes, indices = rank.filled()
-    expected = [rank.page(indices, number) for number in range(3)]
-    assert all(rank.storage.batch_set_v1(hashes, indices))
+    hashes, indices = rank.stored()
+    expected = rank.pages(indices)
     damage(daemon, expected[1])
     assert _right(rank, hashes, expected) == [True, False, False]
     assert rank.storage.batch_exists(hashes) == 1

@@ -38,8 +38,7 @@ def ranks(daemon: Daemon) -> tuple[Hybrid, Hybrid]:
 
 def test_pages_of_a_second_pool_are_byte_equal_in_another_engine(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, second = ranks
-    hashes, indices = first.filled()
-    assert all(first.storage.batch_set_v1(hashes, indices))
+    hashes, _ = first.stored()
     assert first.storage.batch_set_v2([first.swa(hashes[2:], fill=7)]) == {PoolName.SWA: [True]}
     wanted = second.swa(hashes[2:])
     assert second.storage.batch_exists_v2(hashes, [wanted]).kv_hit_pages == 3
@@ -50,8 +49,7 @@ def test_pages_of_a_second_pool_are_byte_equal_in_another_engine(ranks: tuple[Hy
 
 def test_a_prefix_is_found_only_if_its_last_pages_are_in_both_pools(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, second = ranks
-    hashes, indices = first.filled(4)
-    assert all(first.storage.batch_set_v1(hashes, indices))
+    hashes, _ = first.stored(4)
     wanted = PoolTransfer(name=PoolName.SWA, keys=hashes[-1:], hit_policy=TRAILING)
     assert second.storage.batch_exists_v2(hashes, [wanted]).kv_hit_pages == 0
     first.storage.batch_set_v2([first.swa([hashes[0], hashes[2]], fill=1)])
@@ -63,8 +61,7 @@ def test_a_prefix_is_found_only_if_its_last_pages_are_in_both_pools(ranks: tuple
 
 def test_a_pool_that_needs_all_pages_ends_the_prefix_at_its_first_gap(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, second = ranks
-    hashes, indices = first.filled(4)
-    assert all(first.storage.batch_set_v1(hashes, indices))
+    hashes, _ = first.stored(4)
     first.storage.batch_set_v2([first.swa([*hashes[:2], hashes[3]], fill=1)])
     found = second.storage.batch_exists_v2(hashes, [PoolTransfer(name=PoolName.SWA, keys=hashes)])
     assert (found.kv_hit_pages, found.restorable_prefix_pages) == (2, [1, 2])
@@ -72,8 +69,7 @@ def test_a_pool_that_needs_all_pages_ends_the_prefix_at_its_first_gap(ranks: tup
 
 def test_a_pool_that_was_never_registered_finds_and_stores_nothing(ranks: tuple[Hybrid, Hybrid]) -> None:
     first, _ = ranks
-    hashes, indices = first.filled()
-    assert all(first.storage.batch_set_v1(hashes, indices))
+    hashes, indices = first.stored()
     unknown = PoolTransfer(name=PoolName.MAMBA, host_indices=indices, keys=hashes)
     assert first.storage.batch_set_v2([unknown]) == {PoolName.MAMBA: [False] * 3}
     assert first.storage.batch_get_v2([unknown]) == {PoolName.MAMBA: [False] * 3}

@@ -28,6 +28,4 @@ def test_sglang_takes_the_command_of_the_page_and_makes_the_storage(daemon: Daem
         given.hicache_storage_backend_extra_config
     )
     assert passes_prefix_keys
-    rank = Rank(daemon.socket, extra={**extra, "tensord.revision": "page"})
-    hashes, indices = rank.filled()
-    assert rank.storage.batch_set_v1(hashes, indices) == [True] * 3
+    Rank(daemon.socket, extra={**extra, "tensord.revision": "page"}).stored()

@@ -23,9 +23,8 @@ def _shared(first: Rank, second: Rank) -> tuple[list[str], Any]:
     assert second.storage.batch_exists(hashes) == 3
     room = second.empty()
     assert second.storage.batch_get_v1(hashes, room) == [True] * 3
-    for number in range(3):
-        assert second.page(room, number) == first.page(indices, number)
-        assert any(second.page(room, number))
+    assert second.pages(room) == first.pages(indices)
+    assert all(map(any, second.pages(room)))
     return hashes, room
 
 
@@ -51,18 +50,16 @@ def test_a_get_ends_at_the_first_missing_page_and_leaves_the_rest_unchanged(rank
     assert all(first.storage.batch_set_v1(hashes[:1], indices[:PAGE]))
     assert all(first.storage.batch_set_v1(hashes[2:], indices[2 * PAGE :]))
     _, room = second.filled()
-    before = [second.page(room, number) for number in range(3)]
+    before = second.pages(room)
     assert second.storage.batch_get_v1(hashes, room) == [True, False, False]
-    assert second.page(room, 0) == first.page(indices, 0)
-    assert [second.page(room, number) for number in (1, 2)] == before[1:]
+    assert second.pages(room) == [first.pages(indices)[0], *before[1:]]
 
 
 def test_clear_removes_the_pages_of_the_rank_and_nothing_else(ranks: tuple[Rank, Rank], daemon: Daemon) -> None:
     first, second = ranks
     other = daemon.client()
     assert other.put(b"k" * 32, b"other", wait=True).state in ("stored", "existed")
-    hashes, indices = first.filled()
-    assert all(first.storage.batch_set_v1(hashes, indices))
+    hashes, _ = first.stored()
     assert first.storage.clear()
     assert second.storage.batch_exists(hashes) == 0
     assert other.contains(b"k" * 32)
@@ -120,16 +117,14 @@ def test_pages_that_another_host_has_stored_are_found_through_the_remote_store(t
     url = f"dir://{tmp_path / 'store'}"
     with Daemon(remote_url=url) as one, Daemon(remote_url=url) as other:
         first, second = Rank(one.start().socket), Rank(other.start().socket)
-        hashes, indices = first.filled()
-        assert all(first.storage.batch_set_v1(hashes, indices))
+        hashes, indices = first.stored()
         # A second use has them written: computing them took a time that nobody knows.
         assert all(first.storage.batch_get_v1(hashes, first.empty()))
         one.until(lambda status: status["store"]["remote"].get("written") == 3, "pages are written")
         assert second.storage.batch_exists(hashes) == 3
         room = second.empty()
         assert second.storage.batch_get_v1(hashes, room) == [True] * 3
-        for number in range(3):
-            assert second.page(room, number) == first.page(indices, number)
+        assert second.pages(room) == first.pages(indices)
         other.pause()
         for _ in range(2):
             assert second.storage.batch_exists([*hashes, "0" * 64]) == 3, "without an answer too"
