@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,7 +27,6 @@ from ..core.client import Client
 from ..identity.described import described
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.settings import is_from
-from ..reading.lease import Lease
 from ..writing.outcomes import Put, wait_for_all
 from .conditions import attention_of, plain_tensor, state_of
 from .outputs import CallItems, NotSplittable
@@ -38,7 +37,6 @@ Arguments = dict[str, Any]
 Part = Any
 """An item's part of an output, as returned by `CallItems.split`."""
 
-_KIND: Final = "transformers"
 _ANSWER_S: Final = 0.1
 """Seconds to wait for the daemon to grant claims. An answer takes one round trip; only a hanging daemon takes so
 long."""
@@ -123,14 +121,10 @@ class Encoder:
             # computes.
             self.tally.passed += 1
             return self._original(module, *args, **kwargs)
-        parts: dict[bytes, Part] = {}
-        for key in call.keys:
-            part = self._found(key)
-            if part is not None:
-                parts[key] = part
-                self.tally.found += 1
         everything = range(len(call.keys))
         try:
+            parts = self._found(call.keys)
+            self.tally.found += sum(key in parts for key in call.keys)
             missing = {key: call.keys.index(key) for key in call.keys if key not in parts}
             output = self._completed(call, parts, missing) if missing else None
             if output is None:
@@ -157,11 +151,9 @@ class Encoder:
                 return self._encoded(call, range(len(call.keys)), parts, claims)
             self._encoded(call, ours, parts, claims)
             _wait(claims, ("asked", "waiting"), self._cache.timeout_s)
-            for key in claims.keys() - parts.keys():
-                part = self._found(key)
-                if part is not None:
-                    parts[key] = part
-                    self.tally.waited += 1
+            waited = self._found(claims.keys() - parts.keys())
+            self.tally.waited += len(waited)
+            parts.update(waited)
             left = [at for key, at in missing.items() if key not in parts]
             output = self._encoded(call, left, parts, claims)
             return output if len(left) == len(call.keys) else None
@@ -198,14 +190,15 @@ class Encoder:
             claims[key].end(stored=self._cache.contains(key), error=errors.get(key))
         return output
 
-    def _found(self, key: bytes) -> Part | None:
-        """The stored part of a key, as tensors over the ring's memory that keep it pinned. Joining the parts copies
-        them."""
-        lease: Lease | None = self._cache.get(key)
-        try:
-            return None if lease is None else lease.torch(copy=False)
-        except TensordError:
-            return None
+    def _found(self, keys: Iterable[bytes]) -> dict[bytes, Part]:
+        """The stored parts of these keys, as tensors over the ring's memory that keep it pinned. Joining the parts
+        copies them."""
+        found = {}
+        for key in keys:
+            with suppress(TensordError):
+                if (lease := self._cache.get(key)) is not None:
+                    found[key] = lease.torch(copy=False)
+        return found
 
     # ---- the items of a call
 
@@ -231,8 +224,10 @@ class Encoder:
         )
         # Each key contains the weights' fingerprint, so a key of any generation cannot stand for other weights.
         namespace = self._cache.current(namespace)
-        unsaid = (point.items, point.grid, point.beside, "return_dict")
-        said = {name: value for name, value in given.items() if name not in unsaid and value is not None}
+        by_item = [name for name in (point.items, point.grid, point.beside) if name and given.get(name) is not None]
+        said = {
+            name: value for name, value in given.items() if name not in (*by_item, "return_dict") and value is not None
+        }
         common = {
             "class": self._name,
             "state": state,
@@ -243,17 +238,14 @@ class Encoder:
 
         def key(at: int) -> bytes:
             content = data[starts[at] * row_bytes : starts[at + 1] * row_bytes]
-            return namespace.key(_KIND, point.modality, content, beside=beside[at], **common)
+            return namespace.key("transformers", point.modality, content, beside=beside[at], **common)
 
         def encode(positions: Sequence[int]) -> Any:
             if len(positions) == len(rows):
                 return self._original(module, *args, **kwargs)
-            chosen = dict(given)
+            chosen = {name: given[name][list(positions)] for name in by_item if name != point.items}
             chosen[point.items] = torch.cat([items[starts[at] : starts[at + 1]] for at in positions])
-            for name in (point.grid, point.beside):
-                if name is not None and given.get(name) is not None:
-                    chosen[name] = given[name][list(positions)]
-            return self._original(module, **chosen)
+            return self._original(module, **{**given, **chosen})
 
         def batch(positions: Sequence[int]) -> CallItems:
             return CallItems([rows[at] for at in positions], listed=point.listed, modules=self._modules)

@@ -15,7 +15,7 @@ from transformers.generation import GenerationMixin
 
 import tensord
 from tensord.client.transformers import cached, prefix_cached, tally
-from tensord.client.transformers.language import layer_parts
+from tensord.client.transformers.language import caches
 from tensord.client.transformers.language.families import check_model
 from tensord.client.transformers.reasons import NotShared
 
@@ -27,9 +27,9 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def _classes_are_tried_anew() -> Iterator[None]:
-    layer_parts._check_class.cache_clear()
+    caches._check_class.cache_clear()
     yield
-    layer_parts._check_class.cache_clear()
+    caches._check_class.cache_clear()
 
 
 @pytest.fixture

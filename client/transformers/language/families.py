@@ -2,7 +2,7 @@
 
 Owns: the list, settings within a family that make keys and values depend on later tokens, the check that the installed
 transformers has for a model what sharing needs, and the name of a model as it is at a call: everything that its keys
-and values depend on besides the tokens. Does not own: these needs (generation, layer_parts), nor single parts of the
+and values depend on besides the tokens. Does not own: these needs (generation, caches), nor single parts of the
 name (identity, conditions).
 
 Invariants: two models with equal names compute the same keys and values for the same tokens. In a listed family, keys
@@ -25,7 +25,7 @@ from ...identity.described import digest_of
 from ...identity.modules import Fingerprint
 from ..conditions import state_of
 from ..reasons import NotShared
-from .cache_layers import empty_cache
+from .caches import empty_cache
 from .generation import cache_argument, check_methods
 
 _ATTENTION: Final = """

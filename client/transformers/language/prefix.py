@@ -2,8 +2,7 @@
 the host has computed.
 
 Owns: one call's sequence of match, prefill with snapshots, generation and put. Does not own: which calls share
-(generation), the model's name (families), a cache's layers (cache_layers), the thread that puts (process),
-blocks (client/prefix).
+(generation), the model's name (families), a cache's layers (caches), blocks (client/prefix).
 
 Invariants: only exceptions of the model are raised by `generate`. A call that cannot share runs as without this module.
 The cache that the model continues from holds the bytes that a model of the same name computed for the same tokens.
@@ -12,7 +11,13 @@ The cache that the model continues from holds the bytes that a model of the same
 from __future__ import annotations
 
 import inspect
+import os
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -26,21 +31,11 @@ from ...arguments.namespace import Namespace
 from ...core.client import Client, check_client
 from ...identity.modules import Fingerprint
 from ...prefix.cache import BLOCK_TOKENS, PrefixCache
-from ...prefix.layers import PrefixLayer
 from ...prefix.put import PrefixPut
 from ..reasons import NotShared, Reasons
-from .cache_layers import (
-    State,
-    empty_cache,
-    fill,
-    needs_snapshots,
-    snapshot_of,
-    stored_of,
-    tokens_in,
-)
+from .caches import State, empty_cache, fill, needs_snapshots, snapshot_of, stored_of, tokens_in
 from .families import check_model, name_of
 from .generation import prompt_of, tokens_of
-from .process import PutThread
 
 SNAPSHOT_TOKENS: Final = 512
 _SNAPSHOT_TOKENS_MAX: Final = 1 << 20
@@ -48,6 +43,8 @@ _MATCH_S: Final = 1.0
 """Seconds to wait for a match at most. It takes one round trip, and up to a second after the daemon's start."""
 _PUT_S: Final = 1.0
 """Seconds to wait for room, for all blocks of a call."""
+_WAITING_MAX: Final = 16
+"""Calls whose blocks wait for the thread. They hold their caches in memory."""
 
 
 @dataclass(slots=True)
@@ -300,24 +297,22 @@ class PrefixCached:
         except Exception as error:
             self._passed(error, stored=False)
             return False
-        if self._client.connected and self._thread.submit(self._put, prefixes, tokens[:held], layers, states, cost_ms):
+
+        def put() -> PrefixPut | None:
+            more: dict[str, Any] = {"agent": self._agent, "cost_ms": cost_ms, "timeout_s": _PUT_S}
+            try:
+                put = prefixes.put(tokens[:held], layers, snapshots=states, **more)
+            except Exception as error:
+                self._passed(error, stored=False)
+                self.tally.dropped += 1
+                return None
+            self.tally.dropped += put.state in ("refused", "lost")
+            return put
+
+        if self._client.connected and self._thread.submit(put):
             return True
         self.tally.dropped += 1
         return False
-
-    def _put(
-        self, prefixes: PrefixCache, tokens: Any, layers: list[PrefixLayer], snapshots: dict[int, State], cost_ms: float
-    ) -> PrefixPut | None:
-        try:
-            put = prefixes.put(
-                tokens, layers, snapshots=snapshots, agent=self._agent, cost_ms=cost_ms, timeout_s=_PUT_S
-            )
-        except Exception as error:
-            self._passed(error, stored=False)
-            self.tally.dropped += 1
-            return None
-        self.tally.dropped += put.state in ("refused", "lost")
-        return put
 
     def _count(self, found: int, tokens: int) -> None:
         self.tally.calls += 1
@@ -329,3 +324,48 @@ class PrefixCached:
         self.tally.passed += stored
         what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
         self.tally.reasons.add(error, what)
+
+
+class PutThread:
+    """The thread of a `PrefixCached` that puts. Thread-safe.
+
+    Invariants: `submit` never waits. At most _WAITING_MAX jobs wait. The thread ends its jobs before the interpreter
+    ends. The child of a fork begins with a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._thread = ThreadPoolExecutor(1, "tensord-prefixes")
+        self._lock = threading.Lock()
+        self._jobs: list[Future[PrefixPut | None]] = []
+
+    def submit(self, put: Callable[[], PrefixPut | None]) -> bool:
+        """Queues a job. False if too many wait, or the interpreter is ending."""
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock, suppress(RuntimeError):
+            self._jobs = [job for job in self._jobs if not job.done() or _is_sent(job.result())]
+            if sum(not each.done() for each in self._jobs) < _WAITING_MAX:
+                self._jobs.append(self._thread.submit(put))
+                return True
+        return False
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until all jobs have run, and their puts are settled. False if that took longer."""
+        deadline = time.monotonic() + timeout_s
+        jobs = list(self._jobs) if self._pid == os.getpid() else []
+        if wait_for(jobs, timeout_s).not_done:
+            return False
+        try:
+            for put in filter(None, [job.result() for job in jobs]):
+                put.wait(max(0.0, deadline - time.monotonic()))
+        except TensordError:
+            return False
+        return True
+
+
+def _is_sent(put: PrefixPut | None) -> bool:
+    return put is not None and put.state == "sent"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import vllm
@@ -34,7 +33,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingSpec
 
 from ....errors import BadConfiguration
-from ...arguments.namespace import Namespace
 from ...gpu.torch_blocks import TorchBlocks
 from ...identity.engine import Nameless, kv_namespace
 from ..engine import sleeping, weights
@@ -43,33 +41,50 @@ from ..engine.presence import does, engine_client_name
 from ..engine.settings import KVSettings
 from ..plugin import log_with_vllm
 from .copying.copies import Copies
-from .copying.host_blocks import HostBlocks
-from .idle import Idle
+from .copying.host_memory import HostBlocks
 from .jobs import WorkerReport, with_theirs
+from .keys import Chunks
 from .layout import layout_of, why_not_covered
-from .request import Chunks
 from .scheduler import KVManager
 from .worker import STORE_BYTES_MAX, KVWorker
 
 _FREES_KV: Final = ("sleep", "discard", "checkpoint_prepare")
 """Methods of vLLM's workers after which the KV cache may be lost."""
+_ANSWERS: Final[dict[str, Callable[[], Any]]] = {
+    "get_num_new_matched_tokens": lambda: (0, False),
+    "get_external_cache_hit_sources": dict,
+    "build_connector_meta": lambda: OffloadingConnectorMetadata(load_jobs={}, store_jobs={}),
+    "has_pending_push_work": lambda: False,
+    "request_finished": lambda: (False, None),
+    "take_events": tuple,
+    "get_finished": lambda: (set(), set()),
+}
+"""The answers of `Idle` other than None."""
 _log = logging.getLogger("tensord")
 
 
+class Idle:
+    """Either side of an engine that is not covered, in the place of vLLM's: nothing is looked up, loaded or stored."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        answer = _ANSWERS.get(name, lambda: None)
+        return lambda *args, **kwargs: answer()
+
+
 class TensordOffloadingSpec(OffloadingSpec):  # type: ignore[misc, unused-ignore]
-    """What vLLM's offloading connector asks for: of a scheduler's its manager, of a worker's the worker, by `make`."""
+    """What vLLM's offloading connector asks: on the scheduler's side for its manager, on a worker's for its worker."""
 
     def __init__(self, config: Any, make: Callable[..., Any]) -> None:
         super().__init__(config)
         self._make = make
 
-    def get_manager(self) -> KVManager:
-        made: KVManager = self._make()
-        return made
+    def get_manager(self) -> Any:
+        return self._make()
 
-    def get_worker(self, kv_caches: CanonicalKVCaches) -> KVWorker:
-        made: KVWorker = self._make(kv_caches)
-        return made
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> Any:
+        return self._make(kv_caches)
 
 
 class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-ignore]
@@ -96,37 +111,61 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         # A load that fails is no reason to end its request. The scheduler reads this after making the connector.
         transfer.kv_load_failure_policy = "recompute"
         settings = KVSettings.read(transfer.kv_connector_extra_config)
-        _check_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
+        algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+        if not algorithm.startswith("sha256"):
+            raise BadConfiguration(
+                f"--prefix-caching-hash-algo {algorithm} gives a block another hash in each process, and different "
+                "blocks may have the same: TensordKVConnector needs sha256 or sha256_cbor"
+            )
         why_not = why_not_covered(vllm_config, kv_cache_config, vllm.__version__)
-        if role == KVConnectorRole.SCHEDULER:
-            sleeping.install(settings)
-            self.connector_scheduler = self._scheduler_side(vllm_config, kv_cache_config, settings, why_not)
-        else:
-            self.connector_worker = Idle()
-            if why_not is None:
-                self.connector_worker = self._worker_side(vllm_config, kv_cache_config, settings)
-
-    def _scheduler_side(self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings, why_not: str | None) -> Any:
-        if why_not is None:
-            config = build_offloading_config(vllm_config, kv_cache_config)
-            layout = layout_of(config, kv_cache_config)
-            try:
-                namespace = kv_namespace(vllm_config, layout, revision=settings.revision, tenant=settings.tenant)
-            except (Nameless, OSError) as error:
-                why_not = str(error)
+        config = build_offloading_config(vllm_config, kv_cache_config) if why_not is None else None
+        if role == KVConnectorRole.WORKER:
+            self.connector_worker = Idle() if config is None else self._worker_side(config, settings)
+            return
+        sleeping.install(settings)
+        self.connector_scheduler = Idle()
+        try:
+            if config is not None:
+                self.connector_scheduler = self._scheduler_side(config, settings)
+        except (Nameless, OSError) as error:
+            why_not = str(error)
         if why_not is not None:
             _log.warning("tensord: this engine shares no KV: %s", why_not)
-            return Idle()
-        make = partial(_manager, vllm_config, kv_cache_config, config, settings, namespace)
-        side = OffloadingConnectorScheduler(TensordOffloadingSpec(config, make), vllm_config, kv_cache_config)
-        self._manager = side.manager
-        weights.listen_for_resets(self._caches_reset)
-        return side
 
-    def _worker_side(self, vllm_config: Any, kv_cache_config: Any, settings: KVSettings) -> OffloadingConnectorWorker:
-        config = build_offloading_config(vllm_config, kv_cache_config)
+    def _scheduler_side(self, config: Any, settings: KVSettings) -> OffloadingConnectorScheduler:
+        """Raises Nameless or OSError if the engine's KV has no name."""
+        vllm_config, kv_cache_config = self._vllm_config, self._kv_cache_config
+        namespace = kv_namespace(
+            vllm_config, layout_of(config, kv_cache_config), revision=settings.revision, tenant=settings.tenant
+        )
+        transfer = vllm_config.kv_transfer_config
+        stores, finds = transfer.is_kv_producer, transfer.is_kv_consumer
+        tokens = {group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups}
+        # vLLM stores only the last chunks of a sliding window, so the chunk before may never be stored.
+        specs = kv_cache_config.kv_cache_groups
+        chained = [number for number in tokens if type(specs[number].kv_cache_spec) is FullAttentionSpec]
+        sizes = " or ".join(map(str, sorted(set(tokens.values()))))
+        _log.info(
+            "tensord: KV blocks of %s, in chunks of %s tokens, are %s in namespace %s: engines with another namespace "
+            "(other weights, settings or chunks) share none of them",
+            *(namespace.model, sizes, does(stores, finds), namespace.tag.hex()),
+        )
+        manager = self._manager = KVManager(
+            settings.socket,
+            engine_client_name(vllm_config, "scheduler"),
+            namespace,
+            chunks=Chunks(config.parallel.world_size, tokens, chained, config.cache.tokens_per_hash),
+            stores=stores,
+            finds=finds,
+        )
+        weights.listen_for_resets(self._caches_reset)
+        spec = TensordOffloadingSpec(config, lambda: manager)
+        return OffloadingConnectorScheduler(spec, vllm_config, kv_cache_config)
+
+    def _worker_side(self, config: Any, settings: KVSettings) -> OffloadingConnectorWorker:
         for name in _FREES_KV:
-            hook(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls), name, _settle_and_free)
+            worker_class = resolve_obj_by_qualname(self._vllm_config.parallel_config.worker_cls)
+            hook(worker_class, name, _settle_and_free)
 
         def make(kv_caches: CanonicalKVCaches) -> KVWorker:
             rank = config.parallel.rank
@@ -138,11 +177,12 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
                 registered_bytes_max=settings.registered_bytes_max,
                 store_bytes_max=STORE_BYTES_MAX,
             )
-            name = engine_client_name(vllm_config, f"worker {rank}")
+            name = engine_client_name(self._vllm_config, f"worker {rank}")
             self._worker = KVWorker(settings.socket, name, rank=rank, copies=copies)
             return self._worker
 
-        return OffloadingConnectorWorker(TensordOffloadingSpec(config, make), vllm_config, kv_cache_config)
+        spec = TensordOffloadingSpec(config, make)
+        return OffloadingConnectorWorker(spec, self._vllm_config, self._kv_cache_config)
 
     # ---- the scheduler's side
 
@@ -198,42 +238,3 @@ def _settle_and_free(free: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         if isinstance(connector, TensordKVConnector):
             connector.settle()
     return free(*args, **kwargs)
-
-
-def _check_hashes(algorithm: str) -> None:
-    """Checks that other processes give a block the same hash, and that different blocks have different ones.
-
-    Raises:
-        BadConfiguration: they do not.
-    """
-    if not algorithm.startswith("sha256"):
-        raise BadConfiguration(
-            f"--prefix-caching-hash-algo {algorithm} gives a block another hash in each process, and different blocks "
-            "may have the same: TensordKVConnector needs sha256 or sha256_cbor"
-        )
-
-
-def _manager(
-    vllm_config: Any, kv_cache_config: Any, config: Any, settings: KVSettings, namespace: Namespace
-) -> KVManager:
-    transfer = vllm_config.kv_transfer_config
-    stores, finds = transfer.is_kv_producer, transfer.is_kv_consumer
-    chunk_tokens = {group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups}
-    # vLLM stores only the last chunks of a sliding window, so the chunk before may never be stored.
-    specs = kv_cache_config.kv_cache_groups
-    chained = [number for number in chunk_tokens if type(specs[number].kv_cache_spec) is FullAttentionSpec]
-    sizes = " or ".join(map(str, sorted(set(chunk_tokens.values()))))
-    _log.info(
-        "tensord: KV blocks of %s, in chunks of %s tokens, are %s in namespace %s: engines with another namespace "
-        "(other weights, settings or chunks) share none of them",
-        *(namespace.model, sizes, does(stores, finds), namespace.tag.hex()),
-    )
-    return KVManager(
-        settings.socket,
-        engine_client_name(vllm_config, "scheduler"),
-        namespace,
-        ranks=config.parallel.world_size,
-        chunks=Chunks(chunk_tokens, chained, config.cache.tokens_per_hash),
-        stores=stores,
-        finds=finds,
-    )

@@ -60,15 +60,14 @@ class AgentTurns:
     def end(self, hints: AgentHints) -> None:
         """A request of `begin` has ended."""
         agent = hints.agent
-        if not agent:
-            return
-        if hints.ends:
-            self._ending.add(agent)
-        self._running[agent] -= 1
-        if not self._running[agent]:
-            del self._running[agent]
-            self._report(agent, "finished" if agent in self._ending else "turn_ended")
-            self._ending.discard(agent)
+        if agent:
+            if hints.ends:
+                self._ending.add(agent)
+            self._running[agent] -= 1
+            if not self._running[agent]:
+                del self._running[agent]
+                self._report(agent, "finished" if agent in self._ending else "turn_ended")
+                self._ending.discard(agent)
 
 
 def hints_of(params: Any, session_id: Any) -> AgentHints:
@@ -77,7 +76,7 @@ def hints_of(params: Any, session_id: Any) -> AgentHints:
     for name in given:
         if isinstance(name, str) and name.startswith("tensord.") and name not in (AGENT, AGENT_ENDS):
             _warn("unknown", f"{name[:40]!r} in {PARAMS} is unknown: the keys are {AGENT} and {AGENT_ENDS}")
-    agent = _name(f"{AGENT} in {PARAMS}", given[AGENT]) if AGENT in given else ""
+    agent = _checked(f"{AGENT} in {PARAMS}", given.get(AGENT, ""))
     ends = given.get(AGENT_ENDS, False)
     if not isinstance(ends, bool):
         _warn(AGENT_ENDS, f"{AGENT_ENDS} in {PARAMS} is {str(ends)[:40]!r}: give true or false")
@@ -85,11 +84,11 @@ def hints_of(params: Any, session_id: Any) -> AgentHints:
     elif ends and AGENT not in given:
         _warn("alone", f"{AGENT_ENDS} in {PARAMS} needs {AGENT} beside it")
     if not agent and session_id is not None:
-        return AgentHints(_name("session_id", session_id))
+        return AgentHints(_checked("session_id", session_id))
     return AgentHints(agent, ends)
 
 
-def _name(what: str, name: Any) -> str:
+def _checked(what: str, name: Any) -> str:
     """A name of an agent; "" if it is not valid."""
     try:
         check_name(what, name, AGENT_NAME_CHARS_MAX, least=0)

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vllm.v1.kv_offload.base import (
@@ -38,19 +38,17 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ....errors import UnsupportedLeaf
 from ....ipc.messages import control as messages
 from ...arguments.namespace import Namespace
 from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
-from ...identity.content import digest_of_item
+from ...reading.lease import Lease
 from ...reading.view import View
 from ..engine.background import Background
 from ..engine.weights import weights_are_kept
-from .hints import AgentTurns, Turn, hints_of
+from .hints import NO_HINTS, AgentHints, AgentTurns, Turn, hints_of
 from .jobs import LoadChunks, StoreChunks, WorkerReport
-from .keys import Naming, RequestMedia, media_of
-from .request import Chunks, Pinned, RequestBlocks
+from .keys import Chunks, Naming, RequestMedia
 
 PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
@@ -60,7 +58,27 @@ NAME_S: Final = 0.25
 """Seconds that the digests of a request's media may take. After that its blocks behind the first medium are not
 shared."""
 PAUSE_S: Final = 0.0001
+Pinned = list[tuple[Lease, bytes]]
+"""A chunk that is pinned: by rank, the lease of its part and the lease's handle."""
 _log = logging.getLogger("tensord")
+
+
+@dataclass(slots=True, eq=False)
+class RequestBlocks:
+    """What the manager knows of a request. It is part of vLLM's ReqContext.
+
+    `naming`: None if the request shares nothing. `loads`: whether the request may load blocks of this host's memory.
+    `pinned`, `failed`: chunks that were found, and those whose load failed. `run`: what the daemon fetches for the
+    request, or has fetched.
+    """
+
+    naming: Naming | None = None
+    hints: AgentHints = NO_HINTS
+    loads: bool = False
+    pinned: dict[OffloadKey, Pinned] = field(default_factory=dict)
+    failed: set[OffloadKey] = field(default_factory=set)
+    run: RemoteRun | None = None
+    began_s: float = field(default_factory=time.monotonic)
 
 
 class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
@@ -69,7 +87,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     Args:
         client_name: the name that `tensorctl clients` shows.
         namespace: the namespace of the engine's KV.
-        ranks: the number of workers.
         stores, finds: whether the engine stores blocks, and whether it looks for them.
     """
 
@@ -79,13 +96,11 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         client_name: str,
         namespace: Namespace,
         *,
-        ranks: int,
         chunks: Chunks,
         stores: bool,
         finds: bool,
     ) -> None:
         self._namespace = namespace
-        self._ranks = ranks
         self._chunks = chunks
         self._stores = stores
         self._finds = finds
@@ -95,6 +110,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._pins = 0
         self._tickets = 0
         self._loading: dict[int, tuple[int, list[OffloadKey], list[Pinned], RequestBlocks]] = {}
+        """By ticket: ranks that have not reported, the chunks, their pins, and the request."""
         self._storing: set[OffloadKey] = set()
         self._damaged: dict[bytes, None] = {}
         self._changed = False
@@ -114,7 +130,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         request, self._coming = self._coming, None
         if request is not None and request.request_id == req_context.req_id:
             state = self._begin(request)
-            state.loads = req_context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
+            state.loads = self._finds and req_context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
             state.hints = hints_of(req_context.kv_transfer_params, request.session_id)
             self._states[req_context.req_id] = state
             req_context.set_state(state)
@@ -133,35 +149,37 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             for state in filter(None, map(self._states.get, request_ids)):
                 self._release(state)
 
-    def _report_turn(self, agent: str, state: Turn) -> None:
-        def tell(client: Client) -> None:
-            client.link.ask(lambda number: messages.AgentTurn(number, agent, state))
-
-        self._background.post(tell)
+    def _report_turn(self, agent: str, turn: Turn) -> None:
+        self._background.post(lambda client: client.link.ask(lambda number: messages.AgentTurn(number, agent, turn)))
 
     def _begin(self, request: Any) -> RequestBlocks:
         if request.lora_request is not None or request.prompt_embeds is not None or self._off:
             return RequestBlocks()
         view = self._background.view
-        offsets, items = media_of(request)
-        media = RequestMedia(offsets)
+        features = sorted(request.mm_features or (), key=lambda feature: feature.mm_position.offset)
+        media = RequestMedia([feature.mm_position.offset for feature in features])
         generation = view.current(self._namespace.tag) if view is not None else 0
         namespace = self._namespace.raised_to(max(generation, self._namespace.generation))
-        if items and (self._background.late or not self._background.post(partial(self._name, media, items))):
+        items = [feature.data for feature in features]
+        if items and (self._background.late or not self._background.post(lambda _: media.name(items))):
             media.settle([None] * len(items))
-        return RequestBlocks(Naming(namespace, self._ranks, media), request.block_hashes)
+        return RequestBlocks(Naming(namespace, self._chunks, media, request.block_hashes))
+
+    def _release(self, state: RequestBlocks) -> None:
+        self._pins -= sum(map(len, state.pinned.values()))
+        state.pinned.clear()
 
     # ---- lookups and loads
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         state = req_context.get_state(RequestBlocks)
-        if state is None or state.naming is None or not (self._finds and state.loads) or self._off:
+        if state is None or state.naming is None or not state.loads or self._off:
             return LookupResult.MISS
         if key in state.failed or key in state.pinned:
             return LookupResult.HIT if key in state.pinned else LookupResult.MISS
         end_token = req_context.get_offload_key_position(key)
         view = self._background.view
-        if view is None or end_token is None or self._pins + self._ranks > PINS_MAX:
+        if view is None or end_token is None or self._pins + self._chunks.ranks > PINS_MAX:
             return LookupResult.MISS
         media = state.naming.media
         if not media.settled and media.reach(end_token):
@@ -172,16 +190,16 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         keys = state.naming.keys(key, end_token)
         found = self._pin(view, keys) if keys is not None else None
         if found is None:
-            return LookupResult.RETRY if self._fetches(state, key, end_token) else LookupResult.MISS
+            return LookupResult.RETRY if self._fetches(state, state.naming, key, end_token) else LookupResult.MISS
         state.pinned[key] = found
         self._pins += len(found)
         return LookupResult.HIT
 
-    def _fetches(self, state: RequestBlocks, key: OffloadKey, end_token: int) -> bool:
+    def _fetches(self, state: RequestBlocks, naming: Naming, key: OffloadKey, end_token: int) -> bool:
         """Whether the daemon fetches this missing chunk, and the ones after it, from its remote store."""
         client = self._background.client
         if state.run is None and client is not None and client.link.remote:
-            run = self._runs.new(client.link, self._chunks.keys_from(state, key, end_token))
+            run = self._runs.new(client.link, naming.keys_from(key, end_token))
             asked = not run.ended and self._background.post(lambda client: run.begin(client.link))
             state.run = run if asked else RemoteRun([])
         pending = state.run is not None and state.run.pending
@@ -209,8 +227,8 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         missing: Pinned = []
         pinned = [state.pinned.pop(key, missing) for key in wanted]
         self._tickets += 1
-        self._loading[self._tickets] = (self._ranks, wanted, pinned, state)
-        handles = [[part[rank][1] if part else b"" for part in pinned] for rank in range(self._ranks)]
+        self._loading[self._tickets] = (self._chunks.ranks, wanted, pinned, state)
+        handles = [[part[rank][1] if part else b"" for part in pinned] for rank in range(self._chunks.ranks)]
         self._release(state)
         return LoadChunks(self._tickets, self._group_counts(wanted), handles)
 
@@ -246,17 +264,20 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """Chooses the chunks that no engine has stored, and that this one is not storing."""
         state = req_context.get_state(RequestBlocks)
+        naming = state.naming if state is not None else None
         chosen: list[OffloadKey] = []
-        store = StoreChunks([], [[] for _ in range(self._ranks)], [[] for _ in range(self._ranks)])
-        if state is not None and state.naming is not None and self._can_store():
-            store.agent = state.hints.agent
+        ranks = range(self._chunks.ranks)
+        store = StoreChunks(
+            [], [[] for _ in ranks], [[] for _ in ranks], state.hints.agent if state is not None else ""
+        )
+        if naming is not None and self._stores and not self._off and self._background.connected:
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
-                names = state.naming.keys(key, end_token) if end_token is not None else None
+                names = naming.keys(key, end_token) if end_token is not None else None
                 if names is None or end_token is None or key in self._storing or self._is_stored(names):
                     continue
                 chosen.append(key)
-                before = self._chunks.before(state, key, end_token)
+                before = naming.before(key, end_token)
                 for rank, name in enumerate(names):
                     self._damaged.pop(name, None)
                     store.keys[rank].append(name)
@@ -265,14 +286,15 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._storing.update(chosen)
         return PrepareStoreOutput(chosen, store, [])
 
-    def _can_store(self) -> bool:
-        return self._stores and not self._off and self._background.connected
-
     def _is_stored(self, names: Sequence[bytes]) -> bool:
         """Whether all parts of a chunk are stored, as far as known without damage. The eviction of a damaged part may
         still be on its way."""
         view = self._background.view
         return view is not None and all(name not in self._damaged and view.contains(name) for name in names)
+
+    def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
+        counts = Counter(map(get_offload_group_idx, keys))
+        return [counts[group] for group in self._chunks.tokens]
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         self._storing.difference_update(keys)
@@ -328,28 +350,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     @property
     def _off(self) -> bool:
         return self._changed or self._reset > 0
-
-    def _release(self, state: RequestBlocks) -> None:
-        self._pins -= sum(map(len, state.pinned.values()))
-        state.pinned.clear()
-
-    def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
-        counts = dict.fromkeys(self._chunks.tokens, 0)
-        for key in keys:
-            counts[get_offload_group_idx(key)] += 1
-        return list(counts.values())
-
-    # ---- the background thread
-
-    def _name(self, media: RequestMedia, items: Sequence[Any], client: Client) -> None:
-        digests: list[bytes | None] = [None] * len(items)
-        try:
-            for at, item in enumerate(items):
-                if item is not None:
-                    with suppress(UnsupportedLeaf):
-                        digests[at] = digest_of_item(item)
-        finally:
-            media.settle(digests)
 
     def _invalidate(self, client: Client) -> None:
         client.invalidate(client.current(self._namespace))

@@ -1,13 +1,17 @@
 """A worker's side: copies chunks from the ring into the KV cache, and stores chunks of the KV cache.
 
-Owns: the meaning of jobs. The copier (copying/copier.py) begins copies between KV cache, ring and private memory, and
-never touches the daemon, so a step that waits for a copy does not wait for the daemon. The background thread puts the
-private copies. Does not own: the copies (copying/copies.py), nor decisions, which come with the jobs.
+A job's states:
 
-    submit ─→ copier: checks chunks, queues copies ─→ in flight ─→ mark reached: ended by the thread that sees it first,
-                                                                   a step, the copier or the background thread
+    submit ─→ queued: its copies wait for their mark ─→ ended: the mark is reached, or the copies have failed ─→ taken
+
+Owns: the jobs, and the copier, a thread that begins copies between KV cache, ring and private memory. It never touches
+the daemon, so a step that waits for a copy does not wait for the daemon. The background thread puts the private copies.
+Does not own: the copies (copying/copies.py), nor decisions, which come with the jobs.
 
 Invariants
+- A job ends once, in whichever thread first sees that its mark is reached: a step's, the copier or the background's.
+- A job's end comes after all of its copies, also if it has failed. Only if no mark can be made, because the GPU has
+  failed, nothing is waited for.
 - A load is complete, or its failure is reported: no chunk is used whose key, form or checksum is wrong.
 - The ring is read only before the load's ticket is reported as done. Copies of a GPU are complete by then.
 - A store that was waited for reads the KV cache no more.
@@ -16,10 +20,14 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -28,18 +36,39 @@ from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, Transfer
 from ....errors import Corrupt
 from ....shm.ring.layout import SPAN_HEADER_BYTES
 from ...core.client import Client
+from ...gpu.interface import Mark
 from ...reading.lease import Lease
 from ...reading.ring_mapping import check_span
+from ...threads.aside import aside
 from ..engine.background import IDLE_S, Background
 from ..engine.rings import MappedRings
-from .copying.copier import BlockCopier, Transfer
 from .copying.copies import Copies, Group
-from .copying.staging import StorePlace
+from .copying.host_memory import DONE, StorePlace
 from .jobs import LoadChunks, StoreChunks, WorkerReport
 
 STORE_BYTES_MAX: Final = 512 << 20
 PUT_BYTES: Final = 32 << 20
 """Bytes that one job of the background thread puts. It must not take longer than LATE_S."""
+_log = logging.getLogger("tensord")
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One job.
+
+    `after`: the work that its copies wait for. `failed`: whether it has failed before its copies were complete.
+    `mark`: reached once its copies are complete. `end(whole)`: called when they are complete, or have failed. `queued`:
+    set once these are final.
+    """
+
+    job_id: int
+    after: Mark = DONE
+    failed: bool = False
+    mark: Mark = DONE
+    end: Callable[[bool], None] | None = None
+    size_bytes: int = 0
+    queued: threading.Event = field(default_factory=threading.Event)
+    began_s: float = field(default_factory=time.monotonic)
 
 
 class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
@@ -54,27 +83,47 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._rank = rank
         self._copies = copies
         self._lock = threading.Lock()
+        self._pending: dict[int, Transfer] = {}
+        self._finished: list[TransferResult] = []
         self._failed_jobs: set[int] = set()
         self._news = WorkerReport()
         self._tidy_at_s = 0.0
         self._rings = MappedRings()
-        self._copier = BlockCopier("tensord-vllm-kv-copy")
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """What the copier is to call."""
+        self._copier = threading.Thread(target=self._run, name="tensord-vllm-kv-copy", daemon=True)
+        aside(self._copier.start)
         self._background = Background(socket, client_name, "tensord-vllm-kv-put", self._tick)
         self._background.start()
 
     # ---- the step's thread
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: StoreChunks) -> bool:
-        self._copier.submit(job_id, self._copies.mark, partial(self._store, src_spec, dst_spec))
-        return True
+        return self._submit(job_id, partial(self._store, src_spec, dst_spec))
 
     def submit_load(self, job_id: int, src_spec: LoadChunks, dst_spec: GPULoadStoreSpec) -> bool:
-        self._copier.submit(job_id, self._copies.mark, partial(self._load, src_spec, dst_spec))
+        return self._submit(job_id, partial(self._load, src_spec, dst_spec))
+
+    def _submit(self, job_id: int, begin: Callable[[Transfer], None]) -> bool:
+        """A new job. The copier calls `begin`, which queues its copies."""
+        transfer = self._pending[job_id] = Transfer(job_id)
+        try:
+            transfer.after = self._copies.mark()
+        except RuntimeError as error:
+            _log.error("tensord: the GPU has failed: %s; no KV blocks are copied", error)
+            transfer.failed = True
+        self._work.put(partial(self._begin, begin, transfer))
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs that are over. All count as successful; `take_failed` tells which loads failed."""
-        return self._copier.take_finished()
+        """The jobs that ended since the last call. All count as successful for vLLM, which ends the engine otherwise.
+        `take_failed` tells which loads failed."""
+        self._end_reached()
+        if not self._finished:
+            return []
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
 
     def take_failed(self) -> set[int]:
         """The loads that failed since the last call, of those that `get_finished` has returned or is about to."""
@@ -94,17 +143,73 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def wait(self, job_ids: set[int] | None = None) -> None:
         """Waits until the copies of these jobs, or of all, neither read nor write the KV cache. Needs no daemon."""
-        self._copier.wait(job_ids)
+        for job_id in list(self._pending) if job_ids is None else job_ids:
+            transfer = self._pending.get(job_id)
+            if transfer is not None:
+                transfer.queued.wait()
+                with suppress(RuntimeError):  # the job ends as a failed one
+                    transfer.mark.wait()
+        self._end_reached()
 
     def shutdown(self) -> None:
         """Ends both threads once queued copies are made, and put or given up. Idempotent."""
-        self._copier.close()
+        self._work.put(None)
+        self._copier.join()
+        self.wait()
         self._background.close()
         # The driver forgets the ring's memory before it is unmapped.
         self._copies.tidy(())
         self._rings.clear()
 
-    # ---- the copier's thread
+    # ---- the end of jobs, in any thread
+
+    def _end_reached(self) -> None:
+        """Ends the jobs whose copies are complete, or have failed. Does not wait."""
+        if self._pending:
+            with self._lock:
+                for transfer in list(self._pending.values()):
+                    if transfer.queued.is_set():
+                        self._end_if_reached(transfer)
+
+    def _end_if_reached(self, transfer: Transfer) -> None:
+        whole = not transfer.failed
+        try:
+            if not transfer.mark.wait(0):
+                return
+        except RuntimeError as error:
+            _log.error("tensord: copies of KV blocks failed: %s; the blocks are computed, or not stored", error)
+            whole = False
+        try:
+            if transfer.end is not None:
+                transfer.end(whole)
+        except Exception:
+            _log.exception("tensord: the end of a copy of KV blocks failed")
+        took_s = time.monotonic() - transfer.began_s
+        self._finished.append(TransferResult(transfer.job_id, True, transfer.size_bytes, took_s))
+        del self._pending[transfer.job_id]
+        # The job refers to memory that others have released already.
+        transfer.end, transfer.mark = None, DONE
+
+    # ---- the copier
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                _log.exception("tensord: a copy of KV blocks failed; the blocks are computed, or not stored")
+            # The job refers to memory that others have released already.
+            del work
+
+    def _begin(self, begin: Callable[[Transfer], None], transfer: Transfer) -> None:
+        try:
+            begin(transfer)
+        except BaseException:
+            transfer.failed = True
+            raise
+        finally:
+            transfer.queued.set()
+            self._end_reached()
 
     def _load(self, chunks: LoadChunks, blocks: GPULoadStoreSpec, transfer: Transfer) -> None:
         handles = chunks.handles[self._rank]
@@ -113,11 +218,19 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         leases: list[Lease] = []
 
         def end(whole: bool) -> None:
+            """Tells of the load, whose chunks are not read any more. The lock is held."""
             leases.clear()
             if not whole:
                 # What was copied is not known.
                 failed.update(range(len(handles)))
-            self._loaded(chunks.ticket, transfer.job_id, failed, damaged)
+            self._news.done[chunks.ticket] += 1
+            if failed:
+                self._failed_jobs.add(transfer.job_id)
+                self._news.failed[chunks.ticket] = failed
+            if damaged:
+                self._news.damaged |= damaged
+                # Put again, they are not taken for stored: the background thread waits for the answer.
+                self._background.post(lambda client: client.evict(*damaged))
 
         transfer.end = end
         if transfer.failed:
@@ -139,18 +252,6 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         finally:
             # Also after a failure: the copies before it read the ring.
             transfer.mark = self._copies.loaded()
-
-    def _loaded(self, ticket: int, job_id: int, failed: set[int], damaged: set[bytes]) -> None:
-        """Tells of a load whose chunks are not read any more."""
-        with self._lock:
-            self._news.done[ticket] += 1
-            if failed:
-                self._failed_jobs.add(job_id)
-                self._news.failed[ticket] = failed
-                self._news.damaged |= damaged
-        if damaged:
-            # Put again, they are not taken for stored: the background thread waits for the answer.
-            self._background.post(lambda client: client.evict(*damaged))
 
     def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, transfer: Transfer) -> None:
         if transfer.failed or not self._background.connected or self._background.late:
@@ -174,12 +275,11 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def _saved(self, chunks: StoreChunks, saved: list[tuple[int, StorePlace]], whole: bool) -> None:
         """Ends a store: its chunks are to be put, if they were saved."""
-        if saved:
-            per_job = max(1, PUT_BYTES // saved[0][1].chunk.nbytes)
-            for first in range(0, len(saved), per_job):
-                together = saved[first : first + per_job]
-                if not whole or not self._background.post(partial(self._put, chunks, together)):
-                    _give_back(together)
+        per_job = max(1, PUT_BYTES // saved[0][1].chunk.nbytes) if saved else 1
+        for first in range(0, len(saved), per_job):
+            together = saved[first : first + per_job]
+            if not whole or not self._background.post(partial(self._put, chunks, together)):
+                _give_back(together)
 
     def _places(self, counts: Sequence[int], blocks: GPULoadStoreSpec) -> Iterator[tuple[Group, int, int, list[int]]]:
         """The chunks of a job: the group of each, its position among the job's chunks, the first of its blocks that is
@@ -208,10 +308,10 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
 
     def _tick(self, client: Client) -> float:
         self._rings.look(client.link.view)
-        self._copier.end_reached()
+        self._end_reached()
         if (now := time.monotonic()) >= self._tidy_at_s:
             self._tidy_at_s = now + IDLE_S
-            self._copier.call(lambda: self._copies.tidy(self._rings.mappings))
+            self._work.put(lambda: self._copies.tidy(self._rings.mappings))
         return IDLE_S
 
     def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, StorePlace]], client: Client) -> None:

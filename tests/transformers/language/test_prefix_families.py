@@ -9,7 +9,7 @@ import torch
 
 import tensord
 from tensord.client.transformers import prefix_cached
-from tensord.client.transformers.language.cache_layers import empty_cache, needs_snapshots, parts_of
+from tensord.client.transformers.language.caches import empty_cache, needs_snapshots, parts_of
 from tensord.client.transformers.language.families import FAMILIES as LISTED
 from tensord.client.transformers.language.generation import cache_argument
 

@@ -17,7 +17,7 @@ import tensord
 from tensord import NormalLayer, PrefixCache
 from tensord.client.transformers import prefix_cached
 from tensord.client.transformers.language import prefix
-from tensord.client.transformers.language.cache_layers import fill
+from tensord.client.transformers.language.caches import fill
 
 from ...daemon_process import PATIENCE_S, Daemon, until
 from ...processes import Child, Stage

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tensord.client.vllm.kv.copying import registered_ring, staging
+from tensord.client.vllm.kv.copying import copies, host_memory, registered_ring
 from tensord.client.vllm.kv.copying.registered_ring import REFUSALS_MAX, RegisteredRing
 from tensord.ipc.messages import control as messages
 from tensord.testing.fake_stream import FakeStream
@@ -54,19 +54,14 @@ def ring(stand: WorkerStand) -> RegisteredRing:
     return stand.copies.ring
 
 
-def with_chunks(stand: WorkerStand, *numbers: int) -> Array:
-    """Stores chunks of blocks 1 and 2; gives the blocks."""
-    stand.write(sum(numbers))
-    for number in numbers:
-        stand.finished(stand.store([number], [[1, 2], []]))
-    stand.stored(*numbers)
+def with_chunk(stand: WorkerStand, number: int) -> Array:
+    """Stores a chunk of blocks 1 and 2; gives the blocks."""
+    stand.keep([number], [[1, 2], []], seed=number)
     return stand.blocks(0, [1, 2])
 
 
 def loaded(stand: WorkerStand, number: int) -> Array:
-    stand.zero()
-    job = stand.load([number], [[20, 21], []])
-    stand.finished(job)
+    stand.fetch([number], [[20, 21], []])
     stand.reported()
     return stand.blocks(0, [20, 21])
 
@@ -97,10 +92,10 @@ def test_copies_wait_for_what_the_card_was_told_before(stand: WorkerStand, card:
 
 
 def test_pins_are_held_while_the_card_reads_the_ring(stand: WorkerStand) -> None:
-    with_chunks(stand, 1)
+    with_chunk(stand, 1)
     with loads(stand).hold():
         job = stand.load([1], [[20, 21], []])
-        until(lambda: stand.worker._copier._in_flight, "the copies are queued")
+        until(lambda: stand.worker._pending[job].queued.is_set(), "the copies are queued")
         assert stand.worker.get_finished() == []
         assert stand.worker.report() is None
         assert stand.daemon.status()["pins"] == 1
@@ -128,7 +123,7 @@ def test_a_sleep_waits_for_copies_of_the_kv_cache_that_it_frees(stand: WorkerSta
 
 
 def test_the_ring_is_read_without_a_buffer_where_it_is_registered(stand: WorkerStand, card: Accelerator) -> None:
-    expected = with_chunks(stand, 1)
+    expected = with_chunk(stand, 1)
     assert np.array_equal(loaded(stand, 1), expected)
     assert from_ring(stand) == CHUNK_BYTES
     assert list(card.driver.ranges.values()) == [RING_BYTES]
@@ -138,7 +133,7 @@ def test_a_ring_that_cannot_be_registered_is_read_through_a_buffer_and_said_once
     stand: WorkerStand, card: Accelerator, caplog: pytest.LogCaptureFixture
 ) -> None:
     card.driver.refusal = 801
-    expected = with_chunks(stand, 1)
+    expected = with_chunk(stand, 1)
     for _ in range(REFUSALS_MAX + 3):
         assert np.array_equal(loaded(stand, 1), expected)
     assert from_ring(stand) == 0
@@ -149,7 +144,7 @@ def test_a_ring_that_cannot_be_registered_is_read_through_a_buffer_and_said_once
 @pytest.mark.parametrize(("bytes_max", "direct"), [(0, 0), (RING_BYTES - 1, 0), (RING_BYTES, CHUNK_BYTES)])
 def test_no_more_than_the_setting_is_registered(daemon: Daemon, card: Accelerator, bytes_max: int, direct: int) -> None:
     with WorkerStand(daemon, card, registered_bytes_max=bytes_max) as stand:
-        expected = with_chunks(stand, 1)
+        expected = with_chunk(stand, 1)
         assert np.array_equal(loaded(stand, 1), expected)
         assert from_ring(stand) == direct
         assert sum(card.driver.ranges.values()) <= bytes_max
@@ -158,44 +153,41 @@ def test_no_more_than_the_setting_is_registered(daemon: Daemon, card: Accelerato
 def test_chunks_larger_than_the_buffers_are_loaded_in_parts(
     daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "LOAD_BYTES", 1)
+    monkeypatch.setattr(copies, "LOAD_BYTES", 1)
     card.driver.refusal = 801
     with WorkerStand(daemon, card) as stand:
-        stand.write(1)
-        stand.finished(stand.store(range(1, 9), [range(1, 17), []]))
-        stand.stored(*range(1, 9))
+        stand.keep(range(1, 9), [range(1, 17), []])
         expected = stand.blocks(0, range(1, 17))
         stand.zero()
         # A buffer that is written again too early is read late.
         loads(stand).delay_s = 0.02
         stand.finished(stand.load(range(1, 9), [range(8, 24), []]))
         assert np.array_equal(stand.blocks(0, range(8, 24)), expected)
-        assert sum(card.locked.values()) <= staging.SLAB_BYTES + staging.LOADS * STORED_BYTES[0]
+        assert sum(card.locked.values()) <= host_memory.SLAB_BYTES + copies.LOADS * STORED_BYTES[0]
 
 
 def test_pages_that_the_daemon_gave_back_are_not_read_any_more(
     daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver keeps the pages that it registered, with the bytes that were there."""
+    monkeypatch.setattr(registered_ring, "REST_S", 1e9)
     with WorkerStand(daemon, card) as stand:
-        now_s = [100.0]
-        ring(stand)._clock = lambda: now_s[0]
-        expected = with_chunks(stand, 1)
+        expected = with_chunk(stand, 1)
         assert np.array_equal(loaded(stand, 1), expected)
         assert card.driver.ranges
         _limit(daemon, 4 * MIB)
         daemon.until(lambda status: status["store"]["resident_bytes"] <= 4 * MIB, "pages were given back")
         until(lambda: not card.driver.ranges, "the driver gives the pages back too")
         copied = from_ring(stand)
-        expected = with_chunks(stand, 2)
+        expected = with_chunk(stand, 2)
         assert np.array_equal(loaded(stand, 2), expected)
         assert from_ring(stand) == copied, "a ring with missing pages is not registered"
         _limit(daemon, RING_BYTES)
         daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "the ring is whole again")
         loaded(stand, 2)
         assert not card.driver.ranges, "memory that was given back under pressure is not taken again at once"
-        now_s[0] += registered_ring.REST_S
-        expected = with_chunks(stand, 3)
+        ring(stand)._rest_until_s = 0.0
+        expected = with_chunk(stand, 3)
         assert np.array_equal(loaded(stand, 3), expected)
         assert from_ring(stand) > copied and card.driver.ranges
 
@@ -205,7 +197,7 @@ def test_a_larger_ring_after_a_restart_is_registered_anew_and_the_former_mapping
 ) -> None:
     monkeypatch.setattr(registered_ring, "REST_S", 0.0)
     with WorkerStand(daemon, card) as stand:
-        expected = with_chunks(stand, 1)
+        expected = with_chunk(stand, 1)
         assert np.array_equal(loaded(stand, 1), expected)
         (former,) = card.driver.ranges
         daemon.kill()
@@ -220,14 +212,14 @@ def test_a_larger_ring_after_a_restart_is_registered_anew_and_the_former_mapping
 
 def test_a_former_mapping_stays_registered_until_copies_from_it_are_complete(stand: WorkerStand) -> None:
     """The stand-in card fails a copy from memory that its driver does not know."""
-    with_chunks(stand, 1)
+    with_chunk(stand, 1)
     loaded(stand, 1)
     ended = threading.Event()
     with loads(stand).hold():
         job = stand.load([1], [[20, 21], []])
-        until(lambda: stand.worker._copier._in_flight, "the copies are queued")
-        stand.worker._copier.call(lambda: ring(stand).keep_only(()))
-        stand.worker._copier.call(ended.set)
+        until(lambda: stand.worker._pending[job].queued.is_set(), "the copies are queued")
+        stand.worker._work.put(lambda: ring(stand).keep_only(()))
+        stand.worker._work.put(ended.set)
         assert not ended.wait(0.2)  # one that does not wait ends in that time
     until(ended.is_set, "the mapping is given up")
     stand.finished(job)
@@ -241,7 +233,7 @@ def test_a_card_that_fails_fails_the_load_and_no_job_and_the_next_one_is_right(
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with_chunks(stand, 1, 2)
+    stand.keep([1, 2], [[1, 2, 3, 4], []])
     with monkeypatch.context() as breaks:
         match fails:
             case "swap":
@@ -257,7 +249,7 @@ def test_a_card_that_fails_fails_the_load_and_no_job_and_the_next_one_is_right(
     report = stand.reported()
     assert (report.done, report.failed, report.damaged) == ({load: 1}, {load: {0, 1}}, set())
     card.swap_fails = False
-    expected = with_chunks(stand, 4)
+    expected = with_chunk(stand, 4)
     if fails in ("swap", "mark"):
         assert not stand.client.contains(key(3))
     assert np.array_equal(loaded(stand, 4), expected)
@@ -266,15 +258,15 @@ def test_a_card_that_fails_fails_the_load_and_no_job_and_the_next_one_is_right(
 def test_more_chunks_than_page_locked_memory_are_stored_as_far_as_there_is_room(
     daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "SLAB_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr(host_memory, "SLAB_BYTES", 2 * CHUNK_BYTES)
     with WorkerStand(daemon, card, store_bytes_max=2 * CHUNK_BYTES) as stand:
         stand.write(1)
         stand.finished(stand.store([1, 2, 3], [[1, 2, 3, 4, 5, 6], []]))
         stand.stored(1, 2)
         assert not stand.client.contains(key(3))
-        expected = with_chunks(stand, 4)
+        expected = with_chunk(stand, 4)
         assert np.array_equal(loaded(stand, 4), expected), "places come back after a put"
-        assert sum(card.locked.values()) <= 2 * CHUNK_BYTES + staging.LOADS * staging.LOAD_BYTES
+        assert sum(card.locked.values()) <= 2 * CHUNK_BYTES + copies.LOADS * copies.LOAD_BYTES
 
 
 def _limit(daemon: Daemon, limit_bytes: int) -> None:

@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 
 import tensord
 from tensord.client.vllm.kv.jobs import WorkerReport, with_theirs
-from tensord.client.vllm.kv.request import Chunks
+from tensord.client.vllm.kv.keys import Chunks
 from tensord.client.vllm.kv.scheduler import KVManager
 
 NAMESPACE = tensord.Namespace(model="m", revision="1", dtype="float32", processor="p")
@@ -59,8 +59,7 @@ def manager(tmp_path: Path) -> Iterator[KVManager]:
         str(tmp_path / "control.sock"),
         "scheduler",
         NAMESPACE,
-        ranks=2,
-        chunks=Chunks({0: 32}, [0], 32),
+        chunks=Chunks(2, {0: 32}, [0], 32),
         stores=True,
         finds=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tensord
-from tensord.client.vllm.kv.keys import Naming, RequestMedia
+from tensord.client.vllm.kv.keys import Chunks, Naming, RequestMedia
 
 NAMESPACE = tensord.Namespace(model="m", revision="1", dtype="float32", processor="p")
 BLOCK = bytes(32) + b"\0\0\0\1"
@@ -18,8 +18,12 @@ def media(*placed: tuple[int, bytes | None]) -> RequestMedia:
     return found
 
 
+def naming(namespace: tensord.Namespace, ranks: int, of: RequestMedia) -> Naming:
+    return Naming(namespace, Chunks(ranks, {1: 64}, [1], 64), of, [])
+
+
 def keys(of: RequestMedia, end_token: int = 64, *, block: bytes = BLOCK, ranks: int = 1) -> object:
-    return Naming(NAMESPACE, ranks, of).keys(block, end_token)
+    return naming(NAMESPACE, ranks, of).keys(block, end_token)
 
 
 UNNAMED = media((10, ONE), (70, None), (90, ONE))
@@ -48,7 +52,7 @@ def test_blocks_that_are_the_same_have_one_key(one: object, other: object) -> No
         keys(media()),
         keys(media((3, ONE)), block=bytes(32) + b"\0\0\0\2"),
         keys(media((3, ONE)), ranks=2),
-        Naming(NAMESPACE.raised_to(1), 1, media((3, ONE))).keys(BLOCK, 64),
+        naming(NAMESPACE.raised_to(1), 1, media((3, ONE))).keys(BLOCK, 64),
     ],
     ids=["content", "place", "one more", "one more at its end", "none", "group", "ranks", "generation"],
 )
@@ -58,7 +62,7 @@ def test_blocks_that_differ_in_one_thing_have_other_keys(other: object) -> None:
 
 
 def test_each_ranks_part_has_a_key_of_its_own_in_the_same_namespace() -> None:
-    found = Naming(NAMESPACE.raised_to(1), 4, media()).keys(BLOCK, 64)
+    found = naming(NAMESPACE.raised_to(1), 4, media()).keys(BLOCK, 64)
     assert found is not None
     assert len(set(found)) == 4
     assert {(key[:8], key[-4:]) for key in found} == {(NAMESPACE.tag, (1).to_bytes(4, "little"))}

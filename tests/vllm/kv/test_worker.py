@@ -56,10 +56,7 @@ def stand(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[WorkerStan
 
 
 def test_blocks_come_back_as_they_were_stored(stand: WorkerStand) -> None:
-    stand.write(1)
-    jobs = stand.store([1, 2, 3], [[5, 9, 7, 3], [4, 8]])
-    stand.finished(jobs)
-    stand.stored(1, 2, 3)
+    stand.keep([1, 2, 3], [[5, 9, 7, 3], [4, 8]])
     expected = [stand.blocks(0, [5, 9, 7, 3]), stand.blocks(1, [4, 8])]
     stand.write(2)
     job = stand.load([1, 2, 3], [[11, 12, 13, 14], [15, 16]])
@@ -72,14 +69,10 @@ def test_blocks_come_back_as_they_were_stored(stand: WorkerStand) -> None:
 
 
 def test_only_the_blocks_that_were_asked_for_are_written(stand: WorkerStand) -> None:
-    stand.write(1)
-    stand.finished(stand.store([1, 2, 3], [[1, 2, 3, 4], [5, 6]]))
-    stand.stored(1, 2, 3)
+    stand.keep([1, 2, 3], [[1, 2, 3, 4], [5, 6]])
     right, other = stand.blocks(0, [2, 3, 4]), stand.blocks(1, [6])
-    stand.zero()
     # Block 0 stands for none: it is shared by all requests.
-    job = stand.load([1, 2, 3], [[20, 0, 22], [23]], [1, 1])
-    stand.finished(job)
+    stand.fetch([1, 2, 3], [[20, 0, 22], [23]], [1, 1])
     stand.reported()
     assert np.array_equal(stand.blocks(0, [20]), right[:1])
     assert np.array_equal(stand.blocks(0, [22]), right[2:])
@@ -97,26 +90,22 @@ def test_a_step_that_waited_for_a_store_may_write_the_blocks(stand: WorkerStand)
     stand.zero()
     stand.finished(job)
     stand.stored(1)
-    load = stand.load([1], [[6, 7], []])
-    stand.finished(load)
+    stand.fetch([1], [[6, 7], []])
     stand.reported()
     assert np.array_equal(stand.blocks(0, [6, 7]), expected)
 
 
 def test_stored_blocks_are_put_though_the_engine_takes_no_step_any_more(stand: WorkerStand) -> None:
-    stand.write(1)
     stand.store([1], [[6, 7], []])
     stand.stored(1)
 
 
 def test_a_damaged_chunk_is_not_loaded_and_is_evicted(stand: WorkerStand) -> None:
-    stand.write(1)
-    stand.finished(stand.store([1, 2], [[1, 2, 3, 4], []]))
-    stand.stored(1, 2)
-    _damage(stand, 2)
-    stand.zero()
-    job = stand.load([1, 2], [[20, 21, 22, 23], []])
-    assert stand.finished(job)[job].success
+    stand.keep([1, 2], [[1, 2, 3, 4], []])
+    with _in_ring(stand, 2) as (memory, payload_bytes):
+        memory.seek(SPAN_HEADER_BYTES + payload_bytes - 100, SEEK_CUR)
+        memory.write(b"\xff" * 8)
+    job = stand.fetch([1, 2], [[20, 21, 22, 23], []])
     assert stand.worker.take_failed() == {job}
     report = stand.reported()
     assert (report.failed, report.damaged) == ({job: {1}}, {key(2)})
@@ -126,38 +115,26 @@ def test_a_damaged_chunk_is_not_loaded_and_is_evicted(stand: WorkerStand) -> Non
 
 def test_a_chunk_whose_checksum_nobody_has_taken_yet_is_loaded(stand: WorkerStand) -> None:
     """The daemon takes the checksum of a chunk over 128 KiB after it was stored."""
-    stand.write(1)
-    stand.finished(stand.store([1], [[1, 2], []]))
-    stand.stored(1)
+    stand.keep([1], [[1, 2], []])
     expected = stand.blocks(0, [1, 2])
     with _in_ring(stand, 1) as (memory, _):
         begin = memory.tell()
         header = SpanHeader.unpack(memory.read(SPAN_HEADER_BYTES))
         memory.seek(begin)
         memory.write(header.pack(checksum=0))
-    stand.zero()
-    job = stand.load([1], [[20, 21], []])
-    stand.finished(job)
+    stand.fetch([1], [[20, 21], []])
     assert stand.worker.take_failed() == set()
     stand.reported()
     assert np.array_equal(stand.blocks(0, [20, 21]), expected)
 
 
 def test_a_chunk_that_is_gone_fails_its_load_alone(stand: WorkerStand) -> None:
-    stand.write(1)
-    stand.finished(stand.store([1], [[1, 2], []]))
-    stand.stored(1)
+    stand.keep([1], [[1, 2], []])
     bad = stand.load([1], [[20, 21, 22], []])
     good = stand.load([1], [[20, 21], []])
     assert all(result.success for result in stand.finished(bad, good).values())
     assert stand.worker.take_failed() == {bad}
     until(lambda: not stand._leases or stand.reported(), "all pins are given back")
-
-
-def _damage(stand: WorkerStand, number: int) -> None:
-    with _in_ring(stand, number) as (memory, payload_bytes):
-        memory.seek(SPAN_HEADER_BYTES + payload_bytes - 100, SEEK_CUR)
-        memory.write(b"\xff" * 8)
 
 
 @contextmanager

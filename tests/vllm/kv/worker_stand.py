@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.base import (
 import tensord
 from tensord.client.gpu.torch_blocks import TorchBlocks
 from tensord.client.vllm.kv.copying.copies import Copies
-from tensord.client.vllm.kv.copying.host_blocks import HostBlocks
+from tensord.client.vllm.kv.copying.host_memory import HostBlocks
 from tensord.client.vllm.kv.jobs import LoadChunks, StoreChunks, WorkerReport
 from tensord.client.vllm.kv.worker import KVWorker
 
@@ -116,6 +116,19 @@ class WorkerStand:
             -(-(begin + len(each)) // PER_CHUNK) if each else 0 for each, begin in zip(blocks, first, strict=True)
         ]
         assert self.worker.submit_load(job, LoadChunks(job, counts, [handles]), _spec(blocks, first))
+        return job
+
+    def keep(self, chunks: Sequence[int], blocks: Sequence[Sequence[int]], seed: int = 1) -> None:
+        """Stores chunks of noise. Returns when they are in the ring."""
+        self.write(seed)
+        self.finished(self.store(chunks, blocks))
+        self.stored(*chunks)
+
+    def fetch(self, chunks: Sequence[int], blocks: Sequence[Sequence[int]], first: Sequence[int] = (0, 0)) -> int:
+        """Loads chunks over zeros. Returns the job once it is over."""
+        self.zero()
+        job = self.load(chunks, blocks, first)
+        self.finished(job)
         return job
 
     def finished(self, *jobs: int) -> dict[int, TransferResult]:
