@@ -28,8 +28,7 @@ from .core.client import Client, check_client
 from .identity.described import described, digest_of
 from .identity.modules import Fingerprint
 from .identity.settings import LIBRARIES, is_from
-from .transformers.conditions import state_of
-from .transformers.reasons import NotShared, Reasons
+from .transformers.conditions import NotShared, Reasons, state_of
 from .transformers.wrapping import plain_class, unwrap, wrap
 
 __all__ = ["PromptTally", "cached_prompts", "tally", "uncached_prompts"]

@@ -94,8 +94,8 @@ def why_not() -> str | None:
     """Why the example cannot run here; None if it can."""
     if tiny_decoder.best_kind() != "transformers":
         return "this example needs torch and transformers: pip install '.[transformers]'"
+    from tensord.client.transformers.conditions import NotShared
     from tensord.client.transformers.language.families import check_model
-    from tensord.client.transformers.reasons import NotShared
 
     try:
         check_model(tiny_decoder.llama(tiny_decoder.weights()))

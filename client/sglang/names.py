@@ -33,7 +33,7 @@ TESTED: Final = "0.5.23"
 
 _log = logging.getLogger("tensord")
 _FORM: Final = 1
-"""Version of the stored form of a page. Raise it whenever pages.py stores something else."""
+"""Version of the stored form of a page. Raise it whenever exchange.py stores something else."""
 _GROUPS: Final = ("model", "exec", "lora", "mm", "spec")
 """SGLang's groups of arguments that may change KV. The others are about memory, scheduling, hosts and logs."""
 _WITHOUT_EFFECT: Final = frozenset(
@@ -82,11 +82,7 @@ class StorageSettings:
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
-        """Reads and checks the settings.
-
-        Raises:
-            BadConfiguration: an unknown key of tensord, or a value that is not printable text.
-        """
+        """The settings. Raises BadConfiguration for an unknown key of tensord, or a value that cannot be printed."""
         known = [_PREFIX + field.name for field in fields(cls)]
         found = {}
         for key, value in (extra_config or {}).items():
@@ -121,14 +117,11 @@ def engine_arguments() -> dict[str, Any]:
 
 def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, Any]) -> str:
     """The name of the engine's weights. Reads the whole weight files, unless a note of their digest exists.
+    Raises Nameless if the pages have no name, OSError if a weight file cannot be read.
 
     Args:
         config: SGLang's `HiCacheStorageConfig`.
         arguments: `engine_arguments()`.
-
-    Raises:
-        Nameless: the pages have no name.
-        OSError: a weight file cannot be read.
     """
     _refuse(config, arguments)
     if settings.revision:

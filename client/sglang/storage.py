@@ -1,7 +1,7 @@
 """The storage backend that SGLang's HiCache loads: the pages of its host pools, shared by all engines of the host.
 
 Owns: the translation of SGLang's calls, and whether this rank shares. Does not own: names (names.py), addresses
-(pages.py), the daemon (exchange.py), nor which pages are stored and loaded, and when (SGLang).
+and the daemon (exchange.py), nor which pages are stored and loaded, and when (SGLang).
 
 Invariants: no exception leaves a method, apart from a wrong setting in the constructor. Until the weights are named,
 and without a name, every lookup finds nothing and every store fails. A page is True only if all of its bytes are right.
@@ -35,8 +35,7 @@ from ...errors import UsageError
 from ..arguments.namespace import Namespace
 from ..identity.engine import Nameless
 from . import names
-from .exchange import PageExchange
-from .pages import HostPages
+from .exchange import HostPages, PageExchange
 
 _REPLICATED: Final = (PoolName.KV, PoolName.INDEXER)
 """Pools that are equal in all tensor-parallel ranks of an MLA model."""
@@ -128,14 +127,8 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Copies stored pages into the host pool.
-
-        Args:
-            host_indices: (len(keys) × page_size,) int64.
-
-        Returns:
-            For each page whether it was copied. After the first that was not, none is copied.
-        """
+        """Copies stored pages into the host pool, to (len(keys) × page_size,) int64. Returns for each page whether it
+        was copied. After the first that was not, none is copied."""
         return self._load(PoolName.KV, keys, host_indices)
 
     def batch_set_v1(
@@ -155,11 +148,10 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """The longest prefix of pages with everything that each pool's hit policy asks for."""
-        wanted = pool_transfers or []
         kv = self._stored(PoolName.KV, keys)
         hits = {PoolName.KV: kv} if kv else {}
         usable = set(range(1, kv + 1))
-        for transfer in wanted if kv else ():
+        for transfer in pool_transfers or ():
             there = [self._exchange.client.contains(key) for key in self._keys(transfer.name, keys[:kv])]
             of_pool = _usable(transfer, there)
             if of_pool:
@@ -303,12 +295,8 @@ def _usable(transfer: PoolTransfer, there: Sequence[bool]) -> set[int]:
 
 
 def _watch_weights(storage: TensordHiCacheStorage) -> bool:
-    """Tells the storage when this process changes its weights, before the first weight is changed. It learns of
-    attempts that fail, too.
-
-    Returns:
-        False if this process has SGLang's scheduler, but not the function to hook. Then changes are not noticed.
-    """
+    """Tells the storage when this process changes its weights, before the first weight is changed, and of attempts that
+    fail. False if this process has SGLang's scheduler, but not the function to hook: changes are not noticed."""
     _storages.add(storage)
     module = sys.modules.get(_UPDATER)
     if module is None:

@@ -12,6 +12,7 @@ wrapper.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import astuple
 from typing import Any, TypeVar
 
 import torch
@@ -20,9 +21,9 @@ from ...errors import UsageError
 from ..arguments.namespace import Namespace
 from ..core.client import Client
 from .calls import Encoder, EncoderTally
+from .conditions import Reasons
 from .language.prefix import Past, PrefixCached, PrefixTally, prefix_cached
 from .patch_points import PATCH_POINTS, PatchPoint
-from .reasons import Reasons
 from .wrapping import plain_class, unwrap, wrap
 
 __all__ = [
@@ -86,10 +87,8 @@ def uncached(model: Model) -> Model:
 
 def tally(model: Any) -> EncoderTally:
     """Counts of the model's wrapped encoders in this process so far."""
-    total = EncoderTally()
-    for module in _wrapped_modules(model):
-        total.add(module._tensord.tally)
-    return total
+    tallies = [astuple(module._tensord.tally) for module in _wrapped_modules(model)]
+    return EncoderTally(*map(sum, zip(*tallies, strict=True)))
 
 
 def _modules_of(model: Any) -> Iterator[tuple[Any, PatchPoint]]:

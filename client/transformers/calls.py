@@ -28,10 +28,9 @@ from ..identity.described import described
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.settings import is_from
 from ..writing.outcomes import Put, wait_for_all
-from .conditions import attention_of, plain_tensor, state_of
+from .conditions import NotShared, attention_of, plain_tensor, state_of
 from .outputs import CallItems, NotSplittable
 from .patch_points import PatchPoint
-from .reasons import NotShared
 
 Arguments = dict[str, Any]
 Part = Any
@@ -57,13 +56,6 @@ class EncoderTally:
     waited: int = 0
     encoded: int = 0
     passed: int = 0
-
-    def add(self, other: EncoderTally) -> None:
-        """Adds another tally to this one."""
-        self.found += other.found
-        self.waited += other.waited
-        self.encoded += other.encoded
-        self.passed += other.passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +130,8 @@ class Encoder:
     # ---- look up, claim, encode, wait
 
     def _completed(self, call: _Call, parts: dict[bytes, Part], missing: dict[bytes, int]) -> Any:
-        """Adds the missing parts, `missing` by key with their positions: encoded here, or by another process that
-        claimed them first. Returns the whole output if all of it was encoded here; None if the caller has to join it
-        from the parts."""
+        """Adds the missing parts, given with their positions: encoded here, or by another process that claimed them
+        first. The whole output if all of it was encoded here; None if it has to be joined from the parts."""
         claims = {key: self._cache.claim(key) for key in missing}
         try:
             _wait(claims, ("asked",), _ANSWER_S)
@@ -164,8 +155,7 @@ class Encoder:
     def _encoded(
         self, call: _Call, positions: Sequence[int], parts: dict[bytes, Part], claims: dict[bytes, Claim]
     ) -> Any:
-        """The output for some items. Stores and adds their parts, and ends the claim of each according to the
-        result."""
+        """The output for some items. Stores and adds their parts, and ends their claims."""
         if not positions:
             return None
         output = call.encode(positions)
@@ -191,8 +181,7 @@ class Encoder:
         return output
 
     def _found(self, keys: Iterable[bytes]) -> dict[bytes, Part]:
-        """The stored parts of these keys, as tensors over the ring's memory that keep it pinned. Joining the parts
-        copies them."""
+        """The stored parts of these keys, as tensors over the ring's memory, which they keep pinned."""
         found = {}
         for key in keys:
             with suppress(TensordError):

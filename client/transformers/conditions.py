@@ -1,13 +1,17 @@
-"""What a model's output depends on beside its input, and the checks that it depends on nothing else.
+"""What a model's output depends on beside its input, the checks that it depends on nothing else, and the reasons why
+calls ran without sharing.
 
-Owns: the properties of model and arguments for which a call bypasses the cache. Does not own: the names of settings and
-weights (identity).
+Owns: the properties of model and arguments for which a call bypasses the cache; the counts of reasons. Does not own:
+the names of settings and weights (identity).
 
-Invariants: whatever may change the output is part of the key, or the call bypasses the cache.
+Invariants: whatever may change the output is part of the key, or the call bypasses the cache. A reason is logged once
+for each object that counts. A reason that is known before the first call is there with 0 calls.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from types import FunctionType
@@ -19,9 +23,9 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ...errors import TensordError
 from ..identity.modules import Fingerprint, tensors_of
 from ..identity.settings import LIBRARIES, configs_of, is_from, is_named, machine, settings
-from .reasons import NotShared
 
 _EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
 """Hooks of torch that run with every module. torch changes these dicts, and never replaces them."""
@@ -29,6 +33,28 @@ _ACCELERATE: Final = "accelerate.hooks"
 _MOVING: Final = frozenset({"ModelHook", "SequentialHook", "AlignDevicesHook", "CpuOffload"})
 _HOOKED: Final = ("pre_forward", "post_forward")
 _HOOKS_FROM: Final = LIBRARIES | {"accelerate"}
+_log = logging.getLogger("tensord")
+
+
+class NotShared(Exception):
+    """The call runs without sharing. The message is the reason, for users."""
+
+
+class Reasons(Counter[str]):
+    """The number of calls for each reason."""
+
+    def add(self, error: Exception, consequence: str) -> None:
+        """Counts a call, and logs the reason with its consequence if it is new."""
+        self[self.tell(error, consequence)] += 1
+
+    def tell(self, error: Exception, consequence: str) -> str:
+        """Logs the reason with its consequence if it is new. Returns the reason."""
+        known = isinstance(error, NotShared | TensordError)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        if reason not in self:
+            self[reason] = 0
+            _log.warning("tensord: %s: %s", consequence, reason, exc_info=None if known else error)
+        return reason
 
 
 def plain_tensor(tensor: Any) -> torch.Tensor:
@@ -101,10 +127,8 @@ def _is_mode_active() -> bool:
 
 
 def _is_known(module: Any) -> bool:
-    """Whether the module's class determines what the module does, and the class is torch's or transformers'.
-
-    Adapters can be switched off, and hooks can change any value, without a change of a weight.
-    """
+    """Whether the module's class determines what the module does, and the class is torch's or transformers'. Adapters
+    can be switched off, and hooks can change any value, without a change of a weight."""
     inside = vars(module)
     kind = type(module)
     return (

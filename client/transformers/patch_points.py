@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ..identity.modules import tensor_bytes
-from .conditions import plain_tensor
-from .reasons import NotShared
+from .conditions import NotShared, plain_tensor
 
 
 @dataclass(frozen=True, slots=True)

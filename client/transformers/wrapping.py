@@ -34,11 +34,8 @@ def unwrap(instance: Any) -> None:
 
 @remembered
 def _wrapped_class(plain: type, method_name: str) -> type:
-    """A subclass of the same name, whose method calls the object `_tensord` of the instance. transformers and diffusers
-    know their classes by their names.
-
-    A class instead of an instance attribute, since a copied attribute would still call the module it was made for.
-    """
+    """A subclass of the same name, by which transformers and diffusers know their classes. Its method calls the object
+    `_tensord` of the instance. A copied attribute of an instance would still call the module it was made for."""
     original: Any = getattr(plain, method_name)
     jit: Any = torch.jit
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tensord.client.sglang import exchange
-from tensord.client.sglang.pages import copy_into
+from tensord.client.sglang.exchange import copy_into
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .rank import Rank

@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ import tensord
 from tensord.client.transformers import EncoderTally, cached, tally, uncached
 from tensord.client.transformers.outputs import CallItems, NotSplittable
 from tensord.errors import UsageError
+from tensord.ipc.messages import control as messages
 
 from ..daemon_process import PATIENCE_S, Daemon
 from ..processes import Child, Stage
 from .conftest import patient
 from .vision_models import FAMILIES, Family, Watch, clip, encoded, image_features, llava, on_entry, pixels, same
+
+Meeting = Callable[..., tuple[list[Any], list[Any]]]
 
 # ---- names
 
@@ -54,29 +58,15 @@ def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.
 # ---- entries
 
 
-def stored_keys(model: Any, client: tensord.Client) -> list[bytes]:
-    """The keys that a call of the model stores under."""
-    keys: list[bytes] = []
-    claim = client.claim
-
-    def noted(key: bytes, *, within_s: float = 0.0) -> tensord.Claim:
-        keys.append(key)
-        return claim(key, within_s=within_s)
-
-    client.claim = noted  # type: ignore[method-assign]
-    try:
-        encoded(client, model, model, **pixels(1))
-    finally:
-        del client.claim
-    return keys
-
-
 @pytest.mark.parametrize("tree", [[], ["rows"], ["output", "Nobody", {}], ["rows", torch.zeros(3, 1)], 7])
-def test_an_entry_of_another_form_under_a_key_is_not_taken_for_an_output(client: tensord.Client, tree: Any) -> None:
+def test_an_entry_of_another_form_under_a_key_is_not_taken_for_an_output(
+    daemon: Daemon, client: tensord.Client, tree: Any
+) -> None:
     plain, model = clip(), cached(clip(), client)
-    keys = stored_keys(model, client)
-    client.evict(keys[0])
-    client.put(keys[0], tree, wait=True)
+    encoded(client, model, model, **pixels(1))
+    (row,) = daemon.ask(partial(messages.EntriesQuery, count=2))["entries"]
+    client.evict(key := bytes.fromhex(row["key"]))
+    client.put(key, tree, wait=True)
     assert same(model(**pixels(1)), plain(**pixels(1)))
 
 
@@ -86,7 +76,7 @@ def test_an_entry_of_another_form_under_a_key_is_not_taken_for_an_output(client:
 @pytest.fixture
 def meeting(
     daemon: Daemon, client: tensord.Client, other_client: tensord.Client, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[list[Any], list[Any]]]:
+) -> Meeting:
     """Two models and what each returned or raised. The second one is called while the first one encodes, and waits for
     `waiting` items of it."""
 
@@ -126,15 +116,13 @@ def meeting(
     return met
 
 
-def test_two_callers_with_the_same_input_encode_once(meeting: Callable[..., tuple[list[Any], list[Any]]]) -> None:
+def test_two_callers_with_the_same_input_encode_once(meeting: Meeting) -> None:
     models, outputs = meeting(2, (1, 2), (3, 2, 1))
     assert [tally(model) for model in models] == [EncoderTally(encoded=2), EncoderTally(encoded=1, waited=2)]
     assert same(outputs[1].last_hidden_state[[2, 1]], outputs[0].last_hidden_state)
 
 
-def test_a_waiting_caller_encodes_when_the_other_one_fails(
-    meeting: Callable[..., tuple[list[Any], list[Any]]],
-) -> None:
+def test_a_waiting_caller_encodes_when_the_other_one_fails(meeting: Meeting) -> None:
     error = KeyError("the encoder")
     models, outputs = meeting(1, (1,), (1,), error=error)
     assert outputs[0] is error
@@ -142,7 +130,7 @@ def test_a_waiting_caller_encodes_when_the_other_one_fails(
 
 
 def test_a_waiting_caller_whose_output_cannot_be_split_returns_it(
-    meeting: Callable[..., tuple[list[Any], list[Any]]], monkeypatch: pytest.MonkeyPatch
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
         raise NotSplittable("rows of nobody")

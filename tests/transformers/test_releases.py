@@ -3,7 +3,6 @@ is missing before the first call."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,14 +14,15 @@ from transformers.generation import GenerationMixin
 
 import tensord
 from tensord.client.transformers import cached, prefix_cached, tally
+from tensord.client.transformers.conditions import NotShared
 from tensord.client.transformers.language import caches
 from tensord.client.transformers.language.families import check_model
-from tensord.client.transformers.reasons import NotShared
 
 from .language.language_models import PROMPT, generated, language_model, prompt, sharing
 from .vision_models import clip, llava, pixels, whisper
 
 Patch = pytest.MonkeyPatch
+Lines = Callable[[], list[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def _classes_are_tried_anew() -> Iterator[None]:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return lambda: [record.getMessage() for record in caplog.records if record.name == "tensord"]
 
 
@@ -42,9 +42,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.mark.parametrize("version", ["5.0.0", "5.99.1", "7.0.0.dev0"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_next", "nemotron_h"])
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_a_release_is_not_judged_by_its_number(
-    family: str, version: str, client: tensord.Client, monkeypatch: Patch, lines: Callable[[], list[str]]
+    family: str, version: str, client: tensord.Client, monkeypatch: Patch, lines: Lines
 ) -> None:
+    """Nor does anything here call what transformers is about to remove."""
     monkeypatch.setattr(transformers, "__version__", version)
     shared = sharing(language_model(family), client)
     generated(shared, prompt(PROMPT))
@@ -76,9 +78,8 @@ def another_window(patch: Patch) -> None:
         self.cumulative_length += keys.shape[-2]
         full = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
         self.keys, self.values = (each[:, :, -self.sliding_window :] for each in full)
-        return full[0][:, :, -self.sliding_window + 1 - keys.shape[-2] :], full[1][
-            :, :, -self.sliding_window + 1 - keys.shape[-2] :
-        ]
+        first = -self.sliding_window + 1 - keys.shape[-2]
+        return full[0][:, :, first:], full[1][:, :, first:]
 
     patch.setattr(kind, "update", update)
 
@@ -96,13 +97,12 @@ def state_beside(patch: Patch) -> None:
 
 def another_argument(patch: Patch) -> None:
     """The model takes its cache under a name that nobody knows."""
-    kind = transformers.LlamaForCausalLM
-    plain = kind.forward
-    patch.setattr(
-        kind, "forward", lambda self, input_ids=None, attention_mask=None, **more: plain(
-            self, input_ids=input_ids, attention_mask=attention_mask, **more
-        )
-    )  # fmt: skip
+    plain = transformers.LlamaForCausalLM.forward
+
+    def forward(self: Any, input_ids: Any = None, attention_mask: Any = None, **more: Any) -> Any:
+        return plain(self, input_ids=input_ids, attention_mask=attention_mask, **more)
+
+    patch.setattr(transformers.LlamaForCausalLM, "forward", forward)
 
 
 LAYERS: dict[str, tuple[Callable[[Patch], None], str, str]] = {
@@ -113,14 +113,10 @@ LAYERS: dict[str, tuple[Callable[[Patch], None], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", LAYERS.values(), ids=list(LAYERS))
+@pytest.mark.parametrize(("change", "family", "why"), LAYERS.values(), ids=list(LAYERS))
 def test_a_release_that_keeps_tokens_in_another_way_shares_nothing_and_one_line_says_why_at_once(
-    case: tuple[Callable[[Patch], None], str, str],
-    client: tensord.Client,
-    monkeypatch: Patch,
-    lines: Callable[[], list[str]],
+    change: Callable[[Patch], None], family: str, why: str, client: tensord.Client, monkeypatch: Patch, lines: Lines
 ) -> None:
-    change, family, why = case
     model = language_model(family)
     change(monkeypatch)
     shared = prefix_cached(model, client, block_tokens=16)
@@ -153,15 +149,6 @@ def test_a_release_without_a_method_that_sharing_needs_is_named_with_it(
     assert f"there is no {type(model).__name__}.{method} of transformers {transformers.__version__}" in reason
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_next"])
-def test_nothing_is_called_by_a_name_that_transformers_is_about_to_remove(family: str, client: tensord.Client) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        shared = sharing(language_model(family), client)
-        shared.generate(prompt(PROMPT), max_new_tokens=3)
-    assert shared.tally.passed == 0, shared.tally.reasons
-
-
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_a_default_device_of_the_caller_ends_no_sharing(device: str, client: tensord.Client) -> None:
     models = [language_model(family) for family in ("llama", "gemma2", "lfm2")]
@@ -174,20 +161,8 @@ def test_a_default_device_of_the_caller_ends_no_sharing(device: str, client: ten
 # ---- encoders
 
 
-def renamed(patch: Patch) -> Any:
-    kind = transformers.CLIPVisionModel
-    plain = kind.forward
-
-    def forward(self: Any, images: Any = None, **more: Any) -> Any:
-        return plain(self, **more, **({} if images is None else {"pixel_values": images}))
-
-    model = clip()
-    patch.setattr(kind, "forward", forward)
-    return model
-
-
 def test_an_encoder_that_cannot_share_computes_and_one_line_says_why_at_once(
-    client: tensord.Client, monkeypatch: Patch, lines: Callable[[], list[str]]
+    client: tensord.Client, monkeypatch: Patch, lines: Lines
 ) -> None:
     model = clip()
     plain = transformers.CLIPVisionModel.forward
@@ -208,8 +183,6 @@ def test_an_encoder_that_cannot_share_computes_and_one_line_says_why_at_once(
 
 
 @pytest.mark.parametrize("make", [clip, llava, whisper])
-def test_an_encoder_that_shares_logs_nothing(
-    make: Callable[[], Any], client: tensord.Client, lines: Callable[[], list[str]]
-) -> None:
+def test_an_encoder_that_shares_logs_nothing(make: Callable[[], Any], client: tensord.Client, lines: Lines) -> None:
     cached(make(), client)
     assert lines() == []

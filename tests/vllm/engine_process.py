@@ -204,7 +204,9 @@ class EngineProcess:
 
     def do_held(self) -> dict[str, int]:
         """What the KV connector holds, by kind."""
-        return {**self._scheduler.connector._manager.held, "bytes to put": self._kv_worker._copies.places.taken_bytes}
+        manager = self._scheduler.connector._manager
+        held = {name: len(getattr(manager, f"_{name}")) for name in ("states", "loading", "storing")}
+        return {**held, "pins": manager._pins, "bytes to put": self._kv_worker._copies.places.taken_bytes}
 
     def do_lose_block(self, after: int | None) -> None:
         """The KV worker finds another entry at the handle of one block, each time: of the block that it borrows after

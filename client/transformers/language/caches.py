@@ -9,7 +9,7 @@
 
 Owns: the mapping between a `DynamicCache` and the layers of `PrefixCache`, snapshots of a cache on the way, the classes
 of transformers' layers that are known, by name, and their trial. Does not own: blocks and keys (client/prefix), the
-choice of calls that share (generation).
+choice of calls that share (families).
 
 How a layer keeps its tokens is internal to transformers and changes between releases, so no list of versions decides.
 Each class is tried once in a process, with a few numbers: a layer that is filled from the arrays of another layer must
@@ -32,7 +32,7 @@ from transformers.cache_utils import DynamicCache
 
 from ...prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
 from ...prefix.match import PrefixMatch
-from ..reasons import NotShared
+from ..conditions import NotShared
 
 Kind = Literal["attention", "sliding", "recurrent", "empty"]
 State = list[Any]
@@ -220,8 +220,7 @@ def _on_host(tree: Any, *, copied: bool = False) -> Any:
 
 @lru_cache(64)
 def _check_class(kind: type) -> None:
-    """Tries a class. Raises NotShared if its layers do something else than this module relies on; only success is
-    remembered."""
+    """Raises NotShared if a class's layers do something else than this module relies on. Only success is kept."""
     given = {"sliding_window": _WINDOW} if "sliding" in _PARTS[kind.__name__] else {}
     try:
         # On the host whatever the caller's default device is, and without the caller's random numbers.

@@ -2,7 +2,7 @@
 the host has computed.
 
 Owns: one call's sequence of match, prefill with snapshots, generation and put. Does not own: which calls share
-(generation), the model's name (families), a cache's layers (caches), blocks (client/prefix).
+and the model's name (families), a cache's layers (caches), blocks (client/prefix).
 
 Invariants: only exceptions of the model are raised by `generate`. A call that cannot share runs as without this module.
 The cache that the model continues from holds the bytes that a model of the same name computed for the same tokens.
@@ -32,10 +32,9 @@ from ...core.client import Client, check_client
 from ...identity.modules import Fingerprint
 from ...prefix.cache import BLOCK_TOKENS, PrefixCache
 from ...prefix.put import PrefixPut
-from ..reasons import NotShared, Reasons
+from ..conditions import NotShared, Reasons
 from .caches import State, empty_cache, fill, needs_snapshots, snapshot_of, stored_of, tokens_in
-from .families import check_model, name_of
-from .generation import prompt_of, tokens_of
+from .families import check_model, name_of, prompt_of, tokens_of
 
 SNAPSHOT_TOKENS: Final = 512
 _SNAPSHOT_TOKENS_MAX: Final = 1 << 20
@@ -132,8 +131,8 @@ class PrefixCached:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._fingerprint = Fingerprint()
         self._cache: PrefixCache | None = None  # as the last call that shared made it
-        self._thread = PutThread()
         self.tally = PrefixTally()
+        self._begin()
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         # Checks block_tokens and tenant now rather than at the first call.
         namespace = Namespace(model="none", revision="none", dtype="none", processor="none", tenant=tenant)
@@ -226,7 +225,16 @@ class PrefixCached:
         Returns:
             Whether that was so in time.
         """
-        return self._thread.flush(check_timeout(timeout_s, self._client.timeout_s))
+        deadline = time.monotonic() + (limit_s := check_timeout(timeout_s, self._client.timeout_s))
+        jobs = list(self._jobs) if self._pid == os.getpid() else []
+        if wait_for(jobs, limit_s).not_done:
+            return False
+        try:
+            for put in filter(None, [job.result() for job in jobs]):
+                put.wait(max(0.0, deadline - time.monotonic()))
+        except TensordError:
+            return False
+        return True
 
     # ---- before
 
@@ -309,9 +317,28 @@ class PrefixCached:
             self.tally.dropped += put.state in ("refused", "lost")
             return put
 
-        if self._client.connected and self._thread.submit(put):
+        if self._client.connected and self._submit(put):
             return True
         self.tally.dropped += 1
+        return False
+
+    def _begin(self) -> None:
+        """Begins a thread that puts. It ends its jobs before the interpreter ends."""
+        self._pid = os.getpid()
+        self._thread = ThreadPoolExecutor(1, "tensord-prefixes")
+        self._lock = threading.Lock()
+        self._jobs: list[Future[PrefixPut | None]] = []
+
+    def _submit(self, put: Callable[[], PrefixPut | None]) -> bool:
+        """Queues a job for the thread. Does not wait. False if too many wait, or the interpreter is ending."""
+        if self._pid != os.getpid():
+            # The child of a fork begins with a thread of its own.
+            self._begin()
+        with self._lock, suppress(RuntimeError):
+            self._jobs = [job for job in self._jobs if not job.done() or _is_sent(job.result())]
+            if sum(not each.done() for each in self._jobs) < _WAITING_MAX:
+                self._jobs.append(self._thread.submit(put))
+                return True
         return False
 
     def _count(self, found: int, tokens: int) -> None:
@@ -324,47 +351,6 @@ class PrefixCached:
         self.tally.passed += stored
         what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
         self.tally.reasons.add(error, what)
-
-
-class PutThread:
-    """The thread of a `PrefixCached` that puts. Thread-safe.
-
-    Invariants: `submit` never waits. At most _WAITING_MAX jobs wait. The thread ends its jobs before the interpreter
-    ends. The child of a fork begins with a thread of its own.
-    """
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._thread = ThreadPoolExecutor(1, "tensord-prefixes")
-        self._lock = threading.Lock()
-        self._jobs: list[Future[PrefixPut | None]] = []
-
-    def submit(self, put: Callable[[], PrefixPut | None]) -> bool:
-        """Queues a job. False if too many wait, or the interpreter is ending."""
-        if self._pid != os.getpid():
-            self._begin()
-        with self._lock, suppress(RuntimeError):
-            self._jobs = [job for job in self._jobs if not job.done() or _is_sent(job.result())]
-            if sum(not each.done() for each in self._jobs) < _WAITING_MAX:
-                self._jobs.append(self._thread.submit(put))
-                return True
-        return False
-
-    def flush(self, timeout_s: float) -> bool:
-        """Waits until all jobs have run, and their puts are settled. False if that took longer."""
-        deadline = time.monotonic() + timeout_s
-        jobs = list(self._jobs) if self._pid == os.getpid() else []
-        if wait_for(jobs, timeout_s).not_done:
-            return False
-        try:
-            for put in filter(None, [job.result() for job in jobs]):
-                put.wait(max(0.0, deadline - time.monotonic()))
-        except TensordError:
-            return False
-        return True
 
 
 def _is_sent(put: PrefixPut | None) -> bool:

@@ -1,7 +1,8 @@
 """The KV connector that vLLM's scheduler and workers call: vLLM's offloading connector with tensord as the place.
 
-Owns: the checks when an engine starts, and the way of failed loads back to vLLM. Does not own: which blocks are loaded
-and stored, and when, which vLLM's OffloadingConnector decides; where they lie (scheduler.py, worker.py).
+Owns: which engines share KV, what two of them must have in common, and the way of failed loads back to vLLM. Does not
+own: which blocks are loaded and stored, and when, which vLLM's OffloadingConnector decides; where they lie
+(scheduler.py, worker.py).
 
 Invariants: no method raises because of the daemon's state, and none waits for the daemon. A load that fails is computed
 again by its engine.
@@ -15,7 +16,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 import vllm
+from packaging.version import InvalidVersion, Version
 from vllm import _custom_ops as ops
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
@@ -29,7 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Of
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.utils.import_utils import resolve_obj_by_qualname
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingSpec
 
 from ....errors import BadConfiguration
@@ -44,10 +47,19 @@ from .copying.copies import Copies
 from .copying.host_memory import HostBlocks
 from .jobs import WorkerReport, with_theirs
 from .keys import Chunks
-from .layout import layout_of, why_not_covered
 from .scheduler import KVManager
 from .worker import STORE_BYTES_MAX, KVWorker
 
+VERSION_LEAST: Final = Version("0.32")
+VERSION_END: Final = Version("0.33")
+"""vLLM's versions from VERSION_LEAST on and before VERSION_END are tested."""
+GROUPS: Final = (FullAttentionSpec, SlidingWindowSpec)
+"""Kinds of KV cache groups that are covered. Subclasses, as for latent attention, are not among them."""
+DEVICES: Final = ("cpu", "cuda")
+"""Engines were run on "cpu" only; on a GPU only the worker's copies, without an engine."""
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+FORM: Final = 1
+"""Version of the stored form. Raise it whenever a block with the same name is stored in another form."""
 _FREES_KV: Final = ("sleep", "discard", "checkpoint_prepare")
 """Methods of vLLM's workers after which the KV cache may be lost."""
 _ANSWERS: Final[dict[str, Callable[[], Any]]] = {
@@ -135,9 +147,16 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
     def _scheduler_side(self, config: Any, settings: KVSettings) -> OffloadingConnectorScheduler:
         """Raises Nameless or OSError if the engine's KV has no name."""
         vllm_config, kv_cache_config = self._vllm_config, self._kv_cache_config
-        namespace = kv_namespace(
-            vllm_config, layout_of(config, kv_cache_config), revision=settings.revision, tenant=settings.tenant
-        )
+        # What a stored block depends on beside the engine's configuration. The number of blocks is left out.
+        layout = [
+            FORM,
+            config.cache.blocks_per_chunk,
+            config.cache.tokens_per_hash,
+            config.kv_cache_layout,
+            config.parallel.world_size,
+            [[group.kv_cache_spec, list(group.layer_names)] for group in kv_cache_config.kv_cache_groups],
+        ]
+        namespace = kv_namespace(vllm_config, layout, revision=settings.revision, tenant=settings.tenant)
         transfer = vllm_config.kv_transfer_config
         stores, finds = transfer.is_kv_producer, transfer.is_kv_consumer
         tokens = {group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups}
@@ -158,7 +177,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             stores=stores,
             finds=finds,
         )
-        weights.listen_for_resets(self._caches_reset)
+        weights.listen_for_resets(manager.caches_reset)
         spec = TensordOffloadingSpec(config, lambda: manager)
         return OffloadingConnectorScheduler(spec, vllm_config, kv_cache_config)
 
@@ -203,18 +222,12 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
             self._manager.take_in(report)
         super().update_connector_output(connector_output)
 
-    def _caches_reset(self, weights_kept: bool) -> None:
-        if self._manager is not None and not weights_kept:
-            self._manager.weights_changed()
-
     # ---- a worker's side
 
     def settle(self) -> None:
-        """Makes all copies of blocks that the steps so far have asked for. Returns when none uses the KV cache.
-
-        vLLM hands the stores of a step over in the next one, which may come after the KV cache was lost.
-        """
+        """Makes all copies of blocks that the steps so far have asked for. Returns when none uses the KV cache."""
         if self._worker is not None:
+            # vLLM hands the stores of a step over in the next one, which may come after the KV cache was lost.
             self.connector_worker.handle_preemptions(OffloadingConnectorMetadata(load_jobs={}, store_jobs={}))
             self._worker.wait()
 
@@ -229,6 +242,42 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
         theirs = super().build_connector_worker_meta()
         return with_theirs(self._worker.report() if self._worker is not None else None, theirs)
+
+
+def why_not_covered(vllm_config: Any, kv_cache_config: Any, version: str) -> str | None:
+    """Why the engine shares no KV, and what to do; None if it is covered. `version`: vLLM's."""
+    try:
+        is_tested = VERSION_LEAST <= Version(Version(version).public) < VERSION_END
+    except InvalidVersion:
+        is_tested = False
+    if not is_tested:
+        return (
+            f"vLLM {version} is not among the tested versions, from {VERSION_LEAST} to before {VERSION_END}: install "
+            "one of these, or a newer tensord"
+        )
+    device = vllm_config.device_config.device_type
+    if device not in DEVICES or (device == "cuda" and torch.version.hip):
+        kind = "an AMD GPU" if torch.version.hip else f"the device {device!r}"
+        return f"KV on {kind} is not supported, only on CPUs and NVIDIA GPUs: leave --kv-transfer-config out"
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
+        if (size := getattr(vllm_config.parallel_config, name)) > 1:
+            return f"{name}={size} is not supported: set it to 1"
+    if vllm_config.speculative_config is not None:
+        return "speculative decoding is not supported: leave --speculative-config out"
+    if not kv_cache_config.kv_cache_groups:
+        return "the model has no KV cache"
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec, wrong = group.kv_cache_spec, None
+        if type(spec) not in GROUPS:
+            wrong = f"{type(spec).__name__} is none of {', '.join(kind.__name__ for kind in GROUPS)}"
+        elif spec.dtype not in DTYPES or spec.kv_quant_mode != KVQuantMode.NONE:
+            quantized = f"kv_cache_dtype {spec.dtype}, quantized as {spec.kv_quant_mode.name}"
+            wrong = f"{quantized}; set --kv-cache-dtype auto"
+        elif number not in kv_cache_config.prefix_cacheable_group_ids:
+            wrong = "its blocks have no names in vLLM's prefix cache"
+        if wrong is not None:
+            return f"the KV cache group {number} ({', '.join(group.layer_names[:2])}, …) is not supported: {wrong}"
+    return None
 
 
 def _settle_and_free(free: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

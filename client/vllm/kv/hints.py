@@ -34,15 +34,9 @@ class AgentHints(NamedTuple):
     ends: bool = False
 
 
-NO_HINTS: Final = AgentHints()
-
-
 class AgentTurns:
-    """The agents with requests in this engine.
-
-    A turn lasts from the first request of an agent until no request of it is left. `report` receives each agent's name
-    and new state.
-    """
+    """The agents with requests in this engine. A turn lasts from the first request of an agent until no request of it
+    is left. `report` receives each agent's name and new state."""
 
     def __init__(self, report: Callable[[str, Turn], None]) -> None:
         self._report = report

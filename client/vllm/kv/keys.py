@@ -31,11 +31,8 @@ from ...identity.content import digest_of_item
 
 
 class RequestMedia:
-    """The media of a request. Their digests are computed in another thread.
-
-    Args:
-        offsets: the position of each medium's first token in the prompt, in order.
-    """
+    """The media of a request. Their digests are computed in another thread. `offsets`: the position of each medium's
+    first token in the prompt, in order."""
 
     __slots__ = ("_before", "_offsets", "settled")
 
@@ -96,13 +93,8 @@ class Chunks:
 
 
 class Naming:
-    """Makes the keys of one request's chunks. A chunk is given by vLLM's OffloadKey, the block hash and the number of
-    the KV cache group, and by `end_token`, the position after its last token.
-
-    Args:
-        namespace: at its current generation.
-        hashes: the request's block hashes. vLLM appends to them.
-    """
+    """Makes the keys of one request's chunks. vLLM appends to its `hashes`. A chunk is given by vLLM's OffloadKey, the
+    block hash and the number of the KV cache group, and by `end_token`, the position after its last token."""
 
     __slots__ = ("_base", "_chunks", "_generation", "_hashes", "_known", "_tag", "media")
 

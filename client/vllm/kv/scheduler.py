@@ -46,7 +46,7 @@ from ...reading.lease import Lease
 from ...reading.view import View
 from ..engine.background import Background
 from ..engine.weights import weights_are_kept
-from .hints import NO_HINTS, AgentHints, AgentTurns, Turn, hints_of
+from .hints import AgentHints, AgentTurns, Turn, hints_of
 from .jobs import LoadChunks, StoreChunks, WorkerReport
 from .keys import Chunks, Naming, RequestMedia
 
@@ -73,7 +73,7 @@ class RequestBlocks:
     """
 
     naming: Naming | None = None
-    hints: AgentHints = NO_HINTS
+    hints: AgentHints = field(default_factory=AgentHints)
     loads: bool = False
     pinned: dict[OffloadKey, Pinned] = field(default_factory=dict)
     failed: set[OffloadKey] = field(default_factory=set)
@@ -82,13 +82,7 @@ class RequestBlocks:
 
 
 class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
-    """The manager of one engine.
-
-    Args:
-        client_name: the name that `tensorctl clients` shows.
-        namespace: the namespace of the engine's KV.
-        stores, finds: whether the engine stores blocks, and whether it looks for them.
-    """
+    """The manager of one engine. `stores`, `finds`: whether the engine stores blocks, and whether it looks for them."""
 
     def __init__(
         self,
@@ -263,13 +257,11 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """Chooses the chunks that no engine has stored, and that this one is not storing."""
-        state = req_context.get_state(RequestBlocks)
-        naming = state.naming if state is not None else None
+        state = req_context.get_state(RequestBlocks) or RequestBlocks()
+        naming = state.naming
         chosen: list[OffloadKey] = []
         ranks = range(self._chunks.ranks)
-        store = StoreChunks(
-            [], [[] for _ in ranks], [[] for _ in ranks], state.hints.agent if state is not None else ""
-        )
+        store = StoreChunks([], [[] for _ in ranks], [[] for _ in ranks], state.hints.agent)
         if naming is not None and self._stores and not self._off and self._background.connected:
             for key in keys:
                 end_token = req_context.get_offload_key_position(key)
@@ -287,8 +279,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         return PrepareStoreOutput(chosen, store, [])
 
     def _is_stored(self, names: Sequence[bytes]) -> bool:
-        """Whether all parts of a chunk are stored, as far as known without damage. The eviction of a damaged part may
-        still be on its way."""
+        """Whether all parts are stored, without known damage. The eviction of a damaged part may be on its way."""
         view = self._background.view
         return view is not None and all(name not in self._damaged and view.contains(name) for name in names)
 
@@ -301,9 +292,9 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     # ---- changes
 
-    def weights_changed(self) -> None:
-        """Ends sharing: the engine's weights have no name any more."""
-        if not self._changed:
+    def caches_reset(self, weights_kept: bool) -> None:
+        """Ends sharing if the engine's weights were changed: they have no name any more."""
+        if not weights_kept and not self._changed:
             self._changed = True
             _log.warning(
                 "tensord: the model of this engine was changed in place, so other engines cannot know its present "
@@ -334,18 +325,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         for state in self._states.values():
             self._release(state)
         self._background.close()
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Numbers of held objects by kind: requests, pins, loads, stores. For tests and diagnosis."""
-        return {
-            "requests": len(self._states),
-            "pins": self._pins,
-            "loads": len(self._loading),
-            "stores": len(self._storing),
-        }
-
-    # ---- private
 
     @property
     def _off(self) -> bool:

@@ -42,8 +42,8 @@ from ...reading.ring_mapping import check_span
 from ...threads.aside import aside
 from ..engine.background import IDLE_S, Background
 from ..engine.rings import MappedRings
-from .copying.copies import Copies, Group
-from .copying.host_memory import DONE, StorePlace
+from .copying.copies import Array, Copies, Group
+from .copying.host_memory import DONE
 from .jobs import LoadChunks, StoreChunks, WorkerReport
 
 STORE_BYTES_MAX: Final = 512 << 20
@@ -72,12 +72,7 @@ class Transfer:
 
 
 class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
-    """The worker's side.
-
-    Args:
-        rank: this worker's number.
-        copies: the copies of the worker's KV cache.
-    """
+    """The side of the worker with this rank, whose KV cache `copies` reads and writes."""
 
     def __init__(self, socket: str | None, client_name: str, *, rank: int, copies: Copies) -> None:
         self._rank = rank
@@ -136,7 +131,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     def report(self) -> WorkerReport | None:
         """The news for the manager since the last call; None if there are none."""
         with self._lock:
-            if not (self._news.done or self._news.failed or self._news.damaged):
+            if not self._news.done:
                 return None
             news, self._news = self._news, WorkerReport()
         return news
@@ -256,38 +251,34 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     def _store(self, blocks: GPULoadStoreSpec, chunks: StoreChunks, transfer: Transfer) -> None:
         if transfer.failed or not self._background.connected or self._background.late:
             return
-        saved: list[tuple[int, StorePlace]] = []
+        saved: list[tuple[int, Array]] = []
         try:
             for group, position, first, numbers in self._places(chunks.counts, blocks):
                 if first or len(numbers) < group.shape[0]:
                     # A part of the chunk lies outside of a sliding window.
                     continue
-                place = self._copies.places.take(group.shape)
-                if place is None:
+                chunk = self._copies.places.take(group.shape)
+                if chunk is None:
                     break
-                saved.append((position, place))
-                self._copies.save(group, place.chunk, numbers, transfer.after)
-                transfer.size_bytes += place.chunk.nbytes
+                saved.append((position, chunk))
+                self._copies.save(group, chunk, numbers, transfer.after)
+                transfer.size_bytes += chunk.nbytes
         finally:
             # Without a mark nobody knows when the places are written, so they are not given back.
             transfer.mark = self._copies.saved()
             transfer.end = partial(self._saved, chunks, saved)
 
-    def _saved(self, chunks: StoreChunks, saved: list[tuple[int, StorePlace]], whole: bool) -> None:
+    def _saved(self, chunks: StoreChunks, saved: list[tuple[int, Array]], whole: bool) -> None:
         """Ends a store: its chunks are to be put, if they were saved."""
-        per_job = max(1, PUT_BYTES // saved[0][1].chunk.nbytes) if saved else 1
+        per_job = max(1, PUT_BYTES // saved[0][1].nbytes) if saved else 1
         for first in range(0, len(saved), per_job):
             together = saved[first : first + per_job]
             if not whole or not self._background.post(partial(self._put, chunks, together)):
-                _give_back(together)
+                self._give_back(together)
 
     def _places(self, counts: Sequence[int], blocks: GPULoadStoreSpec) -> Iterator[tuple[Group, int, int, list[int]]]:
         """The chunks of a job: the group of each, its position among the job's chunks, the first of its blocks that is
-        copied, and the blocks' numbers in the KV cache.
-
-        Raises:
-            ValueError: the blocks do not fit the chunks.
-        """
+        copied, and the blocks' numbers in the KV cache. Raises ValueError if the blocks do not fit the chunks."""
         at = position = 0
         for group, count, size, index in zip(
             self._copies.groups, counts, blocks.group_sizes, blocks.block_indices, strict=True
@@ -314,10 +305,10 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
             self._work.put(lambda: self._copies.tidy(self._rings.mappings))
         return IDLE_S
 
-    def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, StorePlace]], client: Client) -> None:
+    def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, Array]], client: Client) -> None:
         try:
             keys, parents = chunks.keys[self._rank], chunks.parents[self._rank]
-            new = [(position, place.chunk) for position, place in saved if not client.contains(keys[position])]
+            new = [(position, chunk) for position, chunk in saved if not client.contains(keys[position])]
             if client.connected:
                 # A chunk is refused if its parent is gone: no lookup would reach it.
                 client.put_many(
@@ -326,17 +317,15 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
                     parents=[parents[position] or None for position, _ in new],
                 )
         finally:
-            _give_back(saved)
+            self._give_back(saved)
 
-
-def _give_back(saved: Sequence[tuple[int, StorePlace]]) -> None:
-    for _, place in saved:
-        place.give_back()
+    def _give_back(self, saved: Sequence[tuple[int, Array]]) -> None:
+        for _, chunk in saved:
+            self._copies.places.give_back(chunk)
 
 
 def _is_sound(lease: Lease, shape: tuple[int, int]) -> bool:
-    """Whether a borrowed entry is what was stored, in the form of `shape`. An entry whose checksum nobody has taken yet
-    is."""
+    """Whether an entry is what was stored, in this shape. One whose checksum nobody has taken yet is."""
     span, chunk = lease.span(), lease.tree
     if span is None or type(chunk) is not np.ndarray or chunk.dtype != np.uint8 or chunk.shape != shape:
         return False

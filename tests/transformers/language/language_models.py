@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import tensord
 from tensord.client.transformers import prefix_cached
-from tensord.client.transformers.language.generation import cache_argument
+from tensord.client.transformers.language.families import cache_argument
 
 from ...daemon_process import PATIENCE_S
 

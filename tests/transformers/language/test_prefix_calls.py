@@ -11,40 +11,52 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import tensord
 from tensord.client.transformers import prefix_cached
-from tensord.client.transformers.language.generation import cache_argument
+from tensord.client.transformers.language.families import cache_argument
 from tensord.errors import BadNamespace, BadPrefix, UsageError
 
 from ...daemon_process import Daemon
 from .language_models import PROMPT, cache_of, generated, language_model, prompt, same, sharing
 
+Arguments = dict[str, Any]
+Case = Arguments | Callable[[Any, torch.Tensor], Arguments]
+"""More arguments of `generate` than the prompt, or a function that makes all of them of the model and the prompt."""
+
+
+def both(model: Any, shared: Any, case: Case, **common: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that the model generates by itself, and with the cache."""
+    found = []
+    for each in (model, shared):
+        ids = prompt(PROMPT)
+        given = case(model, ids) if callable(case) else {"input_ids": ids, **case}
+        torch.manual_seed(7)
+        output = each.generate(**{**common, **given})
+        found.append(getattr(output, "sequences", output))
+    return found[0], found[1]
+
+
 # ---- calls that share
 
 
-CALLS: dict[str, Callable[[torch.Tensor], dict[str, Any]]] = {
-    "inputs": lambda ids: {"inputs": ids},
-    "a configuration": lambda ids: {"input_ids": ids, "generation_config": GenerationConfig(max_new_tokens=5)},
-    "no mask": lambda ids: {"input_ids": ids, "max_new_tokens": 5},
-    "sampling": lambda ids: {"input_ids": ids, "do_sample": True, "top_k": 20, "max_new_tokens": 5},
-    "a penalty": lambda ids: {"input_ids": ids, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
-    "stopping at a length": lambda ids: {"input_ids": ids, "max_length": PROMPT + 3},
-    "stopping at a token": lambda ids: {"input_ids": ids, "eos_token_id": list(range(3, 50)), "max_new_tokens": 9},
-    "scores": lambda ids: {"input_ids": ids, "output_scores": True, "return_dict_in_generate": True},
+CALLS: dict[str, Case] = {
+    "inputs": lambda _, ids: {"inputs": ids},
+    "a configuration": {"generation_config": GenerationConfig(max_new_tokens=5)},
+    "no mask": {"max_new_tokens": 5},
+    "sampling": {"do_sample": True, "top_k": 20, "max_new_tokens": 5},
+    "a penalty": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    "stopping at a length": {"max_length": PROMPT + 3},
+    "stopping at a token": {"eos_token_id": list(range(3, 50)), "max_new_tokens": 9},
+    "scores": {"output_scores": True, "return_dict_in_generate": True},
 }
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 def test_a_call_that_shares_generates_the_tokens_of_a_call_that_does_not(
-    family: str, call: Callable[[torch.Tensor], dict[str, Any]], client: tensord.Client
+    family: str, call: Case, client: tensord.Client
 ) -> None:
     model = language_model(family)
     shared = sharing(model, client)
-    given = call(prompt(PROMPT))
-    torch.manual_seed(7)
-    wanted = model.generate(**given)
-    torch.manual_seed(7)
-    found = shared.generate(**given)
-    wanted, found = (getattr(each, "sequences", each) for each in (wanted, found))
+    wanted, found = both(model, shared, call)
     assert torch.equal(found, wanted)
     assert (shared.tally.calls, shared.tally.passed) == (2, 0), shared.tally.reasons
     assert shared.tally.found_tokens == (PROMPT - 1 if family == "llama" else 32)
@@ -96,68 +108,52 @@ def test_a_call_under_inference_mode_shares(client: tensord.Client, llama: Any) 
 # ---- calls that do not
 
 
-def padded(ids: torch.Tensor) -> dict[str, Any]:
+def padded(_: Any, ids: torch.Tensor) -> Arguments:
     mask = torch.ones_like(ids)
     mask[:, :3] = 0
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def with_static_cache(model: Any, ids: torch.Tensor) -> dict[str, Any]:
+def static(model: Any, ids: torch.Tensor) -> Arguments:
     return {"input_ids": ids, cache_argument(model): StaticCache(config=model.config, max_cache_len=64)}
 
 
-REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], dict[str, Any]], str]] = {
-    "padding": (lambda _, ids: padded(ids), "attention_mask hides tokens"),
+def with_cache(name: str | None = None) -> Case:
+    return lambda m, ids: {"input_ids": ids, name or cache_argument(m): DynamicCache(config=m.config)}
+
+
+HIDDEN: Arguments = {"output_hidden_states": True, "return_dict_in_generate": True}
+REFUSED: dict[str, tuple[Case, str]] = {
+    "padding": (padded, "attention_mask hides tokens"),
     "the padding token": (lambda _, ids: {"input_ids": ids.masked_fill(ids == ids[0, 0], 0)}, "the padding token 0"),
     "two sequences": (lambda _, ids: {"input_ids": ids.repeat(2, 1)}, "a batch of 2 sequences"),
-    "beams": (lambda _, ids: {"input_ids": ids, "num_beams": 2}, "generation mode is beam_search"),
-    "several answers": (
-        lambda _, ids: {"input_ids": ids, "num_return_sequences": 2, "do_sample": True},
-        "num_return_sequences is 2",
-    ),
+    "beams": ({"num_beams": 2}, "generation mode is beam_search"),
+    "several answers": ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences is 2"),
     "embeddings": (lambda m, ids: {"inputs_embeds": m.get_input_embeddings()(ids)}, "inputs_embeds is given"),
-    "positions": (
-        lambda _, ids: {"input_ids": ids, "position_ids": torch.arange(1, ids.shape[1] + 1)[None]},
-        "position_ids is given",
-    ),
-    "a cache": (
-        lambda m, ids: {"input_ids": ids, cache_argument(m): DynamicCache(config=m.config)},
-        "cache of its own",
-    ),
-    "a cache by its older name": (
-        lambda m, ids: {"input_ids": ids, "past_key_values": DynamicCache(config=m.config)},
-        "past_key_values is given: the call brings a cache of its own",
-    ),
-    "a static cache": (with_static_cache, "cache of its own"),
+    "positions": ({"position_ids": torch.arange(1, PROMPT + 1)[None]}, "position_ids is given"),
+    "a cache": (with_cache(), "cache of its own"),
+    "a cache by its older name": (with_cache("past_key_values"), "past_key_values is given: the call brings a cache"),
+    "a static cache": (static, "cache of its own"),
     "a static implementation": (
-        lambda _, ids: {"input_ids": ids, "cache_implementation": "static", "disable_compile": True},
+        {"cache_implementation": "static", "disable_compile": True},
         "cache_implementation is 'static'",
     ),
-    "no cache": (lambda _, ids: {"input_ids": ids, "use_cache": False}, "use_cache is False"),
-    "prefill in parts": (lambda _, ids: {"input_ids": ids, "prefill_chunk_size": 8}, "prefill_chunk_size is 8"),
-    "hidden states": (
-        lambda _, ids: {"input_ids": ids, "output_hidden_states": True, "return_dict_in_generate": True},
-        "output_hidden_states is True",
-    ),
-    "guidance": (lambda _, ids: {"input_ids": ids, "guidance_scale": 2.0}, "guidance_scale is 2.0"),
+    "no cache": ({"use_cache": False}, "use_cache is False"),
+    "prefill in parts": ({"prefill_chunk_size": 8}, "prefill_chunk_size is 8"),
+    "hidden states": (HIDDEN, "output_hidden_states is True"),
+    "guidance": ({"guidance_scale": 2.0}, "guidance_scale is 2.0"),
     "an assistant": (lambda m, ids: {"input_ids": ids, "assistant_model": m}, "assistant_model is given"),
-    "lookup": (lambda _, ids: {"input_ids": ids, "prompt_lookup_num_tokens": 3}, "generation mode"),
+    "lookup": ({"prompt_lookup_num_tokens": 3}, "generation mode"),
     "one token": (lambda _, ids: {"input_ids": ids[:, :1]}, "at least 2 tokens"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize(("case", "why"), REFUSED.values(), ids=list(REFUSED))
 def test_a_call_that_cannot_share_says_why_and_generates_as_without_tensord(
-    case: tuple[Callable[[Any, torch.Tensor], dict[str, Any]], str], client: tensord.Client, llama: Any
+    case: Case, why: str, client: tensord.Client, llama: Any
 ) -> None:
-    make, why = case
     shared = sharing(llama, client)
-    common = {"max_new_tokens": 6}
-    torch.manual_seed(7)
-    wanted = llama.generate(**make(llama, prompt(PROMPT)), **common)
-    torch.manual_seed(7)
-    found = shared.generate(**make(llama, prompt(PROMPT)), **common)
-    wanted, found = (getattr(each, "sequences", each) for each in (wanted, found))
+    wanted, found = both(llama, shared, case, max_new_tokens=6)
     assert torch.equal(found, wanted)
     assert shared.tally.passed == 1
     assert why in next(iter(shared.tally.reasons))

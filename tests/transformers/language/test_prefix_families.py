@@ -11,7 +11,7 @@ import tensord
 from tensord.client.transformers import prefix_cached
 from tensord.client.transformers.language.caches import empty_cache, needs_snapshots, parts_of
 from tensord.client.transformers.language.families import FAMILIES as LISTED
-from tensord.client.transformers.language.generation import cache_argument
+from tensord.client.transformers.language.families import cache_argument
 
 from .language_models import FAMILIES, cache_of, computed, generated, language_model, prompt, same
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -37,6 +38,8 @@ def with_rope(kind: str, **more: Any) -> Any:
 LONG: dict[str, Any] = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 256}
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "training": (lambda: language_model("llama").train(), "training mode"),
+    "both directions": (lambda: language_model("gemma3_text", use_bidirectional_attention=True), "to later tokens"),
+    "no causality": (lambda: language_model("gemma3_text", is_causal=False), "attends to later tokens"),
     "an encoder and decoder": (t5, "(t5) is not among the families"),
     "frequencies of the length": (lambda: with_rope("dynamic"), "rope_type is 'dynamic'"),
     "other frequencies of the length": (lambda: with_rope("longrope", **LONG), "rope_type is 'longrope'"),
@@ -48,13 +51,6 @@ def test_a_model_whose_keys_no_name_covers_does_not_share(
     make: Callable[[], Any], why: str, client: tensord.Client
 ) -> None:
     refused(make(), client, why)
-
-
-@pytest.mark.parametrize("setting", [{"use_bidirectional_attention": True}, {"is_causal": False}])
-def test_a_model_that_attends_to_later_tokens_does_not_share(setting: dict[str, bool], client: tensord.Client) -> None:
-    shared = prefix_cached(language_model("gemma3_text", **setting), client)
-    shared.past_key_values(prompt(PROMPT))
-    assert "attends to later tokens" in next(iter(shared.tally.reasons))
 
 
 def test_a_model_with_an_adapter_does_not_share_and_one_with_a_merged_adapter_has_a_name_of_its_own(
@@ -71,33 +67,37 @@ def test_a_model_with_an_adapter_does_not_share_and_one_with_a_merged_adapter_ha
     assert sharing(merged, client).tally.found_tokens == 0
 
 
-def test_a_hook_ends_sharing_as_long_as_it_is_there(client: tensord.Client) -> None:
-    model = language_model("llama")
-    shared = sharing(model, client)
+@contextmanager
+def hooked(model: Any) -> Iterator[None]:
     handle = model.model.layers[1].register_forward_hook(lambda module, args, output: output * 2)
-    wanted = model.generate(prompt(PROMPT), max_new_tokens=4)
-    assert torch.equal(shared.generate(prompt(PROMPT), max_new_tokens=4), wanted)
-    assert shared.tally.passed == 1
+    yield
     handle.remove()
-    shared.generate(prompt(PROMPT), max_new_tokens=4)
-    assert (shared.tally.passed, shared.tally.found_tokens) == (1, PROMPT - 1)
 
 
-def test_a_patched_method_ends_sharing_as_long_as_it_is_there(
-    client: tensord.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = language_model("llama")
-    shared = sharing(model, client)
+@contextmanager
+def patched(model: Any) -> Iterator[None]:
     plain = type(model).prepare_inputs_for_generation
 
     @functools.wraps(plain)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         return plain(self, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(model), "prepare_inputs_for_generation", patched)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "prepare_inputs_for_generation", prepare)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [(hooked, "has hooks"), (patched, "prepare_inputs_for_generation was replaced")]
+)
+def test_a_hook_or_a_patched_method_ends_sharing_as_long_as_it_is_there(
+    change: Callable[[Any], AbstractContextManager[None]], why: str, client: tensord.Client
+) -> None:
+    model = language_model("llama")
+    shared = sharing(model, client)
+    with change(model):
         assert torch.equal(generated(shared, prompt(PROMPT)).sequences, generated(model, prompt(PROMPT)).sequences)
-        assert "prepare_inputs_for_generation was replaced" in next(iter(shared.tally.reasons))
+        assert why in next(iter(shared.tally.reasons))
     generated(shared, prompt(PROMPT))
     assert (shared.tally.passed, shared.tally.found_tokens) == (1, PROMPT - 1)
 

@@ -19,16 +19,14 @@ from tensord.testing.fake_stream import FakeStream
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, RING_BYTES, Daemon, until
 from ...faults.raw import RawClient
-from .worker_stand import PER_CHUNK, STORED_BYTES, Array, WorkerStand, key
+from .worker_stand import PER_CHUNK, STORED_BYTES, Array, WorkerStand, key, whole_daemon
 
 CHUNK_BYTES = PER_CHUNK * STORED_BYTES[0]
 
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    with Daemon(memory_prefault=True) as daemon:
-        daemon.start()
-        daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "the whole ring is there")
+    with whole_daemon() as daemon:
         yield daemon
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tensord
 from tensord.client.gpu.torch_blocks import TorchBlocks
 
 from ...client.device.standin import Accelerator
-from ...daemon_process import MIB, Daemon
+from ...daemon_process import MIB
+from .worker_stand import whole_daemon
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 HOLD_S = 0.5
@@ -30,14 +29,6 @@ def gpu_kv(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield gpu_kv
     for name in ("gpu.kv", "gpu.card", "gpu"):
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with Daemon(memory_prefault=True, ring_bytes=64 * MIB) as daemon:
-        daemon.start()
-        daemon.until(lambda status: status["store"]["resident_bytes"] == 64 * MIB, "the whole ring is there")
-        yield daemon
 
 
 def kv_card(gpu_kv: Any, card: Accelerator) -> Any:
@@ -59,9 +50,9 @@ def kv_card(gpu_kv: Any, card: Accelerator) -> Any:
     )
 
 
-def test_all_checks_run_on_a_stand_in_and_none_fails(gpu_kv: Any, daemon: Daemon) -> None:
+def test_all_checks_run_on_a_stand_in_and_none_fails(gpu_kv: Any) -> None:
     report = gpu_kv.Report()
-    with tensord.Client(daemon.socket) as client:
+    with whole_daemon(64 * MIB) as daemon, daemon.client() as client:
         assert client.wait_connected(30)
         gpu_kv.check_card(report, str(daemon.socket), client, kv_card(gpu_kv, Accelerator(256 * MIB)), "KV")
     assert len(report.checks) == 18

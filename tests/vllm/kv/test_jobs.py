@@ -81,9 +81,9 @@ def test_a_load_is_done_only_when_both_ranks_have_reported_it(manager: KVManager
     tickets = [manager.prepare_load([make_offload_key(bytes(32), 0)], ReqContext(name)).ticket for name in "ab"]
     for ticket in tickets:
         one, other = WorkerReport(done=Counter([ticket])), WorkerReport(done=Counter([ticket]))
-        loads = manager.held["loads"]
+        loads = len(manager._loading)
         if not together:
             manager.take_in(one)
-            assert manager.held["loads"] == loads
+            assert len(manager._loading) == loads
         manager.take_in(merged(one, other) if together else other)
-        assert manager.held["loads"] == loads - 1
+        assert len(manager._loading) == loads - 1

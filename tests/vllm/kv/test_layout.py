@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from tensord.client.identity.engine import kv_namespace
-from tensord.client.vllm.kv.layout import why_not_covered
+from tensord.client.vllm.kv.connector import why_not_covered
 
 from ..engine import EngineError
 from .conftest import KVStand, StartEngine, asked, fresh_text, with_kv

@@ -16,7 +16,7 @@ from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from ...client.device.standin import Accelerator
 from ...daemon_process import MIB, Daemon, until
-from .worker_stand import BLOCKS, STORED_BYTES, WorkerStand, key
+from .worker_stand import BLOCKS, STORED_BYTES, WorkerStand, key, whole_daemon
 
 EDGES_BYTES = 4 << 10
 """Registrations so small that each chunk lies across several of them."""
@@ -24,9 +24,7 @@ EDGES_BYTES = 4 << 10
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon(memory_prefault=True) as daemon:
-        daemon.start()
-        daemon.until(lambda status: status["store"]["resident_bytes"] == 16 * MIB, "the whole ring is there")
+    with whole_daemon() as daemon:
         yield daemon
 
 

@@ -6,7 +6,8 @@ Owns: the worker, its KV cache, and the leases that a scheduler would hold. Does
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +28,7 @@ from tensord.client.vllm.kv.jobs import LoadChunks, StoreChunks, WorkerReport
 from tensord.client.vllm.kv.worker import KVWorker
 
 from ...client.device.standin import Accelerator
-from ...daemon_process import Daemon, until
+from ...daemon_process import RING_BYTES, Daemon, until
 
 Array = np.ndarray[Any, Any]
 BLOCKS = 24
@@ -41,6 +42,15 @@ STORED_BYTES = tuple(sum(PAGES[layer][1] for layer in layers) for layers in GROU
 
 def key(number: int) -> bytes:
     return hashlib.sha256(b"chunk %d" % number).digest()
+
+
+@contextmanager
+def whole_daemon(ring_bytes: int = RING_BYTES) -> Iterator[Daemon]:
+    """A daemon whose whole ring is in memory."""
+    with Daemon(memory_prefault=True, ring_bytes=ring_bytes) as daemon:
+        daemon.start()
+        daemon.until(lambda status: status["store"]["resident_bytes"] == ring_bytes, "the whole ring is there")
+        yield daemon
 
 
 class WorkerStand:

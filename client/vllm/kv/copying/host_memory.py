@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -51,21 +50,9 @@ class HostBlocks:
         return np.empty(size_bytes, np.uint8)
 
 
-class StorePlace(NamedTuple):
-    """Private memory of one chunk, (blocks, bytes of a block) uint8, and the function that gives it back."""
-
-    chunk: Array
-    give_back: Callable[[], None]
-
-
 class StorePlaces:
-    """Places for chunks that wait to be put. Thread-safe.
-
-    Page-locked memory is dear to make: it is taken in slabs, and kept for other chunks.
-
-    Args:
-        bytes_max: the most bytes of memory for places.
-    """
+    """Places for chunks that wait to be put, of at most `bytes_max` bytes. Thread-safe. Page-locked memory is dear to
+    make: it is taken in slabs, and kept for other chunks."""
 
     def __init__(self, device: TorchBlocks | HostBlocks, bytes_max: int) -> None:
         self._device = device
@@ -76,8 +63,8 @@ class StorePlaces:
         self._free_bytes = 0
         self.taken_bytes = 0
 
-    def take(self, shape: tuple[int, int]) -> StorePlace | None:
-        """A place for a chunk of this shape. None if all are taken."""
+    def take(self, shape: tuple[int, int]) -> Array | None:
+        """A place for a chunk, in its shape (blocks, bytes of a block) as uint8. None if all are taken."""
         size_bytes = shape[0] * shape[1]
         with self._lock:
             free = self._free.setdefault(size_bytes, [])
@@ -89,15 +76,14 @@ class StorePlaces:
                 self._free_bytes += slab_bytes
                 count = slab_bytes // size_bytes
                 free += [slab[at * size_bytes : (at + 1) * size_bytes] for at in range(count)]
-            memory = free.pop()
             self._free_bytes -= size_bytes
             self.taken_bytes += size_bytes
+            return free.pop().reshape(shape)
 
-        def give_back() -> None:
-            with self._lock:
-                self.taken_bytes -= size_bytes
-                if self._keeps:
-                    self._free_bytes += size_bytes
-                    free.append(memory)
-
-        return StorePlace(memory.reshape(shape), give_back)
+    def give_back(self, place: Array) -> None:
+        """Ends the use of a place."""
+        with self._lock:
+            self.taken_bytes -= place.nbytes
+            if self._keeps:
+                self._free_bytes += place.nbytes
+                self._free[place.nbytes].append(place.reshape(-1))

@@ -52,12 +52,8 @@ class _Ring:
 
 
 class RegisteredRing:
-    """The registrations of one GPU. One thread uses them.
-
-    Args:
-        settle: waits until all copies from registered memory are complete.
-        bytes_max: the most bytes to register; 0 registers nothing.
-    """
+    """The registrations of one GPU. One thread uses them. `settle` waits until all copies from registered memory are
+    complete."""
 
     def __init__(
         self, device: TorchBlocks, settle: Callable[[], object], bytes_max: int, *, chunk_bytes: int = CHUNK_BYTES
@@ -74,12 +70,8 @@ class RegisteredRing:
         self.registered_bytes = 0
 
     def edges(self, array: Array) -> list[int] | None:
-        """Registers the memory of an array over a pinned entry of the ring.
-
-        Returns:
-            The addresses within it at which one registration ends and the next one begins; None if the memory is not
-            registered: copy through a buffer.
-        """
+        """Registers the memory of an array over a pinned entry of the ring. The addresses within it at which one
+        registration ends and the next one begins; None if it is not registered: copy through a buffer."""
         mapping = mapping_under(array)
         if mapping is None:
             return None
