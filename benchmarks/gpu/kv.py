@@ -141,7 +141,7 @@ class Jobs:
         from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
         from tensord.client.vllm.kv.copying.copies import Copies
-        from tensord.client.vllm.kv.worker import STORE_BYTES_MAX, KVWorker
+        from tensord.client.vllm.kv.worker import KVWorker
 
         caches = CanonicalKVCaches(
             [CanonicalKVCacheTensor(tensor, PAGE_BYTES) for tensor in card.memory],
@@ -152,7 +152,6 @@ class Jobs:
             caches,
             PER_CHUNK,
             registered_bytes_max=registered_bytes_max,
-            store_bytes_max=STORE_BYTES_MAX,
         )
         assert copies.ring is not None
         self.ring = copies.ring

@@ -26,16 +26,7 @@ from .language.prefix import Past, PrefixCached, PrefixTally, prefix_cached
 from .patch_points import PATCH_POINTS, PatchPoint
 from .wrapping import plain_class, unwrap, wrap
 
-__all__ = [
-    "EncoderTally",
-    "Past",
-    "PrefixCached",
-    "PrefixTally",
-    "cached",
-    "prefix_cached",
-    "tally",
-    "uncached",
-]
+__all__ = ["EncoderTally", "Past", "PrefixCached", "PrefixTally", "cached", "prefix_cached", "tally", "uncached"]
 
 Model = TypeVar("Model")
 

@@ -28,13 +28,7 @@ LAYERS: Final = 3
 HEADS: Final = 2
 WIDTH: Final = 64
 TOKENS: Final = 64
-HOST: Final[dict[str, Any]] = {
-    "pin_memory": False,
-    "device_capacity_tokens": TOKENS,
-    "start_layer": 0,
-    "end_layer": LAYERS,
-    "host_token_capacity": TOKENS,
-}
+CPU: Final = torch.device("cpu")
 _texts = count(1)
 made: Final[list[Rank]] = []
 """The ranks of this test."""
@@ -43,40 +37,32 @@ LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct", "page_head")
 
 def mha_pool(
     layout: str = "page_first", *, heads: int = HEADS, page: int = PAGE, dtype: torch.dtype = torch.bfloat16
-) -> MHATokenToKVPoolHost:
+) -> Any:
     """SGLang's host pool of keys and values, for a device pool in this process's memory."""
     k, v = ([torch.zeros(TOKENS, heads, WIDTH, dtype=dtype) for _ in range(LAYERS)] for _ in "kv")
     buffers = KVBuffers(
         k=tuple(k), v=tuple(v), k_data_ptrs=_pointers(k), v_data_ptrs=_pointers(v), layout=KVBufferLayout.NHD
     )
     info = MHABufferInfo(
-        buffers=buffers,
-        page_size=page,
-        head_num=heads,
-        head_dim=WIDTH,
-        v_head_dim=WIDTH,
-        dtype=dtype,
-        device=torch.device("cpu"),
+        buffers=buffers, page_size=page, head_num=heads, head_dim=WIDTH, v_head_dim=WIDTH, dtype=dtype, device=CPU
     )
-    return MHATokenToKVPoolHost(info, 1.0, 0, page, layout, **HOST)
+    return _host_pool(MHATokenToKVPoolHost, info, page, layout)
 
 
-def mla_pool(layout: str = "page_first") -> MLATokenToKVPoolHost:
+def mla_pool(layout: str = "page_first") -> Any:
     """SGLang's host pool of compressed keys and values."""
     kv = [torch.zeros(TOKENS, 1, WIDTH + 8, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    layers: dict[str, Any] = {"layer_indices": tuple(range(LAYERS)), "device_layer_num": LAYERS, "page_size": PAGE}
+    sizes: dict[str, Any] = {"kv_lora_rank": WIDTH, "qk_rope_head_dim": 8, "kv_cache_dim": WIDTH + 8}
     info = MLABufferInfo(
-        buffers=tuple(kv),
-        data_ptrs=_pointers(kv),
-        layer_indices=tuple(range(LAYERS)),
-        device_layer_num=LAYERS,
-        page_size=PAGE,
-        kv_lora_rank=WIDTH,
-        qk_rope_head_dim=8,
-        kv_cache_dim=WIDTH + 8,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
+        buffers=tuple(kv), data_ptrs=_pointers(kv), **layers, **sizes, dtype=torch.bfloat16, device=CPU
     )
-    return MLATokenToKVPoolHost(info, 1.0, 0, PAGE, layout, **HOST, target_layer_num=LAYERS)
+    return _host_pool(MLATokenToKVPoolHost, info, PAGE, layout, target_layer_num=LAYERS)
+
+
+def _host_pool(kind: Any, info: Any, page: int, layout: str, **more: Any) -> Any:
+    capacity = {"device_capacity_tokens": TOKENS, "host_token_capacity": TOKENS}
+    return kind(info, 1.0, 0, page, layout, pin_memory=False, start_layer=0, end_layer=LAYERS, **capacity, **more)
 
 
 class Rank:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
+from sglang.srt.managers.cache_controller import HiCacheController, PrefetchOperation, StorageOperation
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 
 from tensord.client.sglang import TensordHiCacheStorage
 from tensord.errors import BadConfiguration
 
 from ..daemon_process import Daemon
-from .rank import LAYOUTS, PAGE, Rank, mha_pool, mla_pool, storage_config
+from .rank import LAYOUTS, PAGE, Rank, mha_pool, mla_pool, page_hashes, storage_config
 
 
 def _shared(first: Rank, second: Rank) -> tuple[list[str], Any]:
@@ -129,3 +131,34 @@ def test_pages_that_another_host_has_stored_are_found_through_the_remote_store(t
         for _ in range(2):
             assert second.storage.batch_exists([*hashes, "0" * 64]) == 3, "without an answer too"
         other.resume()
+
+
+def _controller(rank: Rank) -> Any:
+    """SGLang's own cache controller, where it talks to the storage. Made without its constructor, which needs a GPU's
+    streams."""
+    controller = object.__new__(HiCacheController)
+    controller.storage_backend = rank.storage
+    controller.storage_host_pool = rank.pool
+    controller.page_size = PAGE
+    controller.prefetch_sync_queue = Queue()
+    controller.page_get_func = controller._page_get_zero_copy
+    controller.page_set_func = controller._page_set_zero_copy
+    return controller
+
+
+def test_a_prompt_that_one_engine_has_backed_up_is_prefetched_by_another(ranks: tuple[Rank, Rank]) -> None:
+    first, second = ranks
+    prompt = list(range(4 * PAGE))
+    hashes = page_hashes(prompt)
+    _, indices = first.filled(len(hashes))
+    backup = StorageOperation(indices, prompt, hash_value=hashes, prefix_keys=[])
+    _controller(first)._page_backup(backup)
+    assert backup.completed_tokens == len(prompt)
+
+    # The last page differs.
+    controller, tokens = _controller(second), [*prompt[:-1], 7]
+    operation = PrefetchOperation("request", tokens, prefix_keys=[])
+    operation.hash_value, hit_tokens = controller._storage_hit_query(operation)
+    operation.host_indices = second.empty(4)
+    assert controller._page_transfer(operation) * PAGE == hit_tokens == 3 * PAGE
+    assert second.pages(operation.host_indices)[:3] == first.pages(indices)[:3]

@@ -18,6 +18,7 @@ import tensord
 from tensord.client.transformers import tally
 
 from ..daemon_process import until
+from .language.language_models import sizes
 
 PATCHES = 32
 """Of each picture that Qwen's towers are given here."""
@@ -60,25 +61,15 @@ def noise(number: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
 
 
-VISION: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 30,
-    "patch_size": 6,
-}
-TEXT: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 128,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+LAYERS = sizes(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+VISION = sizes(LAYERS, image_size=30, patch_size=6)
+HEADS = sizes(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+TEXT = sizes(HEADS, vocab_size=64, max_position_embeddings=128, bos_token_id=0, eos_token_id=1)
+SPEECH = sizes(
+    encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=128, max_source_positions=32, num_mel_bins=8
+)
+WORDS = sizes(decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=64, max_target_positions=32, vocab_size=64)
+SPECIAL = sizes(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 QWEN: dict[str, Any] = {"depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
 _made: dict[Any, Any] = {}
@@ -111,23 +102,7 @@ def llava() -> Any:
 
 
 def whisper() -> Any:
-    config = transformers.WhisperConfig(
-        num_mel_bins=8,
-        d_model=64,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_layers=1,
-        decoder_attention_heads=2,
-        decoder_ffn_dim=64,
-        max_source_positions=32,
-        max_target_positions=32,
-        vocab_size=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
+    config = transformers.WhisperConfig(**sizes(SPEECH, WORDS, SPECIAL, d_model=64, max_source_positions=32))
     return seeded(transformers.WhisperForConditionalGeneration, config)
 
 

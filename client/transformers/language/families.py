@@ -28,7 +28,7 @@ from transformers.generation import GenerationMixin, GenerationMode
 from ...arguments.namespace import Namespace
 from ...identity.described import digest_of
 from ...identity.modules import Fingerprint
-from ...identity.origin import is_from
+from ...identity.settings import is_from
 from ...prefix import tokens
 from ..conditions import NotShared, state_of
 from .caches import empty_cache

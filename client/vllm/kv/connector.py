@@ -48,7 +48,7 @@ from .copying.host_memory import HostBlocks
 from .jobs import WorkerReport, with_theirs
 from .keys import Chunks
 from .scheduler import KVManager
-from .worker import STORE_BYTES_MAX, KVWorker
+from .worker import KVWorker
 
 VERSION_LEAST: Final = Version("0.32")
 VERSION_END: Final = Version("0.33")
@@ -194,7 +194,6 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
                 kv_caches,
                 config.cache.blocks_per_chunk,
                 registered_bytes_max=settings.registered_bytes_max,
-                store_bytes_max=STORE_BYTES_MAX,
             )
             name = engine_client_name(self._vllm_config, f"worker {rank}")
             self._worker = KVWorker(settings.socket, name, rank=rank, copies=copies)

@@ -85,14 +85,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     """The manager of one engine. `stores`, `finds`: whether the engine stores blocks, and whether it looks for them."""
 
     def __init__(
-        self,
-        socket: str | None,
-        client_name: str,
-        namespace: Namespace,
-        *,
-        chunks: Chunks,
-        stores: bool,
-        finds: bool,
+        self, socket: str | None, client_name: str, namespace: Namespace, *, chunks: Chunks, stores: bool, finds: bool
     ) -> None:
         self._namespace = namespace
         self._chunks = chunks

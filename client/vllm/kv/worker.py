@@ -15,7 +15,7 @@ Invariants
 - A load is complete, or its failure is reported: no chunk is used whose key, form or checksum is wrong.
 - The ring is read only before the load's ticket is reported as done. Copies of a GPU are complete by then.
 - A store that was waited for reads the KV cache no more.
-- Copies that wait to be put take at most STORE_BYTES_MAX. Chunks beyond that are not stored.
+- Copies that wait to be put take at most STORE_BYTES_MAX (host_memory). Chunks beyond that are not stored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from .copying.copies import Array, Copies, Group
 from .copying.host_memory import DONE
 from .jobs import LoadChunks, StoreChunks, WorkerReport
 
-STORE_BYTES_MAX: Final = 512 << 20
 PUT_BYTES: Final = 32 << 20
 """Bytes that one job of the background thread puts. It must not take longer than LATE_S."""
 _log = logging.getLogger("tensord")

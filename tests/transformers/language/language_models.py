@@ -4,6 +4,7 @@ tensord."""
 from __future__ import annotations
 
 import os
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -22,47 +23,35 @@ VOCABULARY: Final = 96
 PROMPT: Final = 40
 """Tokens of the prompt that `sharing` stores."""
 WINDOW: Final = 16
-COMMON: Final[Mapping[str, Any]] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GPT2: Final[Mapping[str, Any]] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512}
-EXPERTS: Final[Mapping[str, Any]] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-ROUTED: Final[Mapping[str, Any]] = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "n_group": 1,
-    "topk_group": 1,
-}
-MAMBA: Final[Mapping[str, Any]] = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 16,
-}
-LINEAR: Final[Mapping[str, Any]] = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-}
-CONVOLUTION: Final[Mapping[str, Any]] = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
-SLIDING: Final[Mapping[str, Any]] = {"sliding_window": WINDOW}
+
+
+def sizes(*bases: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+    """The fields of a configuration: those that are given, and those of the bases; an earlier one counts."""
+    return dict(ChainMap(given, *map(dict, bases)))
+
+
+HEADS: Final = sizes(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+TOKENS: Final = sizes(vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+LAYERS: Final = sizes(hidden_size=32, intermediate_size=48, num_hidden_layers=3)
+COMMON: Final = sizes(HEADS, TOKENS, LAYERS, max_position_embeddings=512)
+GPT2: Final = sizes(n_embd=32, n_layer=3, n_head=4, n_positions=512)
+EXPERTS: Final = sizes(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+SHARED: Final = sizes(EXPERTS, shared_expert_intermediate_size=16)
+ROUTED: Final = sizes(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1)
+LOCAL: Final = sizes(num_local_experts=2, num_experts_per_tok=1, shared_intermediate_size=16)
+LATENT: Final = sizes(kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
+STATE: Final = sizes(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1)
+MAMBA: Final = sizes(STATE, mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=16)
+LINEAR_HEADS: Final = sizes(linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+LINEAR_TYPES: Final = sizes(layer_types=["linear_attention", "full_attention", "linear_attention"])
+LINEAR: Final = sizes(LINEAR_HEADS, LINEAR_TYPES, linear_num_value_heads=4, linear_conv_kernel_dim=4)
+CONVOLUTION: Final = sizes(layer_types=["conv", "full_attention", "conv"], conv_L_cache=3)
+SLIDING: Final = sizes(sliding_window=WINDOW)
+LLAMA4: Final = sizes(num_local_experts=2, intermediate_size_mlp=32, interleave_moe_layer_step=2)
+NEMOTRON: Final = sizes(mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=8, n_groups=1, conv_kernel=4)
+ZAMBA: Final = sizes(mamba_d_state=8, mamba_ngroups=1, n_mamba_heads=4, mamba_headdim=16, chunk_size=16)
+ZAMBA_HEADS: Final = sizes(attention_head_dim=16, attention_hidden_size=64, adapter_rank=4, use_mem_rope=True)
+ZAMBA_LAYERS: Final = sizes(hybrid_layer_ids=[1, 3], layers_block_type=["mamba", "hybrid", "mamba", "hybrid"])
 PLAIN: Final = """
 arcee ernie4_5 gemma glm4 gpt_neox granite hunyuan_v1_dense llama nemotron olmo2 phi phi3 qwen2 qwen3 seed_oss smollm3
 stablelm starcoder2
@@ -71,69 +60,27 @@ WINDOWS: Final = "cohere2 exaone4 gemma2 ministral mistral olmo3"
 FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     **{name: {} for name in PLAIN.split()},
     **dict.fromkeys(WINDOWS.split(), SLIDING),
-    "bloom": {"n_layer": 3, "n_head": 4},
-    "deepseek_v3": {
-        **ROUTED,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "first_k_dense_replace": 1,
-        "num_key_value_heads": 4,
-    },
-    "gemma3_text": {**SLIDING, "num_hidden_layers": 6},
+    "bloom": sizes(n_layer=3, n_head=4),
+    "deepseek_v3": sizes(ROUTED, LATENT, first_k_dense_replace=1, num_key_value_heads=4),
+    "gemma3_text": sizes(SLIDING, num_hidden_layers=6),
     "glm4_moe": ROUTED,
     "gpt2": GPT2,
-    "gpt_oss": {**SLIDING, "num_local_experts": 4},
-    "gptj": {**GPT2, "rotary_dim": 8},
-    "llama4_text": {
-        "attention_chunk_size": WINDOW,
-        "num_local_experts": 2,
-        "intermediate_size_mlp": 32,
-        "interleave_moe_layer_step": 2,
-    },
-    "mixtral": {"num_local_experts": 4},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 16},
+    "gpt_oss": sizes(SLIDING, num_local_experts=4),
+    "gptj": sizes(GPT2, rotary_dim=8),
+    "llama4_text": sizes(LLAMA4, attention_chunk_size=WINDOW),
+    "mixtral": sizes(num_local_experts=4),
+    "opt": sizes(ffn_dim=48, word_embed_proj_dim=32),
+    "qwen2_moe": SHARED,
     "qwen3_moe": EXPERTS,
-    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
-    "granitemoehybrid": {
-        **MAMBA,
-        "layer_types": ["mamba", "attention", "mamba"],
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-        "shared_intermediate_size": 16,
-    },
-    "lfm2": {**CONVOLUTION, "block_auto_adjust_ff_dim": False},
-    "lfm2_moe": {**CONVOLUTION, **EXPERTS, "num_dense_layers": 1},
-    "nemotron_h": {
-        "layers_block_type": ["mamba", "attention", "mlp"],
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 8,
-        "n_groups": 1,
-        "chunk_size": 16,
-        "conv_kernel": 4,
-    },
-    "olmo_hybrid": {**LINEAR, "linear_num_value_heads": 2},
+    "falcon_h1": sizes(MAMBA, mamba_d_ssm=64),
+    "granitemoehybrid": sizes(MAMBA, LOCAL, layer_types=["mamba", "attention", "mamba"]),
+    "lfm2": sizes(CONVOLUTION, block_auto_adjust_ff_dim=False),
+    "lfm2_moe": sizes(CONVOLUTION, EXPERTS, num_dense_layers=1),
+    "nemotron_h": sizes(NEMOTRON, layers_block_type=["mamba", "attention", "mlp"], chunk_size=16),
+    "olmo_hybrid": sizes(LINEAR, linear_num_value_heads=2),
     "qwen3_5_text": LINEAR,
-    "qwen3_next": {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16},
-    "zamba2": {
-        "num_hidden_layers": 4,
-        "hybrid_layer_ids": [1, 3],
-        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-        "mamba_d_state": 8,
-        "mamba_ngroups": 1,
-        "n_mamba_heads": 4,
-        "mamba_headdim": 16,
-        "chunk_size": 16,
-        "num_mem_blocks": 1,
-        "attention_head_dim": 16,
-        "attention_hidden_size": 64,
-        "adapter_rank": 4,
-        "use_mem_rope": True,
-    },
+    "qwen3_next": sizes(LINEAR, SHARED),
+    "zamba2": sizes(ZAMBA, ZAMBA_HEADS, ZAMBA_LAYERS, num_hidden_layers=4, num_mem_blocks=1),
 }
 """By `model_type`: what its configuration has beside COMMON."""
 
@@ -141,7 +88,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
 def language_model(family: str, seed: int = 0, **more: Any) -> Any:
     """A model in eval mode. The same seed gives the same weights. They are larger than a new model's, so that a lost
     token changes what is generated."""
-    config = AutoConfig.for_model(family, **{**COMMON, **FAMILIES.get(family, {}), **more})
+    config = AutoConfig.for_model(family, **sizes(FAMILIES.get(family, {}), COMMON, **more))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

@@ -257,7 +257,8 @@ def test_more_chunks_than_page_locked_memory_are_stored_as_far_as_there_is_room(
     daemon: Daemon, card: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "SLAB_BYTES", 2 * CHUNK_BYTES)
-    with WorkerStand(daemon, card, store_bytes_max=2 * CHUNK_BYTES) as stand:
+    monkeypatch.setattr(host_memory, "STORE_BYTES_MAX", 2 * CHUNK_BYTES)
+    with WorkerStand(daemon, card) as stand:
         stand.write(1)
         stand.finished(stand.store([1, 2, 3], [[1, 2, 3, 4, 5, 6], []]))
         stand.stored(1, 2)

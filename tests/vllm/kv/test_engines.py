@@ -10,7 +10,7 @@ import pytest
 
 import tensord
 
-from ...daemon_process import MIB, RING_BYTES, until
+from ...daemon_process import MIB, RING_BYTES, Daemon, until
 from ..conftest import fresh
 from ..engine import Answer
 from ..tiny_gemma3 import write_tiny_gemma3
@@ -255,3 +255,34 @@ def test_an_engine_with_both_connectors_neither_encodes_nor_computes_what_anothe
         assert computed <= 2 * BLOCK_TOKENS
         assert other.generate(picture, text=later) == kv.plain.generate(picture, text=later)
         assert other.encoded() == 0
+
+
+def test_an_engine_computes_only_its_own_suffix_of_a_prompt_that_another_host_has_computed(
+    kv_model: Path, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """Two hosts with one remote store: each a daemon of its own here, and a directory for the store."""
+    (tmp_path / "store").mkdir()
+    url = f"dir://{tmp_path / 'store'}"
+    with Daemon(remote_url=url) as daemon, Daemon(remote_url=url) as other_daemon:
+        daemon.start()
+        other_daemon.start()
+        with (
+            start_engine(kv_model, **with_kv(daemon.socket)) as engine,
+            start_engine(kv_model, **with_kv(other_daemon.socket)) as other,
+            tensord.Client(daemon.socket) as client,
+        ):
+            engine.wait_up()
+            other.wait_up()
+            stand = KVStand(daemon, engine, other, engine)
+            text = fresh_text()
+            right, keys = stand.store(engine, text=text)
+            # A second use has them written: computing them took a time that nobody knows.
+            assert all(client.get(each) is not None for each in keys)
+            daemon.until(lambda status: status["store"]["remote"].get("written") == len(keys), "blocks are written")
+            answer, computed = asked(other, text=text)
+            assert answer == right
+            assert computed <= 2 * BLOCK_TOKENS
+            assert other_daemon.status()["store"]["remote"]["fetched"] == len(keys)
+            # Of what no host has computed, the store finds nothing, and no answer waits for it for long.
+            new = fresh_text()
+            assert other.generate(text=new) == engine.generate(text=new)

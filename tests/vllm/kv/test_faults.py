@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +112,7 @@ def test_a_block_whose_bytes_changed_is_computed_and_replaced(kv: KVStand, clien
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda chunk: chunk[:, :-64].copy(),
-        lambda chunk: chunk.astype(np.int16),
-        lambda chunk: {"kv": chunk},
-    ],
+    [lambda chunk: chunk[:, :-64].copy(), lambda chunk: chunk.astype(np.int16), lambda chunk: {"kv": chunk}],
     ids=["another shape", "another dtype", "another tree"],
 )
 def test_a_block_of_another_form_is_computed(kv: KVStand, client: tensord.Client, make: Any) -> None:
@@ -133,10 +128,14 @@ def test_a_block_whose_load_failed_is_computed_by_that_request_and_loaded_by_the
     text, sound = fresh_text(), 3
     right, keys = kv.store(kv.first, text=text)
     before, damaged = kv.second.ask("computed"), kv.second.log.count("blocks are damaged")
-    with _a_block_lost(kv.second, after=sound):
-        answer, loads = _answer_after_loads(kv.second, text, loads_max=2)
-    assert loads == 2, "one of all blocks, and one of those before the lost block"
-    assert answer == right
+    begun_loads = kv.second.ask("passed")["loading"]
+    kv.second.ask("lose_block", after=sound)
+    try:
+        assert kv.second.generate(text=text) == right
+        loads = kv.second.ask("passed")["loading"] - begun_loads
+        assert loads == 2, "one of all blocks, and one of those before the lost block"
+    finally:
+        kv.second.ask("lose_block", after=None)
     missing_tokens = (len(keys) - sound) * BLOCK_TOKENS
     assert missing_tokens <= kv.second.ask("computed") - before <= missing_tokens + BLOCK_TOKENS
     kv.settled(kv.second)
@@ -232,44 +231,6 @@ def _goes_on(engine: Engine) -> bool:
     """Has the engine make steps, for a request too short for a block. In processes of its own, `step` waits for ever
     when it has none."""
     return bool(engine.generate(text="hi", tokens=1).tokens)
-
-
-@contextmanager
-def _a_block_lost(engine: Engine, *, after: int) -> Iterator[None]:
-    """The loads of one block fail, though its entry is as it was stored: of the next block that is loaded after so many
-    others."""
-    engine.ask("lose_block", after=after)
-    try:
-        yield
-    finally:
-        engine.ask("lose_block", after=None)
-
-
-def _answer_after_loads(engine: Engine, text: str, *, loads_max: int) -> tuple[Answer, int]:
-    """The answer to a request, and how many loads it took.
-
-    Raises:
-        AssertionError: it has not ended after so many. It is aborted, for the tests that come later.
-    """
-    before = engine.ask("passed")["loading"]
-    name = engine.add(text=text)
-    answers: dict[str, Answer] = {}
-
-    def over() -> bool:
-        answers.update(engine.step())
-        return name in answers or begun_loads() > loads_max
-
-    def begun_loads() -> int:
-        begun: int = engine.ask("passed")["loading"] - before
-        return begun
-
-    try:
-        until(over, "the request ends")
-    finally:
-        engine.ask("abort", name=name)
-        engine.ask("settle")
-    assert name in answers, f"{begun_loads()} loads, and no answer"
-    return answers[name], begun_loads()
 
 
 def _overwrite(client: tensord.Client) -> None:

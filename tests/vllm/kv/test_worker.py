@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tensord.client.reading.ring_mapping import Handle
+from tensord.client.vllm.kv.copying import registered_ring
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 
 from ...client.device.standin import Accelerator
@@ -35,15 +36,17 @@ def _card(lockable: bool = True, refusal: int = 0) -> Accelerator:
 
 
 @pytest.fixture(params=["host", "registered", "edges", "staged", "pageable"])
-def stand(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[WorkerStand]:
-    card, options = {
-        "host": (None, {}),
-        "registered": (_card(), {}),
-        "edges": (_card(), {"chunk_bytes": EDGES_BYTES}),
-        "staged": (_card(refusal=801), {}),
-        "pageable": (_card(lockable=False, refusal=801), {}),
+def stand(request: pytest.FixtureRequest, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerStand]:
+    card = {
+        "host": None,
+        "registered": _card(),
+        "edges": _card(),
+        "staged": _card(refusal=801),
+        "pageable": _card(lockable=False, refusal=801),
     }[request.param]
-    with WorkerStand(daemon, card, **options) as stand:
+    if request.param == "edges":
+        monkeypatch.setattr(registered_ring, "CHUNK_BYTES", EDGES_BYTES)
+    with WorkerStand(daemon, card) as stand:
         yield stand
         if card is not None and request.param in ("registered", "edges"):
             assert card.driver.overlaps == 0

@@ -56,13 +56,13 @@ def whole_daemon(ring_bytes: int = RING_BYTES) -> Iterator[Daemon]:
 class WorkerStand:
     """A worker of rank 0. `card`: a stand-in card for its KV cache; None for host memory."""
 
-    def __init__(self, daemon: Daemon, card: Accelerator | None, **options: Any) -> None:
+    def __init__(self, daemon: Daemon, card: Accelerator | None, *, registered_bytes_max: int = 1 << 30) -> None:
         self.daemon = daemon
         self.card = card
         self.client = tensord.Client(daemon.socket)
         assert self.client.wait_connected(30)
         self.tensors = [self._memory(BLOCKS, size_bytes) for size_bytes, _ in PAGES]
-        self.copies = self._copies(options)
+        self.copies = self._copies(registered_bytes_max)
         self.worker = KVWorker(str(daemon.socket), "worker", rank=0, copies=self.copies)
         self._jobs = 0
         self._leases: dict[int, list[tensord.Lease]] = {}
@@ -174,7 +174,7 @@ class WorkerStand:
             return torch.zeros(shape, dtype=torch.int8)
         return self.card.empty(shape, torch.int8)
 
-    def _copies(self, options: dict[str, Any]) -> Copies:
+    def _copies(self, registered_bytes_max: int) -> Copies:
         caches = CanonicalKVCaches(
             [
                 CanonicalKVCacheTensor(tensor, size_bytes)
@@ -184,8 +184,7 @@ class WorkerStand:
         )
         card = self.card
         device = card and TorchBlocks(0, card.swap_blocks_batch, accelerator=card, driver=card.driver)
-        limits = {"registered_bytes_max": 1 << 30, "store_bytes_max": 64 << 20, **options}
-        return Copies(device or HostBlocks(), caches, PER_CHUNK, **limits)
+        return Copies(device or HostBlocks(), caches, PER_CHUNK, registered_bytes_max=registered_bytes_max)
 
 
 def _spec(blocks: Sequence[Sequence[int]], first: Sequence[int]) -> GPULoadStoreSpec:

@@ -26,7 +26,7 @@ import numpy as np
 from ....gpu.interface import Mark
 from ....reading.ring_mapping import RingMapping
 from .host_memory import HostBlocks, StorePlaces
-from .registered_ring import CHUNK_BYTES, RegisteredRing
+from .registered_ring import RegisteredRing
 
 if TYPE_CHECKING:
     from ....gpu.torch_blocks import TorchBlocks
@@ -69,7 +69,6 @@ class Copies:
     Args:
         device: where the KV cache is.
         registered_bytes_max: the most bytes of the ring to register with a GPU's driver.
-        store_bytes_max: the most bytes of memory for chunks that wait to be put.
     """
 
     def __init__(
@@ -79,8 +78,6 @@ class Copies:
         blocks_per_chunk: int,
         *,
         registered_bytes_max: int,
-        store_bytes_max: int,
-        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._device = device
         self._kv_caches = kv_caches
@@ -89,13 +86,11 @@ class Copies:
         self.groups = [Group(kv_caches, refs, blocks_per_chunk) for refs in kv_caches.group_data_refs]
         self.ring: RegisteredRing | None = None
         if not isinstance(device, HostBlocks):
-            self.ring = RegisteredRing(
-                device, lambda: self._up.mark().wait(), registered_bytes_max, chunk_bytes=chunk_bytes
-            )
+            self.ring = RegisteredRing(device, lambda: self._up.mark().wait(), registered_bytes_max)
         self._buffer_bytes = max([LOAD_BYTES, *(group.shape[1] for group in self.groups)])
         self._buffers: deque[tuple[Mark, Array]] = deque()
         """The buffers for loads, each with the mark of the last copy from it. The oldest copy is the first."""
-        self.places = StorePlaces(device, store_bytes_max)
+        self.places = StorePlaces(device)
 
     def mark(self) -> Mark:
         """A mark after the work that the step's thread has queued."""

@@ -16,6 +16,8 @@ from ....gpu.interface import Mark
 if TYPE_CHECKING:
     from ....gpu.torch_blocks import TorchBlocks
 
+STORE_BYTES_MAX: Final = 512 << 20
+"""Bytes of all places at most."""
 SLAB_BYTES: Final = 32 << 20
 """Bytes that are page-locked at a time, unless one chunk is larger. A power of two: torch rounds up to one."""
 
@@ -51,12 +53,11 @@ class HostBlocks:
 
 
 class StorePlaces:
-    """Places for chunks that wait to be put, of at most `bytes_max` bytes. Thread-safe. Page-locked memory is dear to
-    make: it is taken in slabs, and kept for other chunks."""
+    """Places for chunks that wait to be put. Thread-safe. Page-locked memory is dear to make: it is taken in slabs, and
+    kept for other chunks."""
 
-    def __init__(self, device: TorchBlocks | HostBlocks, bytes_max: int) -> None:
+    def __init__(self, device: TorchBlocks | HostBlocks) -> None:
         self._device = device
-        self._bytes_max = bytes_max
         self._keeps = not isinstance(device, HostBlocks)
         self._lock = threading.Lock()
         self._free: dict[int, list[Array]] = {}
@@ -70,7 +71,7 @@ class StorePlaces:
             free = self._free.setdefault(size_bytes, [])
             if not free:
                 slab_bytes = max(SLAB_BYTES if self._keeps else 0, size_bytes)
-                if self.taken_bytes + self._free_bytes + slab_bytes > self._bytes_max:
+                if self.taken_bytes + self._free_bytes + slab_bytes > STORE_BYTES_MAX:
                     return None
                 slab = self._device.page_locked(slab_bytes)
                 self._free_bytes += slab_bytes

@@ -55,13 +55,10 @@ class RegisteredRing:
     """The registrations of one GPU. One thread uses them. `settle` waits until all copies from registered memory are
     complete."""
 
-    def __init__(
-        self, device: TorchBlocks, settle: Callable[[], object], bytes_max: int, *, chunk_bytes: int = CHUNK_BYTES
-    ) -> None:
+    def __init__(self, device: TorchBlocks, settle: Callable[[], object], bytes_max: int) -> None:
         self._device = device
         self._settle = settle
         self._bytes_max = bytes_max
-        self._chunk_bytes = chunk_bytes
         self._rings: dict[int, _Ring] = {}
         self._rest_until_s = 0.0
         self._refusals = 0
@@ -81,11 +78,11 @@ class RegisteredRing:
             # The count of punches is read before the first registration: a punch in between ends it.
             ring = _Ring(mapping, np.frombuffer(mapping, np.uint8).__array_interface__["data"][0], mapping.punches)
         at = array.__array_interface__["data"][0] - ring.address
-        first, last = at // self._chunk_bytes, (at + array.nbytes - 1) // self._chunk_bytes
+        first, last = at // CHUNK_BYTES, (at + array.nbytes - 1) // CHUNK_BYTES
         for number in range(first, last + 1):
             if number not in ring.chunks and not self._register(ring, number):
                 return None
-        return [ring.address + number * self._chunk_bytes for number in range(first + 1, last + 1)]
+        return [ring.address + number * CHUNK_BYTES for number in range(first + 1, last + 1)]
 
     def keep_only(self, mappings: Collection[RingMapping]) -> None:
         """Ends registrations in other mappings, and those whose pages are not the ring's any more."""
@@ -124,8 +121,8 @@ class RegisteredRing:
 
     def _place(self, ring: _Ring, number: int) -> tuple[int, int]:
         """Where a chunk begins in its mapping, and its bytes."""
-        start = number * self._chunk_bytes
-        return start, min(self._chunk_bytes, len(ring.mapping) - start)
+        start = number * CHUNK_BYTES
+        return start, min(CHUNK_BYTES, len(ring.mapping) - start)
 
     def _check(self, mapping: RingMapping) -> None:
         ring = self._rings.get(id(mapping))
