@@ -135,8 +135,7 @@ class TensordHiCacheStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Stores pages of the host pool. Returns for each page whether it is stored."""
-        before = extra_info.prefix_keys if extra_info is not None else None
-        return self._store(PoolName.KV, keys, host_indices, before=before)
+        return self._store(PoolName.KV, keys, host_indices, getattr(extra_info, "prefix_keys", None))
 
     # ---- pages of all pools of a hybrid model
 

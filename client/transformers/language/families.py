@@ -26,7 +26,7 @@ import transformers
 from transformers.generation import GenerationMixin, GenerationMode
 
 from ...arguments.namespace import Namespace
-from ...identity.described import digest_of
+from ...identity.described import by_name, digest_of
 from ...identity.modules import Fingerprint
 from ...identity.settings import is_from
 from ...prefix import tokens
@@ -46,20 +46,18 @@ FAMILIES: Final = frozenset((_ATTENTION + _RECURRENT).split())
 _MOVING_ROPE: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary embedding whose frequencies change with the length of the whole sequence."""
 _SIGNATURE: Final = inspect.signature(GenerationMixin.generate)
-_REFUSED: Final[Mapping[str, str]] = {
-    "assistant_model": "the assistant rolls the cache back",
-    "assistant_tokenizer": "the assistant rolls the cache back",
-    "custom_generate": "other code generates",
-    "inputs_embeds": "embeddings have no tokens to be found by",
-    "negative_prompt_ids": "a second prompt is computed beside the first",
-    "negative_prompt_attention_mask": "a second prompt is computed beside the first",
-    "cache": "the call brings a cache of its own",
-    "cache_params": "the call brings a cache of its own",
-    "past_key_values": "the call brings a cache of its own",
-    "position_ids": "other positions give other keys",
-    "synced_gpus": "several devices generate together",
-    "token_type_ids": "they may change the keys of tokens",
-}
+_REFUSED: Final[Mapping[str, str]] = by_name(
+    {
+        "the assistant rolls the cache back": "assistant_model assistant_tokenizer",
+        "other code generates": "custom_generate",
+        "embeddings have no tokens to be found by": "inputs_embeds",
+        "a second prompt is computed beside the first": "negative_prompt_ids negative_prompt_attention_mask",
+        "the call brings a cache of its own": "cache cache_params past_key_values",
+        "other positions give other keys": "position_ids",
+        "several devices generate together": "synced_gpus",
+        "they may change the keys of tokens": "token_type_ids",
+    }
+)
 """Argument of `generate` → why a call with it is not shared."""
 _AFTERWARDS: Final = frozenset({"streamer", "tokenizer", "trust_remote_code"})
 """Arguments of `generate` that are no settings, and change nothing about the prompt."""
