@@ -21,7 +21,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 from ..checkpoints.loading import loading_begins
 from .encoder.scheduler import SchedulerSide
 from .encoder.stats import TensordECStats, TensordPromMetrics
-from .encoder.step import NOTHING, Report, StepMetadata
+from .encoder.steps import NOTHING, Report, StepMetadata
 from .encoder.worker import WorkerSide
 from .engine import sleeping, weights
 from .engine.settings import Settings
@@ -56,13 +56,9 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
-                vllm_config,
-                settings,
-                ranks=_ranks(vllm_config),
-                producer=self.is_producer,
-                consumer=self.is_consumer,
+                vllm_config, settings, ranks=_ranks(vllm_config), producer=self.is_producer, consumer=self.is_consumer
             )
-            weights.listen_for_resets(self._caches_reset)
+            weights.listen_for_resets(self._scheduler.caches_reset)
         else:
             # vLLM makes a worker's connector before it loads the weights, and the scheduler's connector afterwards.
             loading_begins(vllm_config.model_config.model)
@@ -74,47 +70,38 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             if side is not None:
                 side.close()
 
-    # ---- the scheduler's side
+    # ---- the scheduler's side, as of vLLM's base class
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        """False defers the request: an input of it is being looked up, or encoded by another engine."""
         return self._scheduler is None or self._scheduler.ensure(request, num_computed_tokens)
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Whether an input of the request of the last `ensure_cache_available` is pinned in the ring and can be
-        used."""
         return self._scheduler is not None and self._scheduler.has(identifier)
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
-        """Records that the input got space in the engine's encoder cache in the present step."""
         if self._scheduler is not None:
             self._scheduler.allocated(request, index)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        """The loads, saves and checks of the workers in this step."""
         return NOTHING if self._scheduler is None else self._scheduler.metadata(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Processes the workers' reports."""
         report = connector_output.ec_connector_worker_meta
         if self._scheduler is not None and isinstance(report, Report):
             self._scheduler.take_in(report)
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Releases all leases and claims of the request. vLLM need not keep its blocks."""
         if self._scheduler is not None:
             self._scheduler.finished(request.request_id)
         return False, None
 
     def take_unavailable_requests(self) -> set[str]:
-        """Requests with an input whose load failed. vLLM ends them with an error."""
         return self._scheduler.take_unavailable() if self._scheduler is not None else set()
 
-    def _caches_reset(self, weights_kept: bool) -> None:
-        if self._scheduler is not None:
-            self._scheduler.caches_reset(weights_kept=weights_kept)
+    def get_ec_connector_stats(self) -> TensordECStats | None:
+        return self._scheduler.stats() if self._scheduler is not None else None
 
-    # ---- a worker's side
+    # ---- a worker's side, as of vLLM's base class
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -122,38 +109,26 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             self._worker.bound(connector_metadata)
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        """Copies the step's loads into the encoder cache."""
         if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
             self._worker.load(self._connector_metadata, encoder_cache)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
-        """Starts to store an output, if the step's metadata says so. vLLM calls it for consumers too."""
+        # vLLM calls it for consumers too.
         if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
             self._worker.save(self._connector_metadata, encoder_cache, mm_hash)
 
     def build_connector_worker_meta(self) -> Report | None:
-        """This worker's report to the scheduler's side; None if there is no news."""
         return self._worker.report() if self._worker is not None else None
 
     # ---- metrics
-
-    def get_ec_connector_stats(self) -> TensordECStats | None:
-        """The counts of the scheduler's side, which include the workers' reports."""
-        return self._scheduler.stats() if self._scheduler is not None else None
 
     @classmethod
     def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> TensordECStats:
         return TensordECStats(data or {})
 
     @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: dict[Any, Any],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> TensordPromMetrics:
-        return TensordPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+    def build_prom_metrics(cls, *about: Any) -> TensordPromMetrics:
+        return TensordPromMetrics(*about)
 
 
 def _ranks(vllm_config: Any) -> int:

@@ -286,8 +286,16 @@ class Steps:
     @property
     def held(self) -> dict[str, int]:
         """What the connector holds for requests and steps."""
-        assert self.connector._scheduler is not None
-        return self.connector._scheduler.held
+        side = self.connector._scheduler
+        assert side is not None
+        inputs = [found for asking in side._asking.values() for found in asking.inputs.values()]
+        return {
+            "requests": len(side._asking),
+            "inputs": len(inputs),
+            "leases": sum(found.lease is not None for found in inputs),
+            "claims": len(side._claims._wanted) + len(side._claims._saving),
+            "steps": len(side._plan.in_progress),
+        }
 
     def close(self) -> None:
         for connector in (self.connector, *self.workers):

@@ -60,8 +60,8 @@ def test_an_engine_says_once_what_it_shares_and_which_daemon_it_is_connected_to(
         line = said(log, engine, lines=2)
         assert f"INFO tensord: connected to the daemon at {daemon.socket} (instance {daemon.instance}," in line
         side = engine.connector._scheduler
-        assert side is not None and side._lookups._namespace is not None
-        assert log.lines[0].endswith(f"are found and stored in namespace {side._lookups._namespace.tag.hex()}")
+        assert side is not None and side._lookups.namespace is not None
+        assert log.lines[0].endswith(f"are found and stored in namespace {side._lookups.namespace.tag.hex()}")
 
 
 def test_an_engine_without_a_daemon_says_once_why_and_what_to_do_and_then_each_change(log: Log) -> None:

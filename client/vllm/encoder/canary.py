@@ -3,10 +3,9 @@ cover too little.
 
 Owns: the choice of hits, and the comparison. Does not own: the reaction to a difference (scheduler.py).
 
-The first hit of each namespace is compared, and then a random share of all hits. The result is the largest relative
-difference of any row: the norm of the row's difference over the norm of the row as this engine encodes it. Bits may
-differ between an image encoded alone and in a batch, and between machines; by how much depends on the dtype
-(`TOLERANCES`, docs/vllm.md). Outputs of another model differ by about 1.4.
+The first hit of each namespace is compared, and then a random share of all hits. Bits may differ between an image
+encoded alone and in a batch, and between machines; by how much depends on the dtype (`TOLERANCES`, docs/vllm.md).
+Outputs of another model differ by about 1.4.
 
 Invariants: a rate of 0 compares no hit.
 """
@@ -20,6 +19,8 @@ from typing import Final
 
 import torch
 
+from ....shm.ring.layout import NAMESPACE_TAG_BYTES
+
 TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.float64: 1e-4,
     torch.float32: 1e-4,
@@ -27,7 +28,6 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.bfloat16: 5e-2,
 }
 """By dtype: the relative difference of a row up to which two outputs count as equal."""
-_TAG_BYTES: Final = 8
 
 
 class Canary:
@@ -36,22 +36,20 @@ class Canary:
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._compared: set[bytes] = set()
-        self._chance = random.Random()
 
     def chooses(self, key: bytes) -> bool:
         """Whether the hit on `key` is to be encoded anyway."""
-        if not self._rate:
-            return False
-        return key[:_TAG_BYTES] not in self._compared or self._chance.random() < self._rate
+        is_first = key[:NAMESPACE_TAG_BYTES] not in self._compared
+        return self._rate > 0 and (is_first or random.random() < self._rate)
 
     def compares(self, key: bytes) -> None:
         """Records that a hit in the key's namespace will be compared."""
-        self._compared.add(key[:_TAG_BYTES])
+        self._compared.add(key[:NAMESPACE_TAG_BYTES])
 
 
 def difference(found: torch.Tensor, encoded: torch.Tensor) -> float:
-    """The largest relative difference of any row, infinite if shapes or dtypes differ or if only one of two values is
-    NaN or infinite.
+    """The largest relative difference of any row: the norm of the row's difference over the norm of the row as this
+    engine encodes it. Infinite if shapes or dtypes differ, or if only one of two values is NaN or infinite.
 
     Args:
         found, encoded: (rows, width), on the CPU.

@@ -6,52 +6,42 @@ connection to the daemon. The step's thread asks and reads states. The backgroun
     asked, waiting, hit, compute, alone    as of `client/computing/claim.py`
     compute ─→ (encoded here) saving ─→ given back: the output is stored or refused, or SAVE_S have passed
 
-Invariants: a claim without users that is not saved is given back, whenever its answer arrives. If the daemon has not
-answered for ANSWER_S, no request waits for that answer any more. While the client takes the daemon for away
-(client/link/absence.py), a claim ends at once.
+Invariants: a claim without users that is not saved is given back, whenever its answer arrives. While the client takes
+the daemon for away (client/link/absence.py), a claim ends at once.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...computing.claim import Claim, State
 from ...core.client import Client
 from ..engine.background import IDLE_S, Background
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-ANSWER_S: Final = 0.25
-"""Seconds that a request waits for the answer of a silent daemon, until the client takes it for away."""
 SAVE_S: Final = 30.0
 """Seconds from the step that encodes an output until the output must be stored. Later the claim is given up, so that
 other engines need not wait."""
 _SAVING_S: Final = 0.02
 
 
+@dataclass(slots=True, eq=False)
 class Wanted:
     """A claim on one key, for an output of `rows` rows. `claim` is None until the background thread has asked for it.
     `since`: when it was wanted, then when it began to be saved."""
 
-    __slots__ = ("claim", "key", "rows", "since", "users")
-
-    def __init__(self, key: bytes, rows: int, user: Hashable, now: float) -> None:
-        self.key = key
-        self.rows = rows
-        self.since = now
-        self.users = {user}
-        self.claim: Claim | None = None
+    key: bytes
+    rows: int
+    since: float
+    users: set[Hashable] = field(default_factory=set)
+    claim: Claim | None = None
 
     @property
     def state(self) -> State:
         return self.claim.state if self.claim is not None else "asked"
-
-    def may_be_answered(self, now: float) -> bool:
-        """Whether the daemon has not answered, and its answer is worth waiting for."""
-        return self.state == "asked" and now - self.since <= ANSWER_S
 
     @property
     def expected_at(self) -> float:
@@ -69,7 +59,7 @@ class EncodeClaims:
 
     # ---- the step's thread
 
-    def want(self, key: bytes, rows: int, user: Hashable, now: float, within_s: float = 0.0) -> Wanted | None:
+    def want(self, key: bytes, rows: int, user: Hashable, now: float, within_s: float) -> Wanted | None:
         """The claim on the key. The first caller has the background thread ask for it. None if the daemon cannot be
         asked.
 
@@ -78,7 +68,7 @@ class EncodeClaims:
         """
         wanted = self._wanted.get(key)
         if wanted is None:
-            wanted = Wanted(key, rows, user, now)
+            wanted = Wanted(key, rows, now)
             if self._background.late or not self._background.post(partial(_ask, wanted, within_s)):
                 return None
             self._wanted[key] = wanted
@@ -123,13 +113,7 @@ class EncodeClaims:
         """The outputs that this engine has to compute, or may have to once the daemon answers, and that are in no step
         yet: their rows, and the number of requests for them."""
         own = [wanted for wanted in self._wanted.values() if wanted.state in ("asked", "compute")]
-        users: set[Hashable] = set()
-        return sum(wanted.rows for wanted in own), len(users.union(*(wanted.users for wanted in own)))
-
-    @property
-    def open(self) -> int:
-        """Number of claims that are not over."""
-        return len(self._wanted) + len(self._saving)
+        return sum(wanted.rows for wanted in own), len(set[Hashable]().union(*(wanted.users for wanted in own)))
 
     # ---- the background thread
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from .asking import Asking
+from .inputs import Asking
 
 WAIT_S_LEAST: Final = 0.02
 WAIT_FACTOR: Final = 3
@@ -29,7 +29,7 @@ class Pace:
         step_requests, step_rows: the most requests, and the most rows of encoder outputs, in one step.
     """
 
-    def __init__(self, requests: Iterable[Asking], *, wait_s_max: float, step_requests: int, step_rows: int) -> None:
+    def __init__(self, requests: Iterable[Asking], wait_s_max: float, step_requests: int, step_rows: int) -> None:
         self._requests = requests
         self._wait_s_max = wait_s_max
         self._step_requests = step_requests
@@ -54,28 +54,22 @@ class Pace:
         rows, self._rows = self._rows, 0
         self._rows_wanted = None
         if rows and self.row_s is not None:
-            now = time.monotonic()
-            self._busy_until = max(now, self._busy_until) + rows * self.row_s
+            self._busy_until = max(time.monotonic(), self._busy_until) + rows * self.row_s
         return rows
 
     def own_s(self, rows: int) -> float:
-        """Seconds until these rows would be stored, if encoded in one step with all rows that are claimed here or may
-        be claimed for that step. A step's outputs are stored when the step ends. 0 if unknown.
-
-        Args:
-            rows: those that are claimed, and those to claim.
-        """
+        """Seconds until these rows, claimed or to claim, would be stored, if encoded in one step with all rows that may
+        be claimed for that step. A step's outputs are stored when the step ends. 0 if unknown."""
         if self.row_s is None:
             return 0.0
-        under_way_s = max(0.0, self._busy_until - time.monotonic())
-        return under_way_s + max(rows, self._rows_of_step()) * self.row_s
+        return max(0.0, self._busy_until - time.monotonic()) + max(rows, self._rows_of_step()) * self.row_s
 
     def is_sooner(self, expected_at: float, now: float) -> bool:
         """Whether this engine would have encoded all inputs that it wants before the other engine has stored this
         one. `expected_at`: when the other engine expects that, by time.monotonic; 0 if unknown."""
         if self.row_s is None or not expected_at:
             return False
-        return self._all_s(now) < SOONER * (expected_at - now)
+        return self._all_s(now, self.row_s) < SOONER * (expected_at - now)
 
     def patience_s(self, expected_at: float, since: float) -> float:
         """Seconds to wait for the other engine: a multiple of the time that it expected, or else of the time that all
@@ -83,7 +77,7 @@ class Pace:
         if expected_at:
             expected_s = expected_at - since
         elif self.row_s is not None:
-            expected_s = self._all_s(since)
+            expected_s = self._all_s(since, self.row_s)
         else:
             return self._wait_s_max
         return min(max(WAIT_FACTOR * expected_s, WAIT_S_LEAST), self._wait_s_max)
@@ -98,17 +92,15 @@ class Pace:
                 for found in asking.inputs.values()
                 if found.lease is None and (found.wanted is None or found.wanted.state != "waiting")
             )
-            if of_request:
-                requests += 1
-                rows += of_request
+            requests += of_request > 0
+            rows += of_request
             if requests >= self._step_requests or rows >= self._step_rows:
                 break
         return min(rows, self._step_rows)
 
-    def _all_s(self, now: float) -> float:
+    def _all_s(self, now: float, row_s: float) -> float:
         """Seconds until all inputs that are wanted here and not found would be stored, if this engine encoded them."""
         if self._rows_wanted is None:
-            self._rows_wanted = sum(
-                found.rows for asking in self._requests for found in asking.inputs.values() if not found.lease
-            )
-        return max(0.0, self._busy_until - now) + self._rows_wanted * (self.row_s or 0.0)
+            inputs = (found for asking in self._requests for found in asking.inputs.values())
+            self._rows_wanted = sum(found.rows for found in inputs if not found.lease)
+        return max(0.0, self._busy_until - now) + self._rows_wanted * row_s

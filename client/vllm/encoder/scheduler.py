@@ -1,9 +1,9 @@
 """The scheduler's side of the connector: decides which encoder inputs are loaded instead of encoded, and which engine
 stores the others.
 
-Owns: the state of each request's inputs (asking.py), from the first time that the request may be scheduled until its
-end. Does not own: keys and lookups (lookups.py), claims (claims.py), how long another engine is waited for (pace.py),
-what the workers do in a step (step_plan.py). Only the step's thread uses this state, except for the results that the
+Owns: the state of each request's inputs (inputs.py), from the first time that the request may be scheduled until its
+end. Does not own: keys and lookups (inputs.py), claims (claims.py), how long another engine is waited for (pace.py),
+what the workers do in a step (steps.py). Only the step's thread uses this state, except for the results that the
 background thread writes into an `Input`.
 
 The states of one input, by the scheduler's calls:
@@ -26,32 +26,47 @@ Invariants
 - Requests claim no more than one step takes; other engines may claim the rest. A request that has a claim may always
   ask for its next one, so two requests never block each other.
 - An input that is in the engine's own encoder cache, according to the engine's calls, costs nothing.
-- The step's thread never waits, hashes, or talks to the daemon.
+- The step's thread never waits, hashes, or talks to the daemon. If the daemon has not answered for ANSWER_S, no request
+  waits for its answer to a claim any more.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from ..engine.background import Background
 from ..engine.presence import does, engine_client_name
 from ..engine.settings import Settings
-from .asking import Asking, Input, inputs_of
 from .canary import Canary
 from .claims import EncodeClaims
-from .lookups import Lookups, namespace_of
+from .inputs import Asking, Input, Lookups, inputs_of
 from .pace import Pace
 from .stats import CONNECTED, LookupCounts, TensordECStats
-from .step import Report, Save, StepMetadata
-from .step_plan import StepPlan
+from .steps import Report, Save, StepMetadata, StepPlan
 
+ANSWER_S: Final = 0.25
+"""Seconds that a request waits for the answer of a silent daemon, until the client takes it for away."""
 LOOK_UP_S: Final = 0.25
 """Seconds that lookups may take at least, even if `wait_s_max` is shorter."""
 PAUSE_S: Final = 0.0001
 UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
 """Inputs that the model receives as they are, without an encoder."""
+_CHANGED: Final = (
+    "tensord: the model of this engine was changed in place, or may have been, so other engines cannot know its "
+    "present weights. From now on it shares no encoder outputs. To share again, restart it from files that have these "
+    "weights"
+)
+_WRONG: Final = (
+    "tensord: WRONG OUTPUT FOUND. The entry %s differs from the output that this engine encodes: a row differs by %.2g "
+    "of its norm. Its namespace is evicted, and this engine shares no output until it restarts. The engines that share "
+    "the namespace differ in something that its name does not cover: compare their models, versions and settings, tell "
+    "them apart by tensord.revision, and report it"
+)
+_log = logging.getLogger("tensord")
 
 
 class SchedulerSide:
@@ -75,20 +90,14 @@ class SchedulerSide:
         self._canary = Canary(settings.canary)
         self._connected_told: bool | None = None
         self._counts = LookupCounts()
-        namespace = namespace_of(vllm_config, settings, does(producer, consumer))
-        self._lookups = Lookups(vllm_config, namespace, self._counts)
+        self._lookups = Lookups(vllm_config, settings, does(producer, consumer), self._counts)
         self._asking: dict[str, Asking] = {}
         self._current: Asking | None = None
         self._damaged: set[str] = set()
         self._unavailable: set[str] = set()
         self._deferred = False
         self._plan = StepPlan(ranks, self._counts)
-        self._pace = Pace(
-            self._asking.values(),
-            wait_s_max=self._wait_s_max,
-            step_requests=self._step_requests,
-            step_rows=self._step_rows,
-        )
+        self._pace = Pace(self._asking.values(), self._wait_s_max, self._step_requests, self._step_rows)
         self._background = Background(
             settings.socket,
             engine_client_name(vllm_config, "scheduler"),
@@ -104,23 +113,28 @@ class SchedulerSide:
     def ensure(self, request: Any, computed: int) -> bool:
         """Whether the request may be scheduled now. False defers it to a later step."""
         features = request.mm_features
+        asking = self._current = self._asking.get(request.request_id)
         if self._damaged and any(feature.identifier in self._damaged for feature in features):
             self._unavailable.add(request.request_id)
-            self._current = None
             return False
-        asking = self._current = self._asking.get(request.request_id)
         last = features[-1].mm_position  # features are in the order of their offsets
         if computed >= last.offset + last.length:
             if asking is not None:
                 self._release(asking)
             return True
+        needed = [
+            feature
+            for feature in features
+            if computed < feature.mm_position.offset + feature.mm_position.length
+            and not self._plan.is_local(feature.identifier)
+        ]
         # Begins anew if an input has no state here: the prompt grew, or the engine's cache dropped an input.
         if (
             asking is None
             or asking.count != len(features)
-            or any(asking.unknown(features, computed, self._plan.is_local))
+            or any(feature.identifier not in asking.inputs for feature in needed)
         ):
-            asking = self._begin(request, computed)
+            asking = self._begin(request, needed)
         if not asking.settled:
             asking.settled = self._settled(asking)
             self._deferred |= not asking.settled
@@ -128,9 +142,7 @@ class SchedulerSide:
 
     def has(self, identifier: str) -> bool:
         """Whether an input of the request that was ensured last is held here, and is to be loaded."""
-        if self._current is None or not self._consumer:
-            return False
-        found = self._current.inputs.get(identifier)
+        found = self._current.inputs.get(identifier) if self._current is not None and self._consumer else None
         if found is None or found.lease is None or found.key is None:
             return False
         if found.check is None:
@@ -139,21 +151,21 @@ class SchedulerSide:
 
     def allocated(self, request: Any, index: int) -> None:
         """Records that the encoder cache has space for the input: it is loaded, or encoded, in the present step."""
-        identifier = request.mm_features[index].identifier
+        feature = request.mm_features[index]
         # A second allocation in one step: the first request was preempted, and may have had another input of this name.
-        undone = self._plan.allocate(identifier)
+        undone = self._plan.allocate(feature.identifier)
         if undone is not None:
             self._claims.settled(undone.key)
         asking = self._asking.get(request.request_id)
-        wanted = asking.inputs.pop(identifier, None) if asking is not None else None
+        wanted = asking.inputs.pop(feature.identifier, None) if asking is not None else None
         if wanted is not None and wanted.lease is not None and self._consumer and not wanted.check:
             self._counts.add("hits")
-            self._plan.loads[identifier] = wanted.lease
+            self._plan.loads[feature.identifier] = wanted.lease
         else:
             self._counts.add("misses")
-            self._pace.allocate(request.mm_features[index].mm_position.get_num_embeds())
+            self._pace.allocate(feature.mm_position.get_num_embeds())
             if wanted is not None and wanted.key is not None:
-                self._encode(identifier, wanted, wanted.key)
+                self._encode(feature.identifier, wanted, wanted.key)
         if wanted is not None:
             self._let_go(wanted, asking)
 
@@ -172,18 +184,14 @@ class SchedulerSide:
         asking = self._asking.pop(request_id, None)
         if asking is not None:
             self._release(asking)
-            if self._current is asking:
-                self._current = None
         self._unavailable.discard(request_id)
 
-    def caches_reset(self, *, weights_kept: bool) -> None:
+    def caches_reset(self, weights_kept: bool) -> None:
         """The engine's caches are empty. With other weights, sharing ends."""
         if not weights_kept:
-            if self._lookups.weights_changed():
-                self._background.post_until_done(self._lookups.drop)
+            self._end_sharing(logging.WARNING, _CHANGED)
             self._claims.end_saves()
-        for asking in self._asking.values():
-            self._release(asking)
+        self._release(*self._asking.values())
         self._plan.local.clear()
         self._damaged.clear()
 
@@ -206,15 +214,12 @@ class SchedulerSide:
             self._claims.settled(key)
         if report.encoded_rows:
             self._pace.learn(report.encoded_rows, report.encode_s)
-        if report.failed:
-            # The model has computed with zeros. All requests with that input are ended. Later requests for it are ended
-            # too, since results computed with the zeros may be cached.
-            self._damaged |= report.failed
+        # The model has computed with zeros. All requests with that input are ended. Later requests for it are ended
+        # too, since results computed with the zeros may be cached.
+        self._damaged |= report.failed
         for key, by in report.differs:
-            if self._lookups.differs(key, by):
-                self._background.post_until_done(self._lookups.drop)
-                for asking in self._asking.values():
-                    self._release(asking)
+            self._end_sharing(logging.ERROR, _WRONG, key.hex(), by)
+            self._release(*self._asking.values())
         for name, amount in report.counts.items():
             self._counts.add(name, amount)
 
@@ -232,19 +237,6 @@ class SchedulerSide:
         self._connected_told = connected
         return TensordECStats({**(taken or {}), CONNECTED: int(connected)})
 
-    @property
-    def held(self) -> dict[str, int]:
-        """Numbers of held objects by kind: requests, inputs, leases, claims, steps in progress. For tests and
-        diagnosis."""
-        inputs = [found for asking in self._asking.values() for found in asking.inputs.values()]
-        return {
-            "requests": len(self._asking),
-            "inputs": len(inputs),
-            "leases": sum(found.lease is not None for found in inputs),
-            "claims": self._claims.open,
-            "steps": len(self._plan.in_progress),
-        }
-
     def close(self) -> None:
         """Releases everything and ends the thread. Idempotent."""
         for request_id in list(self._asking):
@@ -254,16 +246,13 @@ class SchedulerSide:
 
     # ---- a request's inputs
 
-    def _begin(self, request: Any, computed: int) -> Asking:
-        asking = self._asking.get(request.request_id)
-        if asking is None:
-            asking = self._asking[request.request_id] = self._current = Asking()
-        asking.begin(request.mm_features)
+    def _begin(self, request: Any, features: Sequence[Any]) -> Asking:
+        """Looks up these features of the request."""
+        self.finished(request.request_id)
+        asking = Asking(inputs_of(features), len(request.mm_features))
+        self._current = self._asking[request.request_id] = asking
         adapted = self._tower_lora and request.lora_request is not None
         for found in asking.inputs.values():
-            self._leave(found, asking)
-        fresh = inputs_of(asking.unknown(request.mm_features, computed, self._plan.is_local))
-        for found in fresh.values():
             nameless = (
                 None in found.datas
                 or adapted
@@ -277,7 +266,6 @@ class SchedulerSide:
             elif self._background.late or not self._background.post(partial(self._lookups.look_up, found)):
                 self._counts.add("late")
                 found.state = "unshared"
-        asking.inputs.update(fresh)
         return asking
 
     def _settled(self, asking: Asking) -> bool:
@@ -292,8 +280,7 @@ class SchedulerSide:
                     return False
                 # The input is replaced by a new one, so that a late result of the background thread has no effect.
                 self._counts.add("late")
-                asking.inputs[name] = late = Input(found.modality, found.rows, None)
-                late.state = "unshared"
+                asking.inputs[name] = Input(found.modality, found.rows, [None], "unshared")
         for needed in asking.missed():
             if self._waits(asking, needed, now):
                 return False
@@ -312,9 +299,9 @@ class SchedulerSide:
         wanted = found.wanted
         if wanted is None:
             return False
-        if wanted.may_be_answered(now):
-            return True
         state = wanted.state
+        if state == "asked" and now - wanted.since <= ANSWER_S:
+            return True
         if state == "compute" and self._producer:
             return False
         if state == "waiting" and not self._consumer:
@@ -337,10 +324,18 @@ class SchedulerSide:
         self._leave(found, asking)
         return False
 
-    def _release(self, asking: Asking) -> None:
-        for found in asking.inputs.values():
-            self._let_go(found, asking)
-        asking.inputs.clear()
+    def _end_sharing(self, level: int, why: str, *about: object) -> None:
+        """Ends sharing and says why, once."""
+        if self._lookups.shares:
+            self._lookups.shares = False
+            _log.log(level, why, *about)
+            self._background.post_until_done(self._lookups.drop)
+
+    def _release(self, *askings: Asking) -> None:
+        for asking in askings:
+            for found in asking.inputs.values():
+                self._let_go(found, asking)
+            asking.inputs.clear()
 
     def _let_go(self, found: Input, asking: Asking | None) -> None:
         found.lease = None

@@ -86,34 +86,19 @@ class TensordPromMetrics(ECConnectorPromMetrics):  # type: ignore[misc, unused-i
     """The metrics `vllm:ec_tensord_NAME` of each engine: a counter for each name in COUNTERS, and the gauge
     CONNECTED."""
 
-    def __init__(
-        self,
-        vllm_config: Any,
-        metric_types: dict[Any, Any],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters = {
-            name: create_metric_per_engine(
-                self._counter_cls(name=f"vllm:ec_tensord_{name}", documentation=text, labelnames=labelnames),
-                per_engine_labelvalues,
-            )
-            for name, text in COUNTERS.items()
-        }
-        self._connected = create_metric_per_engine(
-            self._gauge_cls(
-                name=f"vllm:ec_tensord_{CONNECTED}",
-                documentation=_CONNECTED_TEXT,
-                labelnames=labelnames,
-                multiprocess_mode="mostrecent",
-            ),
-            per_engine_labelvalues,
-        )
+    def __init__(self, vllm_config: Any, metric_types: dict[Any, Any], labelnames: list[str], engines: Any) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, engines)
+
+        def made(kind: Any, name: str, text: str, **more: Any) -> Any:
+            metric = kind(name=f"vllm:ec_tensord_{name}", documentation=text, labelnames=labelnames, **more)
+            return create_metric_per_engine(metric, engines)
+
+        self._counters = {name: made(self._counter_cls, name, text) for name, text in COUNTERS.items()}
+        self._connected = made(self._gauge_cls, CONNECTED, _CONNECTED_TEXT, multiprocess_mode="mostrecent")
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        if CONNECTED in transfer_stats_data:
-            self._connected[engine_idx].set(transfer_stats_data[CONNECTED])
         for name, amount in transfer_stats_data.items():
-            if amount and (counter := self._counters.get(name)) is not None:
-                counter[engine_idx].inc(amount)
+            if name == CONNECTED:
+                self._connected[engine_idx].set(amount)
+            elif amount and name in self._counters:
+                self._counters[name][engine_idx].inc(amount)

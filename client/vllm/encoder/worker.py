@@ -34,7 +34,7 @@ from ..engine.presence import engine_client_name
 from ..engine.rings import MappedRings
 from ..engine.settings import Settings
 from .canary import TOLERANCES, difference
-from .step import Load, Report, Save, StepMetadata
+from .steps import Load, Report, Save, StepMetadata
 
 SAVE_BYTES_MAX: Final = 512 << 20
 SETTLED_S: Final = 30.0
@@ -57,7 +57,7 @@ class WorkerSide:
         self._rings = MappedRings()
         self._lock = Lock()
         self._news = Report()
-        self._saving_bytes = 0
+        self._saving_bytes: dict[bytes, int] = {}
         # Used by the step's thread.
         self._loaded = 0
         self._told = b""
@@ -67,8 +67,8 @@ class WorkerSide:
         # Used by the background thread.
         self._puts: list[tuple[Put, Save, int, float, float]] = []
         self._copies: Any = None
-        failed = partial(self._count, "errors")
         name = engine_client_name(vllm_config, f"worker {rank}")
+        failed = partial(self._tell, errors=1)
         self._background = Background(settings.socket, name, "tensord-vllm-worker", self._tick, failed)
         self._background.start()
 
@@ -96,39 +96,35 @@ class WorkerSide:
             except Exception:
                 _log.exception("tensord: a stored encoder output could not be loaded; its requests end with an error")
                 found = None
-            with self._lock:
-                if found is None:
-                    found = torch.zeros(load.shape, dtype=self._dtype, device=self._device)
-                    self._news.counts["load_failures"] += 1
+            if found is None:
+                found = torch.zeros(load.shape, dtype=self._dtype, device=self._device)
+                self._tell(load_failures=1)
+                with self._lock:
                     self._news.failed.add(identifier)
-                else:
-                    self._news.counts["loads"] += 1
-                    self._news.counts["load_bytes"] += found.nbytes
+            else:
+                self._tell(loads=1, load_bytes=found.nbytes)
             encoder_cache[identifier] = found
         self._loaded = metadata.step
 
     def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
         """Starts to store an output that was just made, if the step says so."""
+        output = encoder_cache[identifier].detach()
         if identifier in self._found:
-            key, found = self._found.pop(identifier)
-            compare = partial(self._compare, key, found, encoder_cache[identifier].detach(), self._made())
+            compare = partial(self._compare, *self._found.pop(identifier), output, self._made())
             if not self._background.late:
                 self._background.post(compare)
         wanted = metadata.saves.get(identifier)
         if wanted is None or not self._saves:
             return
-        output = encoder_cache[identifier]
         if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
-            self._end(wanted, "mismatches")
+            self._tell(wanted, mismatches=1)
             return
-        job = partial(self._store, wanted, output.detach(), self._made(), self._began_s, wanted.rows / self._step_rows)
-        if self._saving_bytes + output.nbytes > SAVE_BYTES_MAX or self._background.late:
-            self._end(wanted, "dropped")
-            return
-        self._hold(output.nbytes)
-        if not self._background.post(job):
-            self._hold(-output.nbytes)
-            self._end(wanted, "dropped")
+        job = partial(self._store, wanted, output, self._made(), self._began_s, wanted.rows / self._step_rows)
+        fits = sum(self._saving_bytes.values()) + output.nbytes <= SAVE_BYTES_MAX
+        self._saving_bytes[wanted.key] = output.nbytes
+        if not fits or self._background.late or not self._background.post(job):
+            self._saving_bytes.pop(wanted.key, None)
+            self._tell(wanted, dropped=1)
 
     def report(self) -> Report | None:
         """This rank's news for the scheduler since the last report; None if there are none."""
@@ -171,19 +167,12 @@ class WorkerSide:
 
     # ---- both threads
 
-    def _count(self, name: str) -> None:
+    def _tell(self, over: Save | None = None, **counts: int) -> None:
+        """Reports these counts, and that the save `over` is over."""
         with self._lock:
-            self._news.counts[name] += 1
-
-    def _end(self, save: Save, why: str) -> None:
-        """A save is over, and its output is not stored."""
-        with self._lock:
-            self._news.counts[why] += 1
-            self._news.settled.append(save.key)
-
-    def _hold(self, size_bytes: int) -> None:
-        with self._lock:
-            self._saving_bytes += size_bytes
+            self._news.counts.update(counts)
+            if over is not None:
+                self._news.settled.append(over.key)
 
     # ---- the background thread
 
@@ -197,39 +186,37 @@ class WorkerSide:
                 continue
             self._puts.remove(entry)
             if put.state in ("stored", "existed"):
+                self._tell(save, saves=1, save_bytes=size_bytes)
                 with self._lock:
-                    self._news.counts.update(saves=1, save_bytes=size_bytes)
-                    self._news.settled.append(save.key)
                     self._news.encoded_rows += save.rows
                     self._news.encode_s += (now - began_s) * share
             else:
                 if put.state == "refused":
                     _abandon(save, put.error, client)
-                self._end(save, "refused")
+                self._tell(save, refused=1)
         return SOON_S if self._puts else IDLE_S
 
     def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, share: float, client: Client) -> None:
         try:
             if not client.connected:
-                self._end(save, "refused")
+                self._tell(save, refused=1)
                 return
             fetched = self._fetched(output, made)
             put = client.store(save.key, fetched, tokens=save.rows, ttl_s=None, claim=save.claim or None)
             self._puts.append((put, save, output.nbytes, began_s, share))
         except (TensordError, RuntimeError) as error:
             _abandon(save, error, client)
-            with self._lock:
-                self._news.settled.append(save.key)
+            self._tell(save)
             raise
         finally:
-            self._hold(-output.nbytes)
+            self._saving_bytes.pop(save.key, None)
 
     def _compare(self, key: bytes, found: torch.Tensor, output: torch.Tensor, made: Any, client: Client) -> None:
-        self._count("canaries")
+        self._tell(canaries=1)
         by = difference(found.cpu(), self._fetched(output, made))
         if by > TOLERANCES.get(self._dtype, 0.0):
+            self._tell(canary_failures=1)
             with self._lock:
-                self._news.counts["canary_failures"] += 1
                 self._news.differs.append((key, by))
 
     def _fetched(self, output: torch.Tensor, made: Any) -> torch.Tensor:

@@ -99,7 +99,7 @@ def _rings_mapped(daemon: Daemon) -> int:
 
 def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensord.client.vllm.engine.background.LATE_S", 0.25)
-    monkeypatch.setattr("tensord.client.vllm.encoder.claims.ANSWER_S", 0.02)
+    monkeypatch.setattr("tensord.client.vllm.encoder.scheduler.ANSWER_S", 0.02)
     askers: list[threading.Thread] = []
     ask = Link.ask
 
@@ -185,7 +185,9 @@ def test_an_engine_whose_weights_changed_shares_nothing_and_others_go_on(
     first, second = apart
     picture = encode(first)
     # Only this engine's: a reset of its manager is heard by all engines of a process.
-    second.connector._caches_reset(weights_kept=False)
+    side = second.connector._scheduler
+    assert side is not None
+    side.caches_reset(weights_kept=False)
     until(lambda: not keys(shared), "what is stored to be dropped")
     assert [finds(second, picture), finds(second, picture)] == [False, True], "its own cache has it"
     assert not keys(shared)

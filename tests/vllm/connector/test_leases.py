@@ -9,8 +9,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 
 import tensord
-from tensord.client.vllm.encoder import step_plan
-from tensord.client.vllm.encoder.step import NOTHING, Report
+from tensord.client.vllm.encoder import steps
+from tensord.client.vllm.encoder.steps import NOTHING, Report
 from tests.daemon_process import MIB, Daemon
 
 from ..conftest import keys
@@ -81,7 +81,7 @@ def test_a_rank_that_is_many_steps_behind_is_taken_as_done(
     shared: Daemon, first: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its report was lost."""
-    monkeypatch.setattr(step_plan, "LAG_STEPS_MAX", 3)
+    monkeypatch.setattr(steps, "LAG_STEPS_MAX", 3)
     with Steps(other_name(shared.socket, 1)) as another:
         picture = encode(first)
         settled(another, asked := another.add(request(picture)))
