@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -32,35 +34,33 @@ Job = Callable[[Client], object]
 _log = logging.getLogger("tensord")
 
 
-class SharedClients:
-    """The clients of this process by socket. A client is made for its first user and closed after its last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[str | None, tuple[Client, Presence, int]] = {}
-
-    def take(self, socket: str | None, name: str) -> Client:
-        """The client for the socket. `name` is the client's name if this is its first user. May take a second if the
-        daemon does not answer."""
-        with self._lock:
-            if socket in self._clients:
-                client, presence, users = self._clients[socket]
-            else:
-                client, users = Client(socket, name=name, timeout_s=TIMEOUT_S), 0
-                presence = Presence(client)
-            self._clients[socket] = (client, presence, users + 1)
-            return client
-
-    def give_back(self, socket: str | None) -> None:
-        with self._lock:
-            client, presence, users = self._clients.pop(socket)
-            if users > 1:
-                self._clients[socket] = (client, presence, users - 1)
-                return
-        client.close()
+_lock: Final = threading.Lock()
+_clients: Final[dict[str | None, tuple[Client, Presence]]] = {}
+_users: Final[Counter[str | None]] = Counter()
 
 
-CLIENTS: Final = SharedClients()
+@contextmanager
+def shared_client(socket: str | None, name: str) -> Iterator[Client]:
+    """The process's client for the socket, made for its first user and closed after its last.
+
+    `name` is the client's name if this is its first user. May take a second if the daemon does not answer.
+    """
+    with _lock:
+        if not _users[socket]:
+            made = Client(socket, name=name, timeout_s=TIMEOUT_S)
+            _clients[socket] = made, Presence(made)
+        _users[socket] += 1
+        client, _ = _clients[socket]
+    try:
+        yield client
+    finally:
+        with _lock:
+            _users[socket] -= 1
+            last = not _users[socket]
+            if last:
+                del _clients[socket]
+        if last:
+            client.close()
 
 
 class Background:
@@ -148,11 +148,8 @@ class Background:
 
     def _run(self) -> None:
         self._busy_since = time.monotonic()
-        self.client = CLIENTS.take(self._socket, self._client_name)
-        try:
+        with shared_client(self._socket, self._client_name) as self.client:
             self._serve(self.client)
-        finally:
-            CLIENTS.give_back(self._socket)
 
     def _serve(self, client: Client) -> None:
         again_s = SOON_S
@@ -180,10 +177,7 @@ class Background:
             kind = (getattr(call, "__qualname__", "job"), type(error))
             if kind not in self._errors:
                 self._errors.add(kind)
-                _log.warning("tensord: %s; the tensor concerned is not shared", error, exc_info=_trace(error))
+                # The messages of tensord's errors are complete; others come with their traceback.
+                trace = None if isinstance(error, TensordError) else error
+                _log.warning("tensord: %s; the tensor concerned is not shared", error, exc_info=trace)
             return None
-
-
-def _trace(error: Exception) -> Exception | None:
-    """The exception to log with its traceback; None for tensord's errors, whose messages are complete."""
-    return None if isinstance(error, TensordError) else error

@@ -23,8 +23,8 @@ class MappedRings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rings: dict[bytes, RingReader] = {}
-        self._seen_s: dict[bytes, float] = {}
+        self._rings: dict[bytes, tuple[RingReader, float]] = {}
+        """With the time at which each was seen last."""
         self.present = b""
         """The identity of the ring that was seen last; b"" before the first."""
 
@@ -35,23 +35,21 @@ class MappedRings:
             return
         ring, now_s = view.ring, time.monotonic()
         with self._lock:
-            known = self._rings.get(ring.identity)
-            if known is None or len(known) < len(ring):
-                self._rings[ring.identity] = ring
-            self._seen_s[ring.identity] = now_s
-            for identity in [each for each, seen_s in self._seen_s.items() if now_s - seen_s > KEPT_S]:
-                del self._rings[identity], self._seen_s[identity]
+            known, _ = self._rings.get(ring.identity, (ring, 0.0))
+            self._rings[ring.identity] = (ring if len(known) < len(ring) else known), now_s
+            for identity in [each for each, (_, seen_s) in self._rings.items() if now_s - seen_s > KEPT_S]:
+                del self._rings[identity]
             self.present = ring.identity
 
     @property
     def mappings(self) -> list[RingMapping]:
         """The mappings of all of them."""
         with self._lock:
-            return [ring.mapping for ring in self._rings.values()]
+            return [ring.mapping for ring, _ in self._rings.values()]
 
     def borrow(self, handle: bytes) -> Lease | None:
         """The entry of a handle, without a pin; None if its ring is not mapped, or the entry is not there."""
-        ring = self._rings.get(handle[:16])
+        ring, _ = self._rings.get(handle[:16], (None, 0.0))
         return ring.borrow(handle) if ring is not None else None
 
     def clear(self) -> None:

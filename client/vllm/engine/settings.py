@@ -28,10 +28,7 @@ def _up_to(most: float, kind: type = float) -> Callable[[Any], bool]:
 
 
 _CHECKS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
-    "socket": (
-        "a path that can be printed",
-        lambda value: _is_text(value) and value != "",
-    ),
+    "socket": ("a path that can be printed", lambda value: _is_text(value) and value != ""),
     "revision": ("text that can be printed", _is_text),
     "tenant": ("text that can be printed", _is_text),
     "sleep_at": (f"one of {', '.join(map(repr, SLEEPS_AT))}", SLEEPS_AT.__contains__),
@@ -45,22 +42,13 @@ _CHECKS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSettings:
-    """The settings that both connectors have. Keys of other connectors are ignored, except keys of tensord without
-    their prefix.
+    """The settings that both connectors have. docs/vllm.md says what they mean.
 
-    Args:
-        socket: `tensord.socket`, the daemon's control socket; by default found as by `Client`.
-        revision: `tensord.revision`, a name for the weights instead of a fingerprint of their files. Engines with the
-            same revision must have the same weights; tensord does not check this.
-        tenant: `tensord.tenant`, a salt. Engines with different tenants share nothing.
-        sleep_at: `tensord.sleep_at`, the mode of the engine's card from which on the engine sleeps while it is idle:
-            "pressure", "critical" or "emergency"; "" for never. It wakes up for its next request. Needs vLLM's
-            `enable_sleep_mode`.
-        sleep_idle_s: `tensord.sleep_idle_s`, the seconds without a request after which the engine counts as idle.
+    `WHERE` is the setting of vLLM's that has the keys. Keys of other connectors are ignored, except keys of tensord
+    without their prefix.
     """
 
     WHERE: ClassVar[str] = ""
-    """The setting of vLLM's that has the keys."""
 
     socket: str | None = None
     revision: str = ""
@@ -93,14 +81,7 @@ class SharedSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SharedSettings):
-    """The EC connector's settings.
-
-    Args:
-        wait_s_max: `tensord.wait_s_max`, the most seconds for which a request waits while another engine encodes its
-            input.
-        canary: `tensord.canary`, the share of hits that are encoded anyway and compared with the stored output. The
-            first hit of each namespace is compared too. 0 compares none.
-    """
+    """The EC connector's settings."""
 
     WHERE = "ec_connector_extra_config"
 
@@ -110,14 +91,8 @@ class Settings(SharedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class KVSettings(SharedSettings):
-    """The settings of the KV connector.
-
-    Keys of vLLM's offloading connector, as `blocks_per_chunk`, keep their meaning.
-
-    Args:
-        registered_bytes_max: `tensord.registered_bytes_max`, the most bytes of the ring that each worker registers with
-            its GPU's driver, which page-locks them. 0 registers nothing: blocks are then copied through a buffer.
-    """
+    """The settings of the KV connector. Keys of vLLM's offloading connector, as `blocks_per_chunk`, keep their
+    meaning."""
 
     WHERE = "kv_connector_extra_config"
 

@@ -172,7 +172,8 @@ class Sleeper:
 
     def handle(self, request_type: Any, request: Any) -> None:
         """Takes what a frontend sends: passes it to the core, or holds it back until the core is awake."""
-        if self._asleep and request_type in _HELD and not _is_answered(request_type, request):
+        call = request[2] if request_type is EngineCoreRequestType.UTILITY else ""
+        if self._asleep and request_type in _HELD and call not in _ANSWERED:
             self._held.append((request_type, request))
             if len(self._held) == 1:
                 self._background.post(self._seek_room)
@@ -180,8 +181,8 @@ class Sleeper:
         if request_type is EngineCoreRequestType.ADD:
             self._idle_since = None
         self._handle(request_type, request)
-        if self._asleep and request_type is EngineCoreRequestType.UTILITY and request[2] in _DECIDES:
-            _log.info("tensord: this engine's sleep is in the hands of who called %s", request[2])
+        if self._asleep and call in _DECIDES:
+            _log.info("tensord: this engine's sleep is in the hands of who called %s", call)
             self._end_sleep()
 
     def idle(self) -> None:
@@ -300,7 +301,3 @@ def _processor_items_kept(core: Any) -> Iterator[None]:
         yield
     finally:
         del core.reset_mm_cache
-
-
-def _is_answered(request_type: Any, request: Any) -> bool:
-    return request_type is EngineCoreRequestType.UTILITY and request[2] in _ANSWERED

@@ -24,7 +24,7 @@ import hashlib
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakMethod
@@ -41,31 +41,13 @@ _log = logging.getLogger("tensord")
 _within = threading.local()
 _listeners: list[WeakMethod[Listener]] = []
 
-# Methods of vLLM's workers that leave the weights alone.
-LEAVES_WEIGHTS: Final = frozenset(
-    {
-        "check_health",
-        "compute_weight_checksums",
-        "get_cache_block_size_bytes",
-        "get_compilation_match_table",
-        "get_encoder_timing_stats",
-        "get_kv_cache_spec",
-        "get_kv_connector_handshake_metadata",
-        "get_model_inspection",
-        "get_supported_tasks",
-        "init_weight_transfer_engine",
-        "list_loras",
-        "profile",
-        "reset_encoder_cache",
-        "reset_mm_cache",
-        "save_sharded_state",
-        "save_tensorized_model",
-        "shutdown_weight_transfer_engine",
-        "supports_draft_weight_updates",
-        "synchronize_device",
-        "update_max_model_len",
-    }
-)
+_LEAVES_WEIGHTS: Final = """check_health compute_weight_checksums get_cache_block_size_bytes get_compilation_match_table
+get_encoder_timing_stats get_kv_cache_spec get_kv_connector_handshake_metadata get_model_inspection
+get_supported_tasks init_weight_transfer_engine list_loras profile reset_encoder_cache reset_mm_cache
+save_sharded_state save_tensorized_model shutdown_weight_transfer_engine supports_draft_weight_updates
+synchronize_device update_max_model_len"""
+LEAVES_WEIGHTS: Final = frozenset(_LEAVES_WEIGHTS.split())
+"""Methods of vLLM's workers that leave the weights alone."""
 
 
 def listen_for_resets(callback: Listener) -> None:
@@ -93,10 +75,12 @@ def tell_listeners() -> None:
 
 
 @contextmanager
-def _keeping_weights() -> Iterator[None]:
-    """Within it, this thread's resets come with the weights as they were."""
-    _within.kept = True
+def _resetting(kept: bool) -> Iterator[None]:
+    """Within it, this thread's resets come with the weights as they were if `kept`. Begins with a call of all
+    listeners, since vLLM's own encoder cache manager tells nobody."""
+    _within.kept = kept
     try:
+        tell_listeners()
         yield
     finally:
         _within.kept = False
@@ -124,13 +108,12 @@ def _install() -> None:
 
 
 def _call_and_tell(collective_rpc: Callable[..., Any], core: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(method, str) and method in LEAVES_WEIGHTS:
-        return collective_rpc(core, method, *args, **kwargs)
     try:
         return collective_rpc(core, method, *args, **kwargs)
     finally:
         # Also after an error: some workers may have changed their weights, or a part of them.
-        tell_listeners()
+        if not isinstance(method, str) or method not in LEAVES_WEIGHTS:
+            tell_listeners()
 
 
 def weight_marks(worker: Any) -> bytes:
@@ -144,24 +127,18 @@ def weight_marks(worker: Any) -> bytes:
     """
     digest = hashlib.sha256()
     model = worker.get_model()
-    found: list[torch.Tensor] = []
+    samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
     for tensors in (model.named_parameters, model.named_buffers):
         for name, tensor in tensors(remove_duplicate=False):
             operations = -1 if tensor.is_inference() else tensor._version
             told = (name, tensor.dtype, tuple(tensor.shape), tensor.data_ptr(), operations)
             digest.update(repr(told).encode())
-            found.append(tensor)
-    digest.update(_values(found))
+            if tensor.numel():
+                samples[tensor.device].append(_sample(tensor.detach()))
+    for found in samples.values():
+        # Those of a device are copied at once.
+        digest.update(torch.cat(found).cpu().numpy().tobytes())
     return digest.digest()
-
-
-def _values(tensors: Sequence[torch.Tensor]) -> bytes:
-    """Samples of all tensors' values. Those of a device are copied at once."""
-    samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        if tensor.numel():
-            samples[tensor.device].append(_sample(tensor.detach()))
-    return b"".join(torch.cat(found).cpu().numpy().tobytes() for found in samples.values())
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
@@ -181,12 +158,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 def _compare_and_reset(reset: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:
     if weights_are_kept():
         return reset(core, *args, **kwargs)
-    if not _are_same(core.model_executor):
-        tell_listeners()
-        return reset(core, *args, **kwargs)
-    with _keeping_weights():
-        # vLLM's own encoder cache manager tells nobody.
-        tell_listeners()
+    with _resetting(_are_same(core.model_executor)):
         return reset(core, *args, **kwargs)
 
 

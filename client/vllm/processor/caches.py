@@ -1,15 +1,16 @@
 """vLLM's processor cache on tensord: the sender in each frontend process, the receiver in each engine core.
 
-Owns: the classes that vLLM calls, and the hash under which an item is stored. Does not own: the form of items
-(items.py) and of references (reference.py), the storage (client/caches/processor/cache.py), nor how vLLM comes to use
-these classes (factories.py).
+Owns: the classes that vLLM calls, the hash under which an item is stored, and the packing of a reference into an item's
+one field. Does not own: the form of items (items.py), the storage (client/caches/processor/cache.py), nor how vLLM
+comes to use these classes (factories.py).
 
 vLLM's own cache works with exactly one frontend, whose cache the engine mirrors. With several API processes or data
 parallel engines each frontend has a separate cache. Here any number of frontends and engines share items by content.
 
 Invariants: no call raises because the daemon is away or the ring is full. An item whose hash is determined by its
 content (hashes.py) is shared by all processes. Any other hash, such as a client's UUID, may name other content in
-another process; its item is stored for this frontend alone, for as long as that runs.
+another process; its item is stored for this frontend alone, for as long as that runs. An item with a reference's field
+is a complete reference, or it is refused: a client may have sent it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -26,33 +28,35 @@ import torch
 from prometheus_client import Counter
 from vllm.config import VllmConfig
 from vllm.multimodal.cache import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache, MultiModalCacheMissError
-from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+)
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.platforms import current_platform
 from vllm.utils.cache import CacheInfo
 
 from ....errors import ReferenceLost, TensordError, UnsupportedLeaf, UsageError
-from ...caches.processor.cache import ProcessorCache
-from ...caches.processor.loans import Reference
+from ....shm.ring.layout import KEY_BYTES
+from ...caches.processor.cache import Feature, ProcessorCache
+from ...caches.processor.loans import LOAN_BYTES, Reference
 from ...caches.processor.payload import Copy
 from ...core.client import Client
 from ...identity.content import DIGEST_ATTRIBUTE, content_digest
 from ...identity.engine import processor_namespace
+from ...reading.ring_mapping import HANDLE_BYTES
 from ..engine.presence import ATTACH_S, Presence, client_name
-from .forms import forms_of
 from .hashes import follows_from_content
-from .items import item_tree, tree_item, tree_updates
-from .reference import (
-    SCOPE_BYTES,
-    SHARED_SCOPE,
-    feature_of,
-    reference_in,
-    reference_item,
-    remove_loan,
-    scoped_hash,
-)
+from .items import forms_of, item_tree, tree_item, tree_updates
 
 _DIGEST: Final = "digest"
+_REFERENCE: Final = "tensord_reference"
+_SHARED_SCOPE: Final = b""
+_SCOPE_BYTES: Final = 16
+_PACKED_BYTES: Final = KEY_BYTES + HANDLE_BYTES + LOAN_BYTES
+_PARTS: Final = (0, KEY_BYTES, KEY_BYTES + HANDLE_BYTES, _PACKED_BYTES, None)
 _log = logging.getLogger("tensord")
 
 Updates = Sequence[ResolvedPromptUpdate]
@@ -95,7 +99,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         if mm_item is not None:
             return self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
         for scope in self._scopes(mm_hash) if found is None else [found]:
-            tree = self.cache.held(scoped_hash(scope, mm_hash))
+            tree = self.cache.held(_scoped_hash(scope, mm_hash))
             if tree is not None:
                 return self._send((None, tree_updates(tree)), mm_hash, scope)
         raise MultiModalCacheMissError([mm_hash])
@@ -108,9 +112,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.release()
 
     def invalidate(self, mm_hash: str) -> None:
-        self.cache.invalidate(
-            [scoped_hash(scope, mm_hash) for scope in (SHARED_SCOPE, self._named_scope, self._bare_scope)]
-        )
+        self.cache.invalidate(_scoped_hash(scope, mm_hash) for scope in self._known_scopes)
 
     def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
         """Checks an item that a client sent: if it is a reference, it must be the one of `mm_hash`.
@@ -118,16 +120,16 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         Raises:
             UsageError: it is a reference to another item, or not a complete reference.
         """
-        found = reference_in(mm_item, mm_hash)
+        found = _reference_in(mm_item, mm_hash)
         if found is None:
             return
-        scope, feature = found
-        known = (SHARED_SCOPE, self._named_scope, self._bare_scope)
-        if scope not in known or feature.data.key != self.cache.key(feature.hash):
+        scope, reference = found
+        if scope not in self._known_scopes or reference.key != self.cache.key(_scoped_hash(scope, mm_hash)):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
-        if not self.cache.lends(feature.data):
+        if not self.cache.lends(reference):
             # A reference that a client sent must not make the engine send messages to another process.
-            remove_loan(mm_item)
+            reference = reference._replace(loan=bytes(LOAN_BYTES))
+            mm_item[_REFERENCE] = _reference_item(reference, scope)[_REFERENCE]
 
     def clear_cache(self) -> None:
         """Forgets the items that this frontend holds, its statistics, and the meaning of clients' UUIDs. Items stored
@@ -151,8 +153,9 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
     # ---- private
 
     def _take_scopes(self) -> None:
-        self._named_scope = os.urandom(SCOPE_BYTES)
-        self._bare_scope = os.urandom(SCOPE_BYTES)
+        self._named_scope = os.urandom(_SCOPE_BYTES)
+        self._bare_scope = os.urandom(_SCOPE_BYTES)
+        self._known_scopes = _SHARED_SCOPE, self._named_scope, self._bare_scope
 
     def _scopes(self, mm_hash: str) -> list[bytes]:
         """The scopes in which an item may be stored: first the one used with prompt updates, last the one used
@@ -161,18 +164,19 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             return [self._named_scope]
         # An item without updates may come from a program that expanded the prompt itself. Other processes could not
         # place it.
-        return [SHARED_SCOPE, self._bare_scope]
+        return [_SHARED_SCOPE, self._bare_scope]
 
     def _found(self, mm_hash: str) -> bytes | None:
         """The first scope in which the item is stored, or None. The item is held from now on."""
-        return next(
-            (scope for scope in self._scopes(mm_hash) if self.cache.is_cached([scoped_hash(scope, mm_hash)])[0]), None
-        )
+        for scope in self._scopes(mm_hash):
+            if self.cache.is_cached([_scoped_hash(scope, mm_hash)])[0]:
+                return scope
+        return None
 
     def _send(self, mm_item: OutItem, mm_hash: str, scope: bytes) -> OutItem:
         """A reference to the stored item; if it is no longer stored, the item itself."""
         item, updates = mm_item
-        hash = scoped_hash(scope, mm_hash)
+        hash = _scoped_hash(scope, mm_hash)
         try:
             (sent,) = self.cache.get_and_update([None], [hash])
         except ReferenceLost:
@@ -181,7 +185,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
                 raise MultiModalCacheMissError([mm_hash]) from None
             return mm_item
         if isinstance(sent, Reference):
-            return reference_item(sent, scope), updates
+            return _reference_item(sent, scope), updates
         return item if item is not None else tree_item(sent), updates
 
     def _store(self, mm_item: OutItem, mm_hash: str) -> OutItem:
@@ -200,8 +204,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         # An item without tensors has no digest.
         with suppress(UnsupportedLeaf):
             tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
-        (sent,) = self.cache.get_and_update([tree], [scoped_hash(scope, mm_hash)])
-        return (reference_item(sent, scope), updates) if isinstance(sent, Reference) else mm_item
+        (sent,) = self.cache.get_and_update([tree], [_scoped_hash(scope, mm_hash)])
+        return (_reference_item(sent, scope), updates) if isinstance(sent, Reference) else mm_item
 
 
 class TensordReceiverCache(BaseMultiModalReceiverCache):
@@ -255,13 +259,13 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
         """Checks a reference. Pins are taken when features are filled in."""
         if mm_item is not None:
-            reference_in(mm_item, mm_hash)
+            _reference_in(mm_item, mm_hash)
 
     def clear_cache(self) -> None:
         self.cache.forget()
 
     def _items(self, data: Sequence[MultiModalKwargsItem | None], hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
-        asked = [feature_of(each, hash) for each, hash in zip(data, hashes, strict=True)]
+        asked = [_feature_of(each, hash) for each, hash in zip(data, hashes, strict=True)]
         try:
             filled = self.cache.get_and_update_features(asked)
         except ReferenceLost as lost:
@@ -293,6 +297,46 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
 def _passed_through() -> Counter:
     """This process's counter. vLLM's /metrics shows it, summed over all API processes."""
     return Counter("tensord_processor_passed_through", "Processed items that went to the engine whole.", ["reason"])
+
+
+def _scoped_hash(scope: bytes, mm_hash: str) -> bytes:
+    """The hash under which an item is stored in a scope."""
+    return scope + mm_hash.encode("utf-8", "surrogatepass")
+
+
+def _reference_item(reference: Reference, scope: bytes) -> MultiModalKwargsItem:
+    """The reference that goes to the engine in place of an item."""
+    data: Any = list(b"".join(reference) + scope)
+    return MultiModalKwargsItem({_REFERENCE: MultiModalFieldElem(data=data, field=MultiModalBatchedField())})
+
+
+def _reference_in(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Reference] | None:
+    """The scope of a reference, and the reference; None if `item` is not one.
+
+    Raises:
+        UsageError: the reference is not complete.
+    """
+    elem = item.get(_REFERENCE)
+    if elem is None:
+        return None
+    data: Any = elem.data
+    whole = len(item) == 1 and type(data) is list and len(data) in (_PACKED_BYTES, _PACKED_BYTES + _SCOPE_BYTES)
+    if not whole or not all(type(byte) is int and 0 <= byte < 256 for byte in data):
+        raise UsageError(f"the data sent with the hash {mm_hash!r} is not a complete reference; send the item itself")
+    packed = bytes(data)
+    *parts, scope = (packed[start:end] for start, end in pairwise(_PARTS))
+    return scope, Reference(*parts)
+
+
+def _feature_of(data: MultiModalKwargsItem | None, mm_hash: str) -> Feature:
+    """The query for a feature: of the item that `data` refers to, or of `data` itself.
+
+    Raises:
+        UsageError: `data` is a reference that is not complete.
+    """
+    found = _reference_in(data, mm_hash) if data is not None else None
+    scope, asked = found or (_SHARED_SCOPE, data)
+    return Feature(_scoped_hash(scope, mm_hash), asked)
 
 
 def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from vllm.config import VllmConfig
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache, factories
@@ -20,9 +21,8 @@ from ....errors import TensordError
 from ...identity.engine import processor_namespace
 from ..engine.hooks import hook
 from .caches import InItem, OutItem, TensordReceiverCache, TensordSenderCache
-from .forms import Forms, forms_of
 from .hashes import note_hashes
-from .items import item_tree
+from .items import Forms, forms_of, item_tree
 
 
 class _LearningCache(MultiModalProcessorOnlyCache):
@@ -40,43 +40,32 @@ class _LearningCache(MultiModalProcessorOnlyCache):
         return updated
 
 
+_MAKES: Final[dict[str, Callable[[VllmConfig], Any]]] = {
+    "processor_cache_from_config": TensordSenderCache,
+    "engine_receiver_cache_from_config": TensordReceiverCache,
+    "worker_receiver_cache_from_config": lambda vllm_config: None,
+    "processor_only_cache_from_config": lambda vllm_config: _LearningCache(vllm_config.model_config),
+}
+"""By the name of vLLM's factory."""
+
+
 def install() -> None:
     """Makes vLLM create these caches in this process. If engines run on other hosts, vLLM's own caches stay.
     Idempotent."""
-    for name, make in (
-        ("processor_cache_from_config", _sender),
-        ("engine_receiver_cache_from_config", _receiver),
-        ("worker_receiver_cache_from_config", _no_worker_receiver),
-        ("processor_only_cache_from_config", _teaching),
-    ):
+    for name in _MAKES:
         original = getattr(factories, name)
         # All modules that have imported its name already.
         for module_name, module in list(sys.modules.items()):
             if module_name.startswith("vllm.") and vars(module).get(name) is original:
-                hook(module, name, make)
-    note_hashes(lambda cache: cache.model_name if isinstance(cache, TensordSenderCache) else None)
+                hook(module, name, partial(_make, name))
+    note_hashes()
 
 
-def _sender(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    parallel = vllm_config.parallel_config
-    local = parallel.local_engines_only or parallel.data_parallel_size_local == parallel.data_parallel_size
-    return TensordSenderCache(vllm_config) if _wanted(vllm_config) and local else original(vllm_config)
-
-
-def _receiver(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    return TensordReceiverCache(vllm_config) if _wanted(vllm_config) else original(vllm_config)
-
-
-def _no_worker_receiver(original: Callable[..., Any], vllm_config: VllmConfig, *rest: Any, **named: Any) -> Any:
-    return None if _wanted(vllm_config) else original(vllm_config, *rest, **named)
-
-
-def _teaching(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    return _LearningCache(vllm_config.model_config) if _wanted(vllm_config) else original(vllm_config)
-
-
-def _wanted(vllm_config: VllmConfig) -> bool:
-    model_config = vllm_config.model_config
-    if not model_config.supports_multimodal_inputs:
-        return False
-    return bool(model_config.get_multimodal_config().mm_processor_cache_gb > 0)
+def _make(name: str, original: Callable[..., Any], vllm_config: VllmConfig, *rest: Any, **named: Any) -> Any:
+    model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
+    wanted = model_config.supports_multimodal_inputs and model_config.get_multimodal_config().mm_processor_cache_gb > 0
+    if name == "processor_cache_from_config":
+        # Not if this frontend has engines on other hosts.
+        local = parallel.local_engines_only or parallel.data_parallel_size_local == parallel.data_parallel_size
+        wanted = wanted and local
+    return _MAKES[name](vllm_config) if wanted else original(vllm_config, *rest, **named)

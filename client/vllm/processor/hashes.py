@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from threading import local
 from typing import Any, Final
 
@@ -60,14 +59,10 @@ def follows_from_content(mm_hash: str) -> bool:
     return mm_hash in _notes.hashes
 
 
-def note_hashes(name_of: Callable[[Any], str | None]) -> None:
-    """Hooks vLLM so that it records hashes in this process. Idempotent.
-
-    Args:
-        name_of: the name that replaces the model's name in hashes for a cache; None keeps the model's name.
-    """
+def note_hashes() -> None:
+    """Hooks vLLM so that it records hashes in this process. Idempotent."""
     hook(MultiModalHasher, "hash_kwargs", _hash_and_note)
-    hook(ProcessorInputs, "get_mm_hashes", partial(_get_hashes_and_note, name_of))
+    hook(ProcessorInputs, "get_mm_hashes", _get_hashes_and_note)
 
 
 def _hash_and_note(hash_kwargs: Callable[..., str], algorithm: Any, /, **kwargs: Any) -> str:
@@ -77,14 +72,10 @@ def _hash_and_note(hash_kwargs: Callable[..., str], algorithm: Any, /, **kwargs:
 
 
 def _get_hashes_and_note(
-    name_of: Callable[[Any], str | None],
-    get_mm_hashes: Callable[..., Any],
-    inputs: ProcessorInputs,
-    model_id: str,
-    *args: Any,
-    **kwargs: Any,
+    get_mm_hashes: Callable[..., Any], inputs: ProcessorInputs, model_id: str, *args: Any, **kwargs: Any
 ) -> Any:
-    hashes = get_mm_hashes(inputs, name_of(inputs.cache) or model_id, *args, **kwargs)
+    # Tensord's cache has a name of its own for the model.
+    hashes = get_mm_hashes(inputs, getattr(inputs.cache, "model_name", model_id), *args, **kwargs)
     names = inputs.mm_uuid_items or {}
     for modality, of_items in hashes.items():
         given = names.get(modality) or [None] * len(of_items)

@@ -9,20 +9,26 @@
     embeds   None | ["is", tokens] | ["mask", (len(full),) bool]
     tokens   (n,) int64
 
-Owns: the supported kinds of fields, targets and masks. Does not own: where items are stored (caches.py).
+Owns: the supported kinds of fields, targets and masks; the forms of items that this process's own processors have made,
+by namespace. Does not own: where items are stored (caches.py).
 
 Prompt updates contain functions. A function that vLLM's own constructors make is recognised by its code, and stored as
 the constructor's arguments. Of any other mask function only the result for the update's own tokens is stored; called
 with other tokens, the stored mask raises UsageError.
 
+The form of an item is its fields, and the kind, dtypes and number of dimensions of each. An item of an unknown form was
+made by another processor, under a name that should have told the two apart. Such an item is a miss, whatever its name.
+A frontend learns forms when vLLM warms its processor up, and from each item that it processes itself.
+
 Invariants: all sets are closed. A value that is in none of them, or that would be read back differently (a subclass, a
-tensor on a device), is refused; its item then bypasses the cache.
+tensor on a device), is refused; its item then bypasses the cache. Forms are only added, up to FORMS_MAX a namespace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from types import CodeType
 from typing import Any, Final
 
@@ -47,6 +53,8 @@ from ....errors import UnsupportedLeaf, UsageError
 
 Tree = dict[str, Any]
 
+FORMS_MAX: Final = 256
+"""Limit on forms in one namespace. Items of further forms are not accepted from other processes."""
 # The fields that the code below encodes, in their order. If a class of the installed vLLM has others, its items are
 # refused.
 _KNOWN: Final[Mapping[type, tuple[str, ...]]] = {
@@ -76,8 +84,10 @@ def item_tree(item: MultiModalKwargsItem, updates: Sequence[ResolvedPromptUpdate
         UnsupportedLeaf: a value that is in none of the supported sets; the message names it.
     """
     _check_kind(item, MultiModalKwargsItem)
+    for elem in item.values():
+        _check_kind(elem, MultiModalFieldElem)
     return {
-        "fields": {name: _elem_tree(name, elem) for name, elem in item.items()},
+        "fields": {name: [_data(name, elem.data), _field(name, elem.field)] for name, elem in item.items()},
         "updates": [_update_tree(update) for update in updates],
     }
 
@@ -97,36 +107,58 @@ def tree_updates(tree: Tree) -> list[ResolvedPromptUpdate]:
     return [_tree_update(update) for update in tree["updates"]]
 
 
-class StoredMask:
-    """Replaces a function `is_embed` by its result for `full`."""
+# ---- forms
 
-    __slots__ = ("_full", "_mask")
 
-    def __init__(self, full: list[int], mask: torch.Tensor) -> None:
-        """`mask` is (len(full),) bool: one value for each placeholder token."""
-        self._full = full
-        self._mask = mask
+class Forms:
+    """The forms of one processor's items. Thread-safe."""
 
-    def __call__(self, full: list[int]) -> torch.Tensor:
-        """A copy of the mask, (len(full),) bool.
+    def __init__(self) -> None:
+        self._known: set[Any] = set()
 
-        Raises:
-            UsageError: `full` differs from the tokens for which the mask was stored.
-        """
-        if full is not self._full and list(full) != self._full:
-            raise UsageError(
-                f"the stored mask of {len(self._full)} placeholder tokens was asked for {len(full)} others; "
-                "turn the processor cache off for this model, and report it"
-            )
-        return self._mask.clone()
+    def learn(self, tree: Tree) -> None:
+        """Records the form of an item that this process has made."""
+        if len(self._known) < FORMS_MAX:
+            self._known.add(_form(tree))
+
+    def has(self, tree: Any) -> bool:
+        """Whether a stored tree is an item of a known form, with readable prompt updates."""
+        try:
+            if _form(tree) not in self._known:
+                return False
+            tree_updates(tree)
+        except Exception:
+            # The tree was not made here. The type of the exception depends on the tree.
+            return False
+        return True
+
+
+_by_namespace: Final[dict[bytes, Forms]] = {}
+
+
+def forms_of(tag: bytes) -> Forms:
+    """The forms of the namespace with this tag, shared by all its caches in this process."""
+    return _by_namespace.setdefault(tag, Forms())
+
+
+def _form(tree: Tree) -> Any:
+    """The form of a tree, without the values that differ from item to item. It is the same before the tree is stored
+    and after it is read."""
+    form = set()
+    for name, (data, (kind, keep_on_cpu, *rest)) in tree["fields"].items():
+        form.add((name, kind, keep_on_cpu, rest[-1] if kind == "flat" else None, _data_form(data)))
+    return frozenset(form)
+
+
+def _data_form(data: Any) -> Any:
+    if isinstance(data, torch.Tensor | np.ndarray):
+        return str(data.dtype).removeprefix("torch."), data.ndim
+    if isinstance(data, list | tuple):
+        return type(data).__name__, frozenset(map(_data_form, data))
+    return type(data).__name__
 
 
 # ---- data and fields
-
-
-def _elem_tree(name: str, elem: MultiModalFieldElem) -> list[Any]:
-    _check_kind(elem, MultiModalFieldElem)
-    return [_data(name, elem.data), _field(name, elem.field)]
 
 
 def _data(name: str, data: Any) -> Any:
@@ -143,15 +175,13 @@ def _data(name: str, data: Any) -> Any:
         return kind(_data(name, part) for part in data)
     if kind in (int, float, bool, type(None)):
         return data
-    raise UnsupportedLeaf(f"{name} has a {kind.__module__}.{kind.__qualname__}, which is neither a tensor nor a number")
+    raise UnsupportedLeaf(f"{name} has a {_named(kind)}, which is neither a tensor nor a number")
 
 
 def _field(name: str, field: Any) -> list[Any]:
     kind = type(field)
     if kind not in _WORDS:
-        raise UnsupportedLeaf(
-            f"{name} is of the field class {kind.__module__}.{kind.__qualname__}, which is not supported"
-        )
+        raise UnsupportedLeaf(f"{name} is of the field class {_named(kind)}, which is not supported")
     _check_kind(field, kind)
     return [_WORDS[kind], *(_plain(getattr(field, known)) for known in _KNOWN[kind])]
 
@@ -190,36 +220,24 @@ def _update_tree(update: ResolvedPromptUpdate) -> Tree:
 
 def _tree_update(tree: Tree) -> ResolvedPromptUpdate:
     modality, item_idx, mode = tree["where"]
-    full = tree["full"].tolist()
-    return ResolvedPromptUpdate(
-        modality=modality,
-        item_idx=item_idx,
-        mode=UpdateMode(mode),
-        target=_tree_target(tree["target"]),
-        content=_tree_content(full, tree["embeds"]),
-    )
+    target = tree["target"]
+    if isinstance(target, np.ndarray):
+        target = target.tolist()
+    else:
+        word, *given = target
+        target = _TARGETS[word](*(tokens.tolist() for tokens in given))
+    content = _tree_content(tree["full"].tolist(), tree["embeds"])
+    return ResolvedPromptUpdate(modality, item_idx, UpdateMode(mode), target, content)
 
 
 def _target(target: Any) -> Any:
     if not isinstance(target, PromptIndex):
         return _tokens(target)
     _check_kind(target, PromptIndex)
-    codes = _codes(target)
-    if codes == _codes(PromptIndexTargets.start()):
-        return ["start"]
-    if codes == _codes(PromptIndexTargets.end()):
-        return ["end"]
-    if codes == _codes(PromptIndexTargets.prefix([])):
-        return ["prefix", _tokens(_made_from(target.get_match_index, "seq"))]
-    raise UnsupportedLeaf("a prompt update's target is an index that is neither start, end nor prefix")
-
-
-def _tree_target(target: Any) -> Any:
-    if isinstance(target, np.ndarray):
-        return target.tolist()
-    if target[0] == "prefix":
-        return PromptIndexTargets.prefix(target[1].tolist())
-    return PromptIndexTargets.start() if target[0] == "start" else PromptIndexTargets.end()
+    word = _TARGET_WORDS.get(_codes(target))
+    if word is None:
+        raise UnsupportedLeaf("a prompt update's target is an index that is neither start, end nor prefix")
+    return ["prefix", _tokens(_made_from(target.get_match_index, "seq"))] if word == "prefix" else [word]
 
 
 def _embeds(full: list[int], is_embed: Any) -> Any:
@@ -240,24 +258,43 @@ def _embeds(full: list[int], is_embed: Any) -> Any:
 
 def _tree_content(full: list[int], embeds: Any) -> PromptUpdateDetails:
     if embeds is None:
-        return PromptUpdateDetails(full=full)
+        return PromptUpdateDetails(full)
     kind, values = embeds
     if kind == "is":
         return PromptUpdateDetails.select_token_ids(full, values.tolist())
-    return PromptUpdateDetails(full=full, is_embed=StoredMask(full, torch.from_numpy(values.copy())))
+    return PromptUpdateDetails(full, partial(stored_mask, full, torch.from_numpy(values.copy())))
+
+
+def stored_mask(known: list[int], mask: torch.Tensor, full: list[int]) -> torch.Tensor:
+    """What replaces a function `is_embed`: a copy of `mask`, (len(full),) bool, its result for the tokens `known`.
+
+    Raises:
+        UsageError: `full` differs from the tokens for which the mask was stored.
+    """
+    if full is not known and list(full) != known:
+        raise UsageError(
+            f"the stored mask of {len(known)} placeholder tokens was asked for {len(full)} others; "
+            "turn the processor cache off for this model, and report it"
+        )
+    return mask.clone()
 
 
 def _codes(index: PromptIndex) -> tuple[CodeType | None, ...]:
     return tuple(getattr(match, "__code__", None) for match in (index.get_match_index, index.get_text_match_index))
 
 
-def _code(function: Any) -> CodeType:
-    code: CodeType = function.__code__
-    return code
-
-
-_SELECTS_ID: Final = _code(PromptUpdateDetails.select_token_id([], 0).is_embed)
-_SELECTS_IDS: Final = _code(PromptUpdateDetails.select_token_ids([], []).is_embed)
+_TARGETS: Final[Mapping[str, Any]] = {
+    "start": PromptIndexTargets.start,
+    "end": PromptIndexTargets.end,
+    "prefix": PromptIndexTargets.prefix,
+}
+_TARGET_WORDS: Final = {
+    _codes(PromptIndexTargets.start()): "start",
+    _codes(PromptIndexTargets.end()): "end",
+    _codes(PromptIndexTargets.prefix([])): "prefix",
+}
+_SELECTS_ID: Final = getattr(PromptUpdateDetails.select_token_id([], 0).is_embed, "__code__", "")
+_SELECTS_IDS: Final = getattr(PromptUpdateDetails.select_token_ids([], []).is_embed, "__code__", "")
 
 
 def _made_from(function: Any, name: str) -> Any:
@@ -287,8 +324,10 @@ def _check_kind(found: Any, kind: type) -> None:
         UnsupportedLeaf: it is of a subclass or another class, or the installed vLLM has changed the class.
     """
     if type(found) is not kind:
-        raise UnsupportedLeaf(
-            f"a {type(found).__module__}.{type(found).__qualname__} would come back as {kind.__name__}"
-        )
+        raise UnsupportedLeaf(f"a {_named(type(found))} would come back as {kind.__name__}")
     if kind in _CHANGED:
         raise UnsupportedLeaf(f"this vLLM's {kind.__name__} has other fields than {sorted(_KNOWN[kind])}")
+
+
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -246,7 +246,7 @@ def _go_through(first: Steps, second: Steps, acts: list[tuple[str, int]]) -> Non
         elif act in ("starve", "feed"):
             engine.has_blocks = act == "feed"
         elif act == "reset":
-            with weights._keeping_weights() if number % 2 else nullcontext():
+            with weights._resetting(kept=True) if number % 2 else nullcontext():
                 engine.manager.reset()
         for moved in (first, second):
             for name, found in moved.step().items():

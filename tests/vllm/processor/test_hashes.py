@@ -26,7 +26,7 @@ PATH: Final = {"ov2_codec_video": "/videos/of/today.mp4"}
 def noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessorInputs, "get_mm_hashes", ProcessorInputs.get_mm_hashes)
     monkeypatch.setattr(MultiModalHasher, "hash_kwargs", MultiModalHasher.hash_kwargs)
-    note_hashes(lambda cache: None)
+    note_hashes()
 
 
 def a_picture(**info: Any) -> Image.Image:

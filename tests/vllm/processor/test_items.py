@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -18,7 +19,7 @@ from vllm.multimodal.inputs import (
 from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, PromptReplacement, PromptUpdateDetails
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 
-from tensord.client.vllm.processor.items import StoredMask, item_tree, tree_item, tree_updates
+from tensord.client.vllm.processor.items import item_tree, stored_mask, tree_item, tree_updates
 from tensord.errors import UnsupportedLeaf, UsageError
 
 from .stand import UPDATES, Pair, an_item, fresh
@@ -119,7 +120,7 @@ def test_vllms_own_masks_go_on_to_work_for_other_tokens_and_stored_ones_refuse()
     (back,) = tree_updates(item_tree(an_item(), [update]))
     assert back.content.is_embed is not None
     assert back.content.is_embed([7, 0]).tolist() == [True, False]
-    mask = StoredMask(FULL, EVERY_OTHER)
+    mask = partial(stored_mask, FULL, EVERY_OTHER)
     mask(FULL).fill_(False)
     assert torch.equal(mask(list(FULL)), EVERY_OTHER)
     with pytest.raises(UsageError, match="asked for 1 others"):

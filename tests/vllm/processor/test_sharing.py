@@ -22,9 +22,9 @@ from vllm.multimodal.inputs import (
 
 from tensord.client.caches.processor.loans import LOAN_BYTES
 from tensord.client.identity import content
-from tensord.client.vllm.processor import caches, forms
-from tensord.client.vllm.processor.forms import Forms
+from tensord.client.vllm.processor import caches
 from tensord.client.vllm.processor.hashes import note
+from tensord.client.vllm.processor.items import Forms
 from tensord.errors import UsageError
 
 from ...daemon_process import PATIENCE_S, Daemon
@@ -150,7 +150,7 @@ def test_a_frontend_takes_no_item_from_others_before_it_knows_what_its_own_are(
 ) -> None:
     hash, item = fresh(), an_item()
     pair.p0.get_and_update_item((item, UPDATES), hash)
-    monkeypatch.setattr(forms, "_by_namespace", {})
+    monkeypatch.setattr("tensord.client.vllm.processor.items._by_namespace", {})
     new = pair.more()
     assert new.is_cached([hash]) == [False]
     new.get_and_update_item((an_item(), UPDATES), fresh())
