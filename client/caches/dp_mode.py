@@ -19,15 +19,6 @@ Resolution = int | tuple[int, int]
 """(width, height) in pixels, or the side of a square."""
 
 FLAG: Final = ("--mm-encoder-tp-mode", "data")
-IMAGES_MIN: Final = 2
-SIDE_MIN: Final = 512
-DEPTH_MIN: Final = 45
-MANY_IMAGES: Final = 10
-SMALL_SIDE: Final = 256
-_IMAGES_MAX: Final = 1 << 20
-_SIDE_MAX: Final = 1 << 20
-_DEPTH_MAX: Final = 1 << 12
-
 _SOURCE: Final = "AMD, batch-level data parallelism of vision encoders on 8×MI300X, average gain in requests/s"
 _IMAGES: Final = "images a batch"
 _SIDE: Final = "pixels a side"
@@ -83,26 +74,25 @@ def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_
     Raises:
         UsageError: a value is out of its range; the message names it.
     """
-    images = check_count("batch_images", batch_images, _IMAGES_MAX, 1)
+    images = check_count("batch_images", batch_images, 1 << 20, 1)
     width, height = (0, 0) if resolution is None else _sides(resolution)
-    depth = 0 if encoder_depth is None else check_count("encoder_depth", encoder_depth, _DEPTH_MAX, 1)
+    depth = 0 if encoder_depth is None else check_count("encoder_depth", encoder_depth, 1 << 12, 1)
     pixels, shape = width * height, f"{width}×{height}"
-    small, least = f"{SMALL_SIDE}×{SMALL_SIDE}", f"{SIDE_MIN}×{SIDE_MIN}"
     # The table has squares only. Other shapes with as many pixels were not measured.
     measured = {_IMAGES: images, _SIDE: width if width == height else None, _LAYERS: depth}
-    if images >= MANY_IMAGES and 0 < pixels <= SMALL_SIDE**2:
-        reasons = {_IMAGES: f"diminishing returns: {images} images of {shape}, at most {small}", _SIDE: ""}
+    if images >= 10 and 0 < pixels <= 256**2:
+        reasons = {_IMAGES: f"diminishing returns: {images} images of {shape}, at most 256×256", _SIDE: ""}
         use_dp = False
     else:
-        criteria = [
-            (images >= IMAGES_MIN, _IMAGES, f"{images} images a batch, from {IMAGES_MIN} up"),
-            (pixels >= SIDE_MIN**2, _SIDE, f"{shape}, from {least} up"),
-            (depth >= DEPTH_MIN, _LAYERS, f"{depth} layers, from {DEPTH_MIN} up"),
-        ]
-        reasons = {name: reason for is_met, name, reason in criteria if is_met}
+        reasons = {}
+        if images >= 2:
+            reasons[_IMAGES] = f"{images} images a batch, from 2 up"
+        if pixels >= 512**2:
+            reasons[_SIDE] = f"{shape}, from 512×512 up"
+        if depth >= 45:
+            reasons[_LAYERS] = f"{depth} layers, from 45 up"
         use_dp = bool(reasons)
-    reason = "; ".join(filter(None, reasons.values()))
-    reason = reason or f"one image, below {least} and {DEPTH_MIN} layers as far as is known"
+    reason = "; ".join(filter(None, reasons.values())) or "one image, below 512×512 and 45 layers as far as is known"
     for name in reasons:
         if (value := measured[name]) in _GAINS[name]:
             return Recommendation(use_dp, reason, _GAINS[name][value], f"{_SOURCE}; row: {value} {name}")
@@ -116,4 +106,4 @@ def _sides(resolution: object) -> tuple[int, int]:
     if len(sides) != 2:
         raise UsageError(f"resolution is {shown(resolution)}; pass (width, height) in pixels, or the side of a square")
     width, height = sides
-    return check_count("resolution", width, _SIDE_MAX, 1), check_count("resolution", height, _SIDE_MAX, 1)
+    return check_count("resolution", width, 1 << 20, 1), check_count("resolution", height, 1 << 20, 1)

@@ -127,7 +127,8 @@ class EncoderCacheManager:
 
     def get_cached_input_ids(self, request: EncoderRequest) -> set[int]:
         """The indices of the request's allocated inputs."""
-        return set(self._allocated.get(check_request(request).request_id, ()))
+        request_id = check_request(request).request_id
+        return {input_id for of, input_id in self._allocated if of == request_id}
 
     # ---- allocation
 
@@ -147,25 +148,25 @@ class EncoderCacheManager:
         """
         wanted = input_of(request, input_id)
         known = self._known(wanted)
-        allocated = self._allocated.get(request.request_id, {})
-        if input_id in allocated:
-            if allocated[input_id] != wanted.key:
-                raise UsageError(
-                    f"input {input_id} of request {request.request_id!r} is allocated with key "
-                    f"{allocated[input_id].hex()[:16]}…, not {wanted.key.hex()[:16]}…; free the request first"
-                )
+        allocated = self._allocated.get((request.request_id, input_id))
+        if allocated == wanted.key:
             return []
+        if allocated is not None:
+            raise UsageError(
+                f"input {input_id} of request {request.request_id!r} is allocated with key "
+                f"{allocated.hex()[:16]}…, not {wanted.key.hex()[:16]}…; free the request first"
+            )
         evicted: list[bytes] = []
         if known is None:
             evicted = self._make_room(request, input_id, wanted.tokens)
             known = self._outputs[wanted.key] = _Output(wanted.tokens)
         known.needs += 1
-        self._allocated.setdefault(request.request_id, {})[input_id] = wanted.key
+        self._allocated[request.request_id, input_id] = wanted.key
         if self._cache is not None:
             # Each request counts as a use. The uses keep the entry in the ring once no lease pins it.
             lease = self._cache.get(wanted.key)
             known.lease = lease if lease is not None else known.lease
-            self._pin_stored(self._cache)
+            self._pin_stored()
         return evicted
 
     def lease(self, request: EncoderRequest, input_id: int) -> Lease | None:
@@ -179,10 +180,10 @@ class EncoderCacheManager:
             UsageError: the request has no such input.
         """
         wanted = input_of(request, input_id)
-        if self._cache is None or self._allocated.get(request.request_id, {}).get(input_id) != wanted.key:
+        if self._cache is None or self._allocated.get((request.request_id, input_id)) != wanted.key:
             return None
         known = self._outputs[wanted.key]
-        self._pin_stored(self._cache)
+        self._pin_stored()
         if known.lease is None and self._cache.contains(wanted.key):
             known.lease = self._cache.get(wanted.key)
         return self._cache.hold(wanted.key)
@@ -209,7 +210,7 @@ class EncoderCacheManager:
             return None
         put = self._cache.put(wanted.key, tree, tokens=wanted.tokens, timeout_s=timeout_s)
         self._stored[wanted.key] = put
-        self._pin_stored(self._cache)
+        self._pin_stored()
         return put
 
     # ---- release
@@ -220,13 +221,9 @@ class EncoderCacheManager:
         An output that several inputs of the request share is needed until the last of them was freed. An output that no
         request needs loses its pin, and stays until `allocate` evicts it.
         """
-        allocated = self._allocated.get(check_request(request).request_id)
-        input_id = check_input_id(input_id)
-        key = allocated.pop(input_id, None) if allocated is not None else None
-        if allocated is None or key is None:
+        key = self._allocated.pop((check_request(request).request_id, check_input_id(input_id)), None)
+        if key is None:
             return
-        if not allocated:
-            del self._allocated[request.request_id]
         known = self._outputs[key]
         known.needs -= 1
         if not known.needs:
@@ -236,7 +233,8 @@ class EncoderCacheManager:
 
     def free(self, request: EncoderRequest) -> None:
         """Ends the request's need of all its inputs. Call it however the request ended."""
-        for input_id in list(self._allocated.get(check_request(request).request_id, ())):
+        request_id = check_request(request).request_id
+        for input_id in [input_id for of, input_id in self._allocated if of == request_id]:
             self.free_encoder_input(request, input_id)
 
     def get_freed_ids(self) -> list[bytes]:
@@ -245,8 +243,7 @@ class EncoderCacheManager:
 
         Leaves out an output that was evicted and then allocated again.
         """
-        if self._cache is not None:
-            self._pin_stored(self._cache)
+        self._pin_stored()
         freed = [key for key in self._evicted if key not in self._outputs]
         self._evicted.clear()
         return freed
@@ -264,7 +261,8 @@ class EncoderCacheManager:
     def _begin(self) -> None:
         self._outputs: dict[bytes, _Output] = {}
         """Those that no request needs are in the order in which they were freed."""
-        self._allocated: dict[str, dict[int, bytes]] = {}
+        self._allocated: dict[tuple[str, int], bytes] = {}
+        """By request and input, in the order of their allocation."""
         self._evicted: dict[bytes, None] = {}
         self._stored: dict[bytes, Put] = {}
 
@@ -298,13 +296,13 @@ class EncoderCacheManager:
             self._evicted[key] = None
         return evicted
 
-    def _pin_stored(self, cache: Client) -> None:
+    def _pin_stored(self) -> None:
         """Pins needed outputs that were stored meanwhile. Reads the index, so no call waits for the daemon's answer."""
         for key, put in list(self._stored.items()):
             # Read before the lookup: an output that is stored by now is found, or has been evicted.
             settled = put.state != "sent"
             known = self._outputs.get(key)
-            lease = cache.hold(key) if known is not None and known.needs else None
+            lease = self._cache.hold(key) if self._cache is not None and known is not None and known.needs else None
             if known is not None and lease is not None:
                 # Replaces the former lease, whose entry may have been removed and stored again.
                 known.lease = lease

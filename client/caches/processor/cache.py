@@ -10,7 +10,7 @@ both.
     receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
 
 Owns: the outcome of each item. Does not own: the entries (the daemon's), their format (payload.py), which of
-them a sender may refer to and its puts (sender.py), and for how long it keeps them (book.py).
+them a sender may refer to and its puts (sender.py), and for how long it keeps them (loans.py).
 Invariants: neither side mirrors the state of the other. A sender refers only to entries that it keeps pinned until the
 receiver has read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request; then the
 sender calls `invalidate` and sends trees.
@@ -31,8 +31,7 @@ from ...core.client import Client, check_client
 from ...reading.lease import Lease
 from ...reading.ring_reader import Recipes, lease_of_copy
 from ..measures import Counts
-from .book import LeaseBook
-from .loans import Lender, Reference, done, fetch
+from .loans import LeaseBook, Lender, Reference, done, fetch
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
 from .sender import Sender
 
@@ -179,27 +178,19 @@ class ProcessorCache:
             for hash, key, item in zip(hashes, keys, items, strict=True)
             if item is not None and found[key] is None
         }
-        # The source of an item without a tree.
-        leases = {key: self._book.promised(key) if lease is None else lease for key, lease in found.items()}
-        lost = [
+        _check_none_is_lost(
             hash
-            for hash, key in zip(hashes, keys, strict=True)
-            if found[key] is None and key not in trees and stored_tree(leases[key]) is None
-        ]
-        if lost:
-            raise _lost(lost)
+            for hash, key in named
+            if found[key] is None and key not in trees and stored_tree(self._book.promised(key)) is None
+        )
         reasons = self._sender.store(trees)
-        sent = [
-            self._sent(
-                key, trees[key][1] if key in trees else item, leases[key], found[key] is not None, reasons.get(key)
-            )
-            for key, item in zip(keys, items, strict=True)
-        ]
+        sent = []
+        for key, item in zip(keys, items, strict=True):
+            _, tree = trees.get(key, ("", item))
+            sent.append(self._sent(key, tree, found[key], reasons.get(key)))
         # The loans keep the leases for as long as needed.
         self._book.release(found)
-        lost = [hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None]
-        if lost:
-            raise _lost(lost)
+        _check_none_is_lost(hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None)
         return sent
 
     def held(self, hash: Hash) -> Any:
@@ -315,29 +306,33 @@ class ProcessorCache:
         """Each hash with its key."""
         return [(hash, self.key(hash)) for hash in map(check_hash, check_iterable("hashes", hashes, "texts or bytes"))]
 
-    def _sent(self, key: bytes, item: Any, lease: Lease | None, was_there: bool, reason: str | None) -> Any:
+    def _sent(self, key: bytes, item: Any, found: Lease | None, reason: str | None) -> Any:
         """The data to send for one item, and its count. None without a count if neither the item nor its lease has a
         tree.
+
+        Args:
+            found: the entry's lease, if it is stored.
+            reason: why the item was not stored, if it was to be.
         """
-        if item is None and not was_there:
-            # Evicted on request or cleared since `is_cached`: the held lease is the only source left.
-            reason = "gone"
-        reference = self._lent(key) if reason is None else None
-        if reason is None and reference is None:
-            reason = "gone" if item is None else "held"
-        if reason is not None:
-            item = stored_tree(lease, copy=True) if item is None else item
-            if item is None:
+        # Without both it was evicted on request or cleared since `is_cached`, and is not referred to.
+        data = self._lent(key) if reason is None and (item is not None or found is not None) else None
+        if data is None and item is not None:
+            data, reason = item, reason or "held"
+        elif data is None:
+            data, reason = stored_tree(self._book.promised(key) if found is None else found, copy=True), "gone"
+            if data is None:
                 return None
-        self._counts.add({"total": 1, "hits": was_there} | ({} if reason is None else {reason: 1}))
-        return item if reference is None else reference
+        self._counts.add({"total": 1, "hits": found is not None} | ({} if reason is None else {reason: 1}))
+        return data
 
     def _lent(self, key: bytes) -> Reference | None:
         """A Reference to an entry that is kept for receivers from now on; None if it cannot be kept."""
         lease = self._book.promised(key)
         handle = lease.handle() if lease is not None else None
-        loan = self._lender.lend(lease) if lease is not None and handle is not None else None
-        return Reference(key, handle, loan) if handle is not None and loan is not None else None
+        if lease is None or handle is None:
+            return None
+        loan = self._lender.lend(lease)
+        return None if loan is None else Reference(key, handle, loan)
 
     def _lease_of(self, feature: Feature) -> Lease | None:
         """The lease of the entry that a feature refers to. None if the entry is gone, or the feature has a tree.
@@ -362,9 +357,12 @@ class ProcessorCache:
         return found
 
 
-def _lost(hashes: list[Hash]) -> ReferenceLost:
-    return ReferenceLost(
-        f"no tree was given for {hashes}, which are neither stored nor held; call is_cached, and process the items "
-        "that are False",
-        hashes,
-    )
+def _check_none_is_lost(given: Iterable[Hash]) -> None:
+    """Raises ReferenceLost if there are such hashes."""
+    hashes = list(given)
+    if hashes:
+        raise ReferenceLost(
+            f"no tree was given for {hashes}, which are neither stored nor held; call is_cached, and process the items "
+            "that are False",
+            hashes,
+        )

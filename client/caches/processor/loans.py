@@ -4,14 +4,19 @@
     engine:    fetch(loan)                   # a copy of the span, over a socket, if the ring itself cannot be read
                done([loan, …])               # the lender ends the loan
 
-Owns: the lender's abstract Unix socket, and its thread. Does not own: how long leases are kept (book.py), nor how a
-handle is read (client/reading/ring_reader.py).
+Owns: how many leases of how many bytes a sender keeps, and for how long; the lender's abstract Unix socket, and its
+thread. Does not own: where leases come from, nor how a handle is read (client/reading/ring_reader.py).
 
-A loan is 16 bytes: the socket's random name, and a number. A connection is for one message, and its answer. The lender
-answers only processes of its own user.
+A lease is *promised* to the thread that asked for the entry, until that thread releases it. It is *lent* once a
+reference to it was sent, until a receiver has read it. A loan is 16 bytes: the socket's random name, and a number. A
+connection is for one message, and its answer. The lender answers only processes of its own user.
 
-Invariants: no call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend`
-do not wait.
+Invariants
+- At most `entries_max` leases with `bytes_max` bytes of payloads are promised, and as many are lent. A promise ends
+  after `seconds`. A loan ends once it is done, or after UNREAD_S_MAX; within `seconds` nothing else ends it, and after
+  that it makes room for a new one. The lender's thread ends what is over.
+- No call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend` do not
+  wait.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -27,22 +33,23 @@ from collections.abc import Iterable
 from contextlib import suppress
 from errno import EINVAL
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ....errors import ProcessLimit
+from ...arguments.checks import check_count, check_seconds
 from ...reading.lease import Lease
 from ...threads import forks
 from ...threads.aside import begin
-from .book import LeaseBook
 
 Array = np.ndarray[Any, Any]
 
 LOAN_BYTES: Final = 16
 FETCH_S: Final = 10.0
+UNREAD_S_MAX: Final = 600.0
 _NAME_BYTES: Final = 8
 _NUMBER: Final = struct.Struct("<Q")
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -73,12 +80,120 @@ class Reference(NamedTuple):
     loan: bytes = b""
 
 
-class Lender:
-    """Lends leases to other processes. Thread-safe. The child of a fork starts with no loans.
+# ---- what is kept
+
+
+class Kept:
+    """Leases by a name, in the order of their addition, with `size_bytes` of payloads."""
+
+    def __init__(self) -> None:
+        self.leases: dict[Any, tuple[Lease, float]] = {}
+        self.size_bytes = 0
+
+    def get(self, name: Any) -> Lease | None:
+        return self.leases.get(name, (None, 0.0))[0]
+
+    def end(self, name: Any) -> None:
+        """Ends a lease, if there is one of this name."""
+        lease, _ = self.leases.pop(name, (None, 0.0))
+        self.size_bytes -= 0 if lease is None else lease.payload_bytes
+
+    def older(self, seconds: float) -> list[Any]:
+        """The names of the leases that were added so long ago."""
+        until = time.monotonic() - seconds
+        return [name for name, (_, since) in self.leases.items() if since <= until]
+
+
+class LeaseBook:
+    """The kept leases: `promises` by thread and key, and `loans` by number. Thread-safe.
 
     Args:
-        book: keeps the leases. While the lender runs, it ends what is over there.
+        entries_max: limit of leases.
+        bytes_max: limit of their payloads' bytes, tree headers and padding included.
+        seconds: how long a lease is promised, and how long new loans cannot replace a loan.
+
+    Raises:
+        UsageError: a limit is out of its range.
     """
+
+    def __init__(self, entries_max: int, bytes_max: int, seconds: float) -> None:
+        self.entries_max = check_count("entries_max", entries_max, sys.maxsize, 1)
+        self.bytes_max = check_count("bytes_max", bytes_max, sys.maxsize, 1)
+        self.seconds = check_seconds("seconds", seconds, above_0=True)
+        self._numbers = count(1)
+        self.clear()
+
+    def promise(self, key: bytes, lease: Lease) -> bool:
+        """Keeps `lease` for the calling thread, in place of an earlier one under `key`. False if it is not kept:
+        promised leases leave no room, or the lease is a copy, which keeps no entry from eviction."""
+        name = threading.get_ident(), key
+        with self._lock:
+            if lease.handle() is None:
+                return name in self.promises.leases
+            self.promises.end(name)
+            return self._add(self.promises, name, lease)
+
+    def promised(self, key: bytes) -> Lease | None:
+        """The lease that is promised to the calling thread under `key`, or None."""
+        return self.promises.get((threading.get_ident(), key))
+
+    def release(self, keys: Iterable[bytes] | None = None) -> None:
+        """Ends the promises of these keys to the calling thread; by default all."""
+        ident = threading.get_ident()
+        with self._lock:
+            for key in [key for of, key in self.promises.leases if of == ident] if keys is None else keys:
+                self.promises.end((ident, key))
+
+    def forget(self) -> None:
+        """Ends all promises. Loans stay."""
+        with self._lock:
+            self.promises = Kept()
+
+    def lend(self, lease: Lease) -> int | None:
+        """Keeps `lease` until its loan is done. Returns the loan's number; None if there is no room."""
+        with self._lock:
+            number, old = next(self._numbers), iter(self.loans.older(self.seconds))
+            while not self._add(self.loans, number, lease):
+                replaced = next(old, None)
+                if replaced is None:
+                    return None
+                self.loans.end(replaced)
+            return number
+
+    def done(self, numbers: Iterable[int]) -> None:
+        """Ends these loans."""
+        with self._lock:
+            for number in numbers:
+                self.loans.end(number)
+
+    def end_old(self) -> None:
+        """Ends the promises and loans whose time is over."""
+        with self._lock:
+            for kept, seconds in ((self.promises, self.seconds), (self.loans, UNREAD_S_MAX)):
+                for name in kept.older(seconds):
+                    kept.end(name)
+
+    def clear(self) -> None:
+        """Ends all promises and loans. Also in the child of a fork, where a thread of the parent may have held the
+        lock."""
+        self._lock = threading.Lock()
+        self.promises, self.loans = Kept(), Kept()
+
+    def _add(self, kept: Kept, name: Any, lease: Lease) -> bool:
+        """Adds a lease, if there is room."""
+        size_bytes = kept.size_bytes + lease.payload_bytes
+        if len(kept.leases) >= self.entries_max or size_bytes > self.bytes_max:
+            return False
+        kept.leases[name] = lease, time.monotonic()
+        kept.size_bytes = size_bytes
+        return True
+
+
+# ---- the lender
+
+
+class Lender:
+    """Lends leases of `book` to other processes. Thread-safe. The child of a fork starts with no loans."""
 
     def __init__(self, book: LeaseBook) -> None:
         self._book = book
@@ -114,7 +229,7 @@ class Lender:
             # Closed, not shut down: a shutdown would end the parent's socket too.
             detached[2][0].close()
         self._reset()
-        self._book.clear_in_child()
+        self._book.clear()
 
     def start(self) -> bool:
         """Starts the thread, if it does not run yet. False if the lender is closed, or there is no socket or thread."""
@@ -133,8 +248,59 @@ class Lender:
                 listening.close()
                 return False
             self._name = name
-            self._ends = weakref.finalize(self, _end, listening)
+            # Wakes the thread, which then ends and closes the descriptor.
+            self._ends = weakref.finalize(self, _shut_down, listening)
             return True
+
+
+def _shut_down(listening: socket.socket) -> None:
+    with suppress(OSError):
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def _serve(listening: socket.socket, book: LeaseBook) -> None:
+    """Answers borrowers until the lender closes."""
+    # The socket blocks: after the shutdown, an accept with a time limit would say that nobody is there.
+    ready = select.poll()
+    ready.register(listening, select.POLLIN)
+    with listening:
+        while True:
+            if ready.poll(_SWEEP_S * 1000):
+                try:
+                    connection, _ = listening.accept()
+                    with connection, suppress(OSError):
+                        if _is_ours(connection):
+                            connection.settimeout(_SEND_S)
+                            _answer(connection, book)
+                except OSError as error:
+                    if error.errno == EINVAL:
+                        # The lender was closed.
+                        return
+                    # No descriptor is free, or the peer has gone already.
+                    time.sleep(_AGAIN_S)
+            book.end_old()
+
+
+def _answer(connection: socket.socket, book: LeaseBook) -> None:
+    """Handles the message of a connection."""
+    message = connection.recv(_MESSAGE_BYTES)
+    if len(message) % _NUMBER.size != 1:
+        return
+    numbers = [number for (number,) in _NUMBER.iter_unpack(message[1:])]
+    if message[:1] == _DONE:
+        book.done(numbers)
+    elif message[:1] == _FETCH and len(numbers) == 1:
+        lease = book.loans.get(numbers[0])
+        span = lease.span() if lease is not None else None
+        if span is not None:
+            with open(os.memfd_create("tensord-loan", os.MFD_CLOEXEC), "wb", buffering=0) as copied:
+                left = span.data
+                while left:
+                    left = left[copied.write(left) :]
+                socket.send_fds(connection, [_HERE], [copied.fileno()])
+
+
+# ---- the borrower
 
 
 def fetch(loan: bytes) -> Array | None:
@@ -145,9 +311,12 @@ def fetch(loan: bytes) -> Array | None:
             connection.settimeout(FETCH_S)
             connection.send(_FETCH + loan[_NAME_BYTES:])
             _, fds, *_ = socket.recv_fds(connection, 1, 1)
-    except OSError:
+        if not fds:
+            return None
+        with open(fds[0], "rb", buffering=0) as copied:
+            return np.frombuffer(mmap(copied.fileno(), 0, MAP_PRIVATE, PROT_READ | PROT_WRITE), np.uint8)
+    except (OSError, ValueError):
         return None
-    return _mapped(fds[0]) if fds else None
 
 
 def done(loans: Iterable[bytes]) -> None:
@@ -184,76 +353,3 @@ def _is_ours(connection: socket.socket) -> bool:
     """Whether the peer runs under the same user."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(packed)[1] == os.geteuid())
-
-
-def _end(listening: socket.socket) -> None:
-    """Wakes the thread, which then ends and closes the descriptor."""
-    with suppress(OSError):
-        listening.shutdown(socket.SHUT_RDWR)
-
-
-def _mapped(fd: int) -> Array | None:
-    """The memory behind a descriptor, mapped privately. Closes the descriptor."""
-    try:
-        return np.frombuffer(mmap(fd, 0, MAP_PRIVATE, PROT_READ | PROT_WRITE), np.uint8)
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(fd)
-
-
-def _serve(listening: socket.socket, book: LeaseBook) -> None:
-    """Answers borrowers until the lender closes."""
-    # The socket blocks: after the shutdown, an accept with a time limit would say that nobody is there.
-    ready = select.poll()
-    ready.register(listening, select.POLLIN)
-    with listening:
-        while True:
-            if ready.poll(_SWEEP_S * 1000):
-                try:
-                    connection, _ = listening.accept()
-                    with connection, suppress(OSError):
-                        if _is_ours(connection):
-                            connection.settimeout(_SEND_S)
-                            _answer(connection, book)
-                except OSError as error:
-                    if error.errno == EINVAL:
-                        # The lender was closed.
-                        return
-                    # No descriptor is free, or the peer has gone already.
-                    time.sleep(_AGAIN_S)
-            book.end_old()
-
-
-def _answer(connection: socket.socket, book: LeaseBook) -> None:
-    """Handles the message of a connection."""
-    message = connection.recv(_MESSAGE_BYTES)
-    if len(message) % _NUMBER.size != 1:
-        return
-    numbers = [number for (number,) in _NUMBER.iter_unpack(message[1:])]
-    if message[:1] == _DONE:
-        book.done(numbers)
-    elif message[:1] == _FETCH and len(numbers) == 1:
-        lease = book.loans.get(numbers[0])
-        fd = _copied(lease) if lease is not None else -1
-        if fd >= 0:
-            try:
-                socket.send_fds(connection, [_HERE], [fd])
-            finally:
-                os.close(fd)
-
-
-def _copied(lease: Lease) -> int:
-    """A descriptor of a memfd with a copy of a lease's span; -1 if the lease has no span, or there is no memory."""
-    span = lease.span()
-    if span is None:
-        return -1
-    fd = os.memfd_create("tensord-loan", os.MFD_CLOEXEC)
-    try:
-        left = span.data
-        while left:
-            left = left[os.write(fd, left) :]
-    except OSError:
-        os.close(fd)
-        return -1
-    return fd

@@ -44,9 +44,7 @@ def stored_tree(lease: Lease | None, copy: Copy = False) -> Any:
 
 
 def viewed_tree(lease: Lease | None) -> Any:
-    """The tree of a lease's entry, with read-only numpy views for leaves; None without a lease, or in another
-    format.
-    """
+    """As `stored_tree`, with read-only numpy views for leaves."""
     payload = lease.tree if lease is not None else None
     return payload.get(_TREE) if isinstance(payload, dict) else None
 
@@ -81,12 +79,10 @@ def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
     payload = lease._recipe.value(root, copy=copy is True)
     if not isinstance(payload, dict):
         return {}
-    return mapped(payload, _owned) if copy is True else payload
-
-
-def _owned(leaf: Any, _: str) -> Any:
-    """The leaf; an array with memory of its own."""
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+    if copy is True:
+        # The recipe copies torch's leaves only.
+        payload = mapped(payload, lambda leaf, _: leaf.copy() if isinstance(leaf, np.ndarray) else leaf)
+    return payload
 
 
 class _PrivateMap(mmap):

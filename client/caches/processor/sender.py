@@ -3,7 +3,7 @@ referred to.
 
 Owns: the rule which entries a sender may refer to, the items that a receiver missed, the trees that the sender's
 processor accepts, puts that are still unanswered, and the reason why an item is not stored. Does not own: how long
-entries are held (book.py).
+entries are held (loans.py).
 Invariants: an entry is held from the moment it counts as stored. An item that a receiver missed does not count as
 stored for `seconds`. A sender waits for the daemon's answer to a put, which says that the entry is visible. This takes
 milliseconds; sending the tree instead would take a copy too. If the answer is late, the tree is sent and the put goes
@@ -33,8 +33,7 @@ from ...core.client import Client
 from ...reading.lease import Lease
 from ...writing.outcomes import Put
 from ..measures import array_bytes
-from .book import LeaseBook
-from .loans import Lender
+from .loans import LeaseBook, Lender
 from .payload import Hash, item_payload, stored_tree
 
 _ACCEPTED_MAX: Final = 4096

@@ -10,7 +10,7 @@ import logging
 from typing import Any, Final
 
 from ...core.client import Client
-from ...link.listeners import Connected, PushListener
+from ...link.listeners import Connected, ListenerMessage
 
 ATTACH_S: Final = 0.4
 """Seconds that making a client may delay an engine's start, at most twice. After that it attaches in the background."""
@@ -37,7 +37,7 @@ def does(stores: bool, finds: bool) -> str:
     return " and ".join([*["found"] * finds, *["stored"] * stores])
 
 
-class Presence(PushListener):
+class Presence:
     """Logs each connection of a client, and its end. Keep it for as long as the client."""
 
     def __init__(self, client: Client) -> None:
@@ -58,3 +58,9 @@ class Presence(PushListener):
             _log.warning(
                 "tensord: the daemon at %s is away. Until it is back, this process computes by itself", self._link.path
             )
+
+    def received(self, message: ListenerMessage, connected: Connected) -> None:
+        pass
+
+    def forked(self) -> None:
+        pass

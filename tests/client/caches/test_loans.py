@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.caches.processor import book as books
 from tensord.client.caches.processor import loans
-from tensord.client.caches.processor.book import LeaseBook
 from tensord.client.caches.processor.cache import ProcessorCache
-from tensord.client.caches.processor.loans import LOAN_BYTES, Lender, Reference, fetch
+from tensord.client.caches.processor.loans import LOAN_BYTES, LeaseBook, Lender, Reference, fetch
 from tensord.client.reading.lease import Lease
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -82,7 +80,7 @@ def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: 
 def test_a_loan_that_is_never_read_ends_after_unread_s_max(
     daemon: Daemon, lender: Lender, book: LeaseBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(books, "UNREAD_S_MAX", 0.05)
+    monkeypatch.setattr(loans, "UNREAD_S_MAX", 0.05)
     monkeypatch.setattr(loans, "_SWEEP_S", 0.01)
     _, lease = an_entry(daemon.client())
     lent(lender, lease)
