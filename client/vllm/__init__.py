@@ -8,12 +8,7 @@ plugin, in each of vLLM's processes, is cheap.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .connector import TensordECConnector as TensordECConnector
-    from .encoder_cache import TensordEncoderCacheManager as TensordEncoderCacheManager
-    from .kv.connector import TensordKVConnector as TensordKVConnector
+from typing import Any
 
 _PLACES = {
     "TensordEncoderCacheManager": ".encoder_cache",
@@ -21,12 +16,8 @@ _PLACES = {
     "TensordKVConnector": ".kv.connector",
 }
 
-__all__ = list(_PLACES)
 
-
-if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts any name in this module
-
-    def __getattr__(name: str) -> Any:
-        if name not in _PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_PLACES[name], __name__), name)
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name], __name__), name)

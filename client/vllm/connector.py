@@ -1,6 +1,6 @@
 """The EC connector that vLLM's scheduler and workers call. It delegates to its side: scheduler or worker.
 
-Owns: the choice of the side, and the parts of vLLM's configuration that the sides need. Does not own: the sides' logic.
+Owns: the choice of the side. Does not own: the sides' logic.
 
 Invariants: no method raises because of the daemon's state, and none waits for the daemon. Hooks that a version of vLLM
 does not call are not required, and hooks that a version lacks are not called. vLLM's base class answers calls of this
@@ -55,14 +55,12 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             # vLLM forwards only the reports of the last stage's workers, and the encoder runs in the first stage.
             _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(
-                vllm_config, settings, ranks=_ranks(vllm_config), producer=self.is_producer, consumer=self.is_consumer
-            )
+            self._scheduler = SchedulerSide(vllm_config, settings)
             weights.listen_for_resets(self._scheduler.caches_reset)
         else:
             # vLLM makes a worker's connector before it loads the weights, and the scheduler's connector afterwards.
             loading_begins(vllm_config.model_config.model)
-            self._worker = WorkerSide(vllm_config, settings, ranks=_ranks(vllm_config), producer=self.is_producer)
+            self._worker = WorkerSide(vllm_config, settings)
 
     def shutdown(self) -> None:
         """Ends the side's thread. The client is closed with its last user. Idempotent."""
@@ -129,10 +127,3 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
     @classmethod
     def build_prom_metrics(cls, *about: Any) -> TensordPromMetrics:
         return TensordPromMetrics(*about)
-
-
-def _ranks(vllm_config: Any) -> int:
-    """Number of workers that run the encoder's pipeline stage. Each has its own encoder cache."""
-    parallel = vllm_config.parallel_config
-    ranks: int = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
-    return ranks

@@ -17,8 +17,6 @@ from ...errors import BadConfiguration
 from ..checkpoints.loading import loading_begins
 
 PROCESSOR_CACHE: Final = "TENSORD_VLLM_PROCESSOR_CACHE"
-_CONNECTOR: Final = "TensordECConnector"
-_KV_CONNECTOR: Final = "TensordKVConnector"
 
 
 def register() -> None:
@@ -35,10 +33,12 @@ def register() -> None:
     if multiprocessing.parent_process() is not None:
         # vLLM made this process for one engine.
         loading_begins()
-    if _CONNECTOR not in ECConnectorFactory._registry:
-        ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
-    if _KV_CONNECTOR not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(_KV_CONNECTOR, "tensord.client.vllm.kv.connector", _KV_CONNECTOR)
+    for factory, name, module in (
+        (ECConnectorFactory, "TensordECConnector", "tensord.client.vllm.connector"),
+        (KVConnectorFactory, "TensordKVConnector", "tensord.client.vllm.kv.connector"),
+    ):
+        if name not in factory._registry:
+            factory.register_connector(name, module, name)
     value = os.environ.get(PROCESSOR_CACHE, "")
     if value not in ("", "0", "1"):
         raise BadConfiguration(f"{PROCESSOR_CACHE}={value!r} must be 0 or 1")

@@ -2,12 +2,10 @@
 cover too little.
 
 Owns: the choice of hits, and the comparison. Does not own: the reaction to a difference (scheduler.py).
+Invariants: the first hit of each namespace is compared, then a random share of all hits; a rate of 0 compares none.
 
-The first hit of each namespace is compared, and then a random share of all hits. Bits may differ between an image
-encoded alone and in a batch, and between machines; by how much depends on the dtype (`TOLERANCES`, docs/vllm.md).
-Outputs of another model differ by about 1.4.
-
-Invariants: a rate of 0 compares no hit.
+Bits may differ between an image encoded alone and in a batch, and between machines; by how much depends on the dtype
+(`TOLERANCES`, docs/vllm.md). Outputs of another model differ by about 1.4.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
 
 
 class Canary:
-    """Chooses hits to check. `rate` is the share of hits that are encoded anyway; 0 checks none, not even the first."""
+    """Chooses hits to check. `rate` is the share of hits that are encoded anyway."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

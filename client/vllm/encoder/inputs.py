@@ -113,30 +113,21 @@ class Lookups:
         self.shares = self.namespace is not None
         """Whether the engine can share any output."""
 
-    # ---- the step's thread
-
     def take(self, found: Input, lease: Lease) -> bool:
         """Keeps the lease if the stored output is what the request expects. Otherwise the input can be neither found
         nor stored."""
         stored = lease.tree
-        if (
-            isinstance(stored, np.ndarray)
-            and stored.ndim == 2
-            and stored.shape[0] == found.rows
-            and stored.dtype.name == self._dtype
-            and self._width_fits(found.modality, stored.shape[1])
-        ):
-            found.lease = lease
-            return True
+        if isinstance(stored, np.ndarray) and stored.ndim == 2:
+            rows, width = stored.shape
+            measured = self._widths.get(found.modality)
+            # Encoders that return the outputs of several layers at once have a multiple of the model's width.
+            fits = width == measured if measured is not None else width > 0 and width % self._hidden == 0
+            if rows == found.rows and stored.dtype.name == self._dtype and fits:
+                found.lease = lease
+                return True
         self._counts.add("mismatches")
         found.key = None
         return False
-
-    def _width_fits(self, modality: str, width: int) -> bool:
-        if modality in self._widths:
-            return bool(width == self._widths[modality])
-        # Encoders that return the outputs of several layers at once have a multiple of the model's width.
-        return bool(width and width % self._hidden == 0)
 
     # ---- the background thread
 

@@ -46,7 +46,7 @@ from .claims import EncodeClaims
 from .inputs import Asking, Input, Lookups, inputs_of
 from .pace import Pace
 from .stats import CONNECTED, LookupCounts, TensordECStats
-from .steps import Report, Save, StepMetadata, StepPlan
+from .steps import Report, Save, StepMetadata, StepPlan, ranks_of
 
 ANSWER_S: Final = 0.25
 """Seconds that a request waits for the answer of a silent daemon, until the client takes it for away."""
@@ -70,14 +70,9 @@ _log = logging.getLogger("tensord")
 
 
 class SchedulerSide:
-    """The scheduler's side.
+    """The scheduler's side. A producer stores outputs, a consumer looks for them."""
 
-    Args:
-        ranks: the number of workers that load each input.
-        producer, consumer: whether the engine stores outputs, and whether it looks for them.
-    """
-
-    def __init__(self, vllm_config: Any, settings: Settings, *, ranks: int, producer: bool, consumer: bool) -> None:
+    def __init__(self, vllm_config: Any, settings: Settings) -> None:
         lora = vllm_config.lora_config
         # Whether LoRA adapters affect the encoder. Inputs of requests with one are not shared then.
         self._tower_lora = lora is not None and lora.enable_tower_connector_lora
@@ -85,18 +80,18 @@ class SchedulerSide:
         self._step_requests: int = vllm_config.scheduler_config.max_num_seqs
         self._step_rows: int = vllm_config.scheduler_config.max_num_encoder_input_tokens
         self._wait_s_max = settings.wait_s_max
-        self._producer = producer
-        self._consumer = consumer
+        self._producer: bool = vllm_config.ec_transfer_config.is_ec_producer
+        self._consumer: bool = vllm_config.ec_transfer_config.is_ec_consumer
         self._canary = Canary(settings.canary)
         self._connected_told: bool | None = None
         self._counts = LookupCounts()
-        self._lookups = Lookups(vllm_config, settings, does(producer, consumer), self._counts)
+        self._lookups = Lookups(vllm_config, settings, does(self._producer, self._consumer), self._counts)
         self._asking: dict[str, Asking] = {}
         self._current: Asking | None = None
         self._damaged: set[str] = set()
         self._unavailable: set[str] = set()
         self._deferred = False
-        self._plan = StepPlan(ranks, self._counts)
+        self._plan = StepPlan(ranks_of(vllm_config), self._counts)
         self._pace = Pace(self._asking.values(), self._wait_s_max, self._step_requests, self._step_rows)
         self._background = Background(
             settings.socket,
@@ -157,27 +152,22 @@ class SchedulerSide:
         if undone is not None:
             self._claims.settled(undone.key)
         asking = self._asking.get(request.request_id)
-        wanted = asking.inputs.pop(feature.identifier, None) if asking is not None else None
-        if wanted is not None and wanted.lease is not None and self._consumer and not wanted.check:
+        found = asking.inputs.pop(feature.identifier, None) if asking is not None else None
+        if found is not None and found.lease is not None and self._consumer and not found.check:
             self._counts.add("hits")
-            self._plan.loads[feature.identifier] = wanted.lease
+            self._plan.loads[feature.identifier] = found.lease
         else:
             self._counts.add("misses")
             self._pace.allocate(feature.mm_position.get_num_embeds())
-            if wanted is not None and wanted.key is not None:
-                self._encode(feature.identifier, wanted, wanted.key)
-        if wanted is not None:
-            self._let_go(wanted, asking)
-
-    def _encode(self, identifier: str, wanted: Input, key: bytes) -> None:
-        """Tells the workers what to do with the output of an input that is encoded in the present step."""
-        if wanted.lease is not None and wanted.check:
-            self._canary.compares(key)
-            self._plan.checks[identifier] = key, wanted.lease
-        # Not by a mere consumer, and not if it is stored already.
-        if self._producer and wanted.lease is None and self._lookups.shares:
-            claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
-            self._plan.saves[identifier] = Save(key, wanted.rows, claim)
+            if found is not None and found.key and found.lease is not None and found.check:
+                self._canary.compares(found.key)
+                self._plan.checks[feature.identifier] = found.key, found.lease
+            # Not by a mere consumer, and not if it is stored already.
+            elif found is not None and found.key and not found.lease and self._producer and self._lookups.shares:
+                claim = self._claims.save(found.wanted) if found.wanted is not None else 0
+                self._plan.saves[feature.identifier] = Save(found.key, found.rows, claim)
+        if found is not None:
+            self._let_go(found, asking)
 
     def finished(self, request_id: str) -> None:
         """Releases everything that the request holds, however it ended."""

@@ -26,6 +26,13 @@ LAG_STEPS_MAX: Final = 256
 its report was lost."""
 
 
+def ranks_of(vllm_config: Any) -> int:
+    """Number of workers that run the encoder's pipeline stage. Each has its own encoder cache, and loads each input."""
+    parallel = vllm_config.parallel_config
+    ranks: int = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+    return ranks
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """An encoder output to load into the worker's encoder cache, of `shape` (rows, width).
@@ -73,21 +80,23 @@ NOTHING: Final = StepMetadata()
 
 @dataclass(slots=True)
 class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
-    """From the workers to the scheduler, of one rank or merged from several."""
+    """From the workers to the scheduler, of one rank or merged from several.
+
+    loaded: by rank, the step whose loads are done; the rank no longer reads any entry that it named. rings: by rank,
+        the ring that the rank is attached to; the one that it reported before stays mapped for a while.
+    settled: keys of saves that are over; the output is stored, or will not be.
+    failed: identifiers whose load failed; the encoder cache has zeros in their place.
+    differs: keys of stored outputs that differ from the output encoded here, and the difference (`canary.difference`).
+    encode_s: seconds for the `encoded_rows`, their part of the time from the step's beginning until they were stored.
+    """
 
     loaded: dict[int, int] = field(default_factory=dict)
-    """By rank: the step whose loads are done. The rank no longer reads any entry that it named."""
     rings: dict[int, bytes] = field(default_factory=dict)
-    """By rank: the ring that the rank is attached to. The one that it reported before stays mapped for a while."""
     settled: list[bytes] = field(default_factory=list)
-    """Keys of saves that are over: the output is stored, or will not be."""
     failed: set[str] = field(default_factory=set)
-    """Identifiers whose load failed. The encoder cache has zeros in their place."""
     differs: list[tuple[bytes, float]] = field(default_factory=list)
-    """Keys of stored outputs that differ from the output encoded here, and the difference (`canary.difference`)."""
     encoded_rows: int = 0
     encode_s: float = 0.0
-    """Seconds for the `encoded_rows`: their part of the time from the step's beginning until they were stored."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: Report) -> Report:
@@ -106,23 +115,24 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
 
 
 class StepPlan:
-    """The steps of one engine with `ranks` workers. For the step's thread. `loads`, `saves` and `checks` are those of
-    the step that is being made, by identifier."""
+    """The steps of one engine with `ranks` workers. For the step's thread.
+
+    `loads`, `saves` and `checks` are those of the step that is being made, by identifier. `local`: the inputs in the
+    engine's own encoder cache. `in_progress`: by step, the leases of what it loads and compares, and the ranks that are
+    not done with it. `rings`: the identity of the ring that each rank maps.
+    """
 
     def __init__(self, ranks: int, counts: LookupCounts) -> None:
         self._ranks = ranks
         self._counts = counts
         self._step = 0
         self.local: set[str] = set()
-        """The inputs in the engine's own encoder cache."""
         self._allocated: set[str] = set()
         self.loads: dict[str, Lease] = {}
         self.saves: dict[str, Save] = {}
         self.checks: dict[str, tuple[bytes, Lease]] = {}
         self.in_progress: dict[int, tuple[list[Lease], set[int]]] = {}
-        """By step: the leases of what it loads and compares, and the ranks that are not done with it."""
         self.rings: dict[int, bytes] = {}
-        """The identity of the ring that each rank maps."""
 
     def is_local(self, name: str) -> bool:
         """Whether the engine's own encoder cache has the input, or will have it by the end of the step."""

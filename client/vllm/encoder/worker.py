@@ -34,7 +34,7 @@ from ..engine.presence import engine_client_name
 from ..engine.rings import MappedRings
 from ..engine.settings import Settings
 from .canary import TOLERANCES, difference
-from .steps import Load, Report, Save, StepMetadata
+from .steps import Load, Report, Save, StepMetadata, ranks_of
 
 SAVE_BYTES_MAX: Final = 512 << 20
 SETTLED_S: Final = 30.0
@@ -43,14 +43,13 @@ _log = logging.getLogger("tensord")
 
 
 class WorkerSide:
-    """The worker's side. `ranks`: the number of workers that load the same outputs. `producer`: whether the engine
-    stores outputs; the first rank does so for all."""
+    """The worker's side. The first rank stores outputs for all."""
 
-    def __init__(self, vllm_config: Any, settings: Settings, *, ranks: int, producer: bool) -> None:
+    def __init__(self, vllm_config: Any, settings: Settings) -> None:
         rank = vllm_config.parallel_config.rank
         kind = vllm_config.device_config.device_type
-        self._rank = rank % ranks
-        self._saves = producer and self._rank == 0
+        self._rank = rank % ranks_of(vllm_config)
+        self._saves = vllm_config.ec_transfer_config.is_ec_producer and self._rank == 0
         self._dtype: torch.dtype = vllm_config.model_config.dtype
         self._device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         # Shared by the threads.
@@ -127,7 +126,7 @@ class WorkerSide:
             self._tell(wanted, dropped=1)
 
     def report(self) -> Report | None:
-        """This rank's news for the scheduler since the last report; None if there are none."""
+        """The news since the last report; None if there are none."""
         with self._lock:
             news, self._news = self._news, Report()
         if self._loaded:
