@@ -49,9 +49,7 @@ class VisualResult:
     def __init__(
         self, key: bytes, lease: Lease | None, entry: Entry | None, recommendation: Recommendation | None
     ) -> None:
-        self.key = key
-        self.entry = entry
-        self.recommendation = recommendation
+        self.key, self.entry, self.recommendation = key, entry, recommendation
         self.bytes_saved = 0 if lease is None else array_bytes(lease.tree[_FIELD])
         self._lease = lease
 
@@ -136,15 +134,15 @@ class VisualCache:
             UsageError: the modality is unknown, `raw` has no bytes, or `recommend_dp_mode` refuses a value.
         """
         key = self.key(modality, raw)
-        recommendation = recommend_dp_mode(batch_images, resolution, self._encoder_depth)
+        advice = recommend_dp_mode(batch_images, resolution, self._encoder_depth)
         lease = self._cache.get(key)
         if lease is not None and not (isinstance(lease.tree, dict) and _FIELD in lease.tree):
             lease = None
         entry = None if lease is None else self._cache.peek(key)
-        result = VisualResult(key, lease, entry, recommendation if modality != "audio" else None)
-        recommended = result.recommendation is not None and result.recommendation.use_dp
-        saved_bytes = result.bytes_saved
-        self._counts.add({"lookups": 1, "hits": result.hit, "saved_bytes": saved_bytes, "recommended": recommended})
+        result = VisualResult(key, lease, entry, advice if modality != "audio" else None)
+        recommended = modality != "audio" and advice.use_dp
+        counts = {"lookups": 1, "hits": result.hit, "saved_bytes": result.bytes_saved, "recommended": recommended}
+        self._counts.add(counts)
         return result
 
     def key(self, modality: Modality, raw: Content) -> bytes:
@@ -162,13 +160,7 @@ class VisualCache:
         return self._namespace.key(_KIND, modality, raw.tobytes() if isinstance(raw, memoryview) else raw)
 
     def store(
-        self,
-        modality: Modality,
-        raw: Content,
-        embedding: Any,
-        *,
-        tokens: int = 0,
-        ttl_s: float | None = None,
+        self, modality: Modality, raw: Content, embedding: Any, *, tokens: int = 0, ttl_s: float | None = None
     ) -> Put:
         """Stores an embedding. Returns once it is copied.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -169,13 +169,12 @@ class ProcessorCache:
         """
         items = list(check_iterable("items", items, "trees, or None for those that are stored"))
         named = self._keys(hashes)
-        hashes, keys = [hash for hash, _ in named], [key for _, key in named]
-        if len(items) != len(hashes):
-            raise UsageError(f"{len(items)} items with {len(hashes)} hashes; pass one hash for each item")
-        found = {key: self._sender.hold(key, counts=True) for key in dict.fromkeys(keys)}
+        if len(items) != len(named):
+            raise UsageError(f"{len(items)} items with {len(named)} hashes; pass one hash for each item")
+        found = {key: self._sender.hold(key, counts=True) for key in dict.fromkeys(key for _, key in named)}
         trees = {
             key: (hash, item)
-            for hash, key, item in zip(hashes, keys, items, strict=True)
+            for (hash, key), item in zip(named, items, strict=True)
             if item is not None and found[key] is None
         }
         _check_none_is_lost(
@@ -185,12 +184,12 @@ class ProcessorCache:
         )
         reasons = self._sender.store(trees)
         sent = []
-        for key, item in zip(keys, items, strict=True):
+        for (_, key), item in zip(named, items, strict=True):
             _, tree = trees.get(key, ("", item))
             sent.append(self._sent(key, tree, found[key], reasons.get(key)))
         # The loans keep the leases for as long as needed.
         self._book.release(found)
-        _check_none_is_lost(hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None)
+        _check_none_is_lost(hash for (hash, _), outcome in zip(named, sent, strict=True) if outcome is None)
         return sent
 
     def held(self, hash: Hash) -> Any:
@@ -235,18 +234,18 @@ class ProcessorCache:
             done(feature.data.loan for feature in asked if isinstance(feature.data, Reference))
 
     def _filled(self, asked: list[Feature]) -> list[Feature]:
-        leases = [self._lease_of(feature) for feature in asked]
+        leased = [(feature, self._lease_of(feature)) for feature in asked]
+        self._counts.add({"total": len(leased), "hits": sum(lease is not None for _, lease in leased)})
         lost = [
             feature.hash
-            for feature, lease in zip(asked, leases, strict=True)
+            for feature, lease in leased
             if lease is None and (feature.data is None or isinstance(feature.data, Reference))
         ]
-        self._counts.add({"total": len(asked), "hits": sum(lease is not None for lease in leases)})
         if lost:
             raise ReferenceLost(f"{lost} are not stored any more; let the sender send their trees", lost)
         return [
-            feature if lease is None else replace(feature, data=checked_tree(feature.hash, lease, self._copy))
-            for feature, lease in zip(asked, leases, strict=True)
+            feature if lease is None else Feature(feature.hash, checked_tree(feature.hash, lease, self._copy))
+            for feature, lease in leased
         ]
 
     # ---- both

@@ -57,17 +57,11 @@ class Sender:
     Args:
         book: keeps the leases. If its bytes have no limit of their own, they are at most a quarter of the ring.
         lender: ends what is over in the book.
-        wait_s: seconds to wait until the puts of a call are visible, plus one second for each GiB.
-        accepts: as for ProcessorCache.
+        wait_s, accepts: `put_wait_s` and `accepts` of ProcessorCache.
     """
 
     def __init__(
-        self,
-        client: Client,
-        book: LeaseBook,
-        lender: Lender,
-        wait_s: float,
-        accepts: Callable[[Any], bool] | None,
+        self, client: Client, book: LeaseBook, lender: Lender, wait_s: float, accepts: Callable[[Any], bool] | None
     ) -> None:
         self.wait_s = wait_s
         self._client = client

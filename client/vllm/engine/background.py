@@ -32,8 +32,6 @@ IDLE_S: Final = 0.5
 
 Job = Callable[[Client], object]
 _log = logging.getLogger("tensord")
-
-
 _lock: Final = threading.Lock()
 _clients: Final[dict[str | None, tuple[Client, Presence]]] = {}
 _users: Final[Counter[str | None]] = Counter()
@@ -66,12 +64,12 @@ def shared_client(socket: str | None, name: str) -> Iterator[Client]:
 class Background:
     """The thread. It runs jobs in order, and calls `tick` after each job and when idle.
 
+    `client` is the process's client, None until the thread has made it.
+
     Args:
         client_name: the name that `tensorctl clients` shows.
         tick: periodic work; returns the seconds until its next call.
         failed: called for each error.
-
-    `client`: the process's client, None until the thread has made it.
     """
 
     def __init__(
@@ -105,8 +103,7 @@ class Background:
         return True
 
     def post_end(self, job: Job) -> None:
-        """Queues a job that gives a resource back, without a limit. There is at most one for each job queued by
-        `post`."""
+        """Queues a job that gives a resource back, without a limit. There is at most one for each job of `post`."""
         self._jobs.put(job)
 
     def post_until_done(self, job: Job) -> None:
@@ -149,25 +146,22 @@ class Background:
     def _run(self) -> None:
         self._busy_since = time.monotonic()
         with shared_client(self._socket, self._client_name) as self.client:
-            self._serve(self.client)
-
-    def _serve(self, client: Client) -> None:
-        again_s = SOON_S
-        while True:
-            self._busy_since = 0.0
-            try:
-                job = self._jobs.get(timeout=again_s)
-            except Empty:
-                pass
-            else:
-                if job is None:
-                    return
+            again_s = SOON_S
+            while self._serve(self.client, again_s):
                 self._busy_since = time.monotonic()
-                self._guarded(job, client)
-                # The job may hold objects that its queuer has released already.
-                del job
+                again_s = self._guarded(self._tick, self.client) or IDLE_S
+
+    def _serve(self, client: Client, within_s: float) -> bool:
+        """Runs the next job, if there is one within so many seconds. False if there will be no more."""
+        self._busy_since = 0.0
+        try:
+            job = self._jobs.get(timeout=within_s)
+        except Empty:
+            return True
+        if job is not None:
             self._busy_since = time.monotonic()
-            again_s = self._guarded(self._tick, client) or IDLE_S
+            self._guarded(job, client)
+        return job is not None
 
     def _guarded(self, call: Job, client: Client) -> Any:
         try:

@@ -19,8 +19,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
@@ -55,10 +55,8 @@ _log = logging.getLogger("tensord")
 
 
 def install(settings: SharedSettings) -> None:
-    """Has the engine core that this process is making sleep as the settings say, if they have a mode.
-
-    The scheduler's side of each connector calls it. The core acts on the settings of all of them (`together`).
-    """
+    """Has the engine core that this process is making sleep as the settings of its connectors say together, if they
+    have a mode. The scheduler's side of each connector calls it."""
     if not settings.sleep_at:
         return
     if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
@@ -91,25 +89,22 @@ def begun(core: Any) -> Sleeper | None:
     config = core.vllm_config
     settings = together(_asked)
     _asked.clear()
-    cards = dict.fromkeys(name for name, _ in core.model_executor.collective_rpc(sleeping_bytes))
-    why = ""
+    cards = frozenset(name for name, _ in core.model_executor.collective_rpc(sleeping_bytes))
     if not all(cards):
         why = "its workers use no GPU"
     elif config.parallel_config.data_parallel_size > 1:
         why = "with data parallelism all engines have to sleep together"
     elif not config.model_config.enable_sleep_mode:
         why = "vLLM's sleep mode is off: start the engine with enable_sleep_mode"
-    if why:
-        _log.warning("tensord: this engine does not sleep by itself: %s", why)
-        return None
-    return Sleeper(core, settings, list(cards), client_name(config, "sleep"))
+    else:
+        return Sleeper(core, settings, cards)
+    _log.warning("tensord: this engine does not sleep by itself: %s", why)
+    return None
 
 
 def together(asked: Sequence[SharedSettings]) -> SharedSettings:
-    """What the settings of an engine's connectors, each with a mode, ask for together.
-
-    The engine sleeps at the less full one of two modes, and after the shorter idle time.
-    """
+    """What the settings of an engine's connectors, each with a mode, ask for together: a sleep at the less full one of
+    two modes, and after the shorter idle time."""
     return SharedSettings(
         socket=next((settings.socket for settings in asked if settings.socket), None),
         sleep_at=min((Mode(settings.sleep_at) for settings in asked), key=LEVELS.index).value,
@@ -118,11 +113,8 @@ def together(asked: Sequence[SharedSettings]) -> SharedSettings:
 
 
 def sleeping_bytes(worker: Any) -> tuple[str, int]:
-    """The gauge's name of the worker's card, and the bytes that a sleep frees there; ("", 0) without a GPU.
-
-    Runs in the worker. The bytes are those of the allocator of vLLM's sleep mode, for its backend "cumem". They do not
-    depend on what other processes do with the card.
-    """
+    """The gauge's name of the worker's card, and the bytes that a sleep frees there; ("", 0) without a GPU. Runs in
+    the worker. The bytes are those of the allocator of vLLM's sleep mode, for its backend "cumem"."""
     device = getattr(worker, "device", None)
     if device is None or device.type != "cuda":
         return "", 0
@@ -131,15 +123,11 @@ def sleeping_bytes(worker: Any) -> tuple[str, int]:
 
 
 class Sleeper:
-    """Decides for one engine's core. Begins with its construction.
+    """Decides for one engine's core. Begins with its construction. `cards`: the gauges' names of the engine's cards."""
 
-    Args:
-        cards: the names of the gauges of the engine's cards.
-    """
-
-    def __init__(self, core: Any, settings: SharedSettings, cards: list[str], name: str) -> None:
+    def __init__(self, core: Any, settings: SharedSettings, cards: frozenset[str]) -> None:
         self._core = core
-        self._cards = frozenset(cards)
+        self._cards = cards
         self._sleep_at = settings.sleep_at
         self._idle_s = settings.sleep_idle_s
         # Written by the core's thread.
@@ -157,6 +145,7 @@ class Sleeper:
         self._notify = core._notify_idle_state_callbacks
         core._handle_client_request = self.handle
         core._notify_idle_state_callbacks = self.idle
+        name = client_name(core.vllm_config, "sleep")
         self._background = Background(settings.socket, name, "tensord-vllm-sleep", self._tick)
         self._background.start()
         _log.info(
@@ -171,7 +160,7 @@ class Sleeper:
     # ---- the core's thread
 
     def handle(self, request_type: Any, request: Any) -> None:
-        """Takes what a frontend sends: passes it to the core, or holds it back until the core is awake."""
+        """Passes what a frontend sends to the core, or holds it back until the core is awake."""
         call = request[2] if request_type is EngineCoreRequestType.UTILITY else ""
         if self._asleep and request_type in _HELD and call not in _ANSWERED:
             self._held.append((request_type, request))
@@ -198,17 +187,21 @@ class Sleeper:
 
     def _sleep(self) -> None:
         executor = self._core.model_executor
+        # vLLM would drop its processor items, as the frontend that asks for a sleep drops its account of them. These
+        # frontends do not know of the sleep.
+        self._core.reset_mm_cache = lambda: None
         try:
             held = executor.collective_rpc(sleeping_bytes)
-            with _processor_items_kept(self._core):
-                # "keep": there are no requests to abort, and held ones are none of the scheduler's.
-                self._core.sleep(LEVEL, "keep")
+            # "keep": there are no requests to abort, and held ones are none of the scheduler's.
+            self._core.sleep(LEVEL, "keep")
         except Exception:
             _log.exception("tensord: this engine could not fall asleep, and does not try again")
             self._sleep_at = ""
             if not executor.is_sleeping:
                 self._core.resume_scheduler()
             return
+        finally:
+            del self._core.reset_mm_cache
         self._needs = Counter()
         for card, size_bytes in held:
             self._needs[card] += size_bytes
@@ -225,7 +218,7 @@ class Sleeper:
     def _end_sleep(self) -> None:
         self._asleep = False
         self._idle_since = None
-        self._background.post(self._give_room_back)
+        self._background.post(lambda client: self._room.close())
         while self._held:
             self._handle(*self._held.popleft())
         # The loop that called `idle` would wait for one more request before it steps.
@@ -246,10 +239,8 @@ class Sleeper:
         if self._subscription is None:
             self._subscription = client.on_mode(self._changed)
         states = self._subscription.states if client.connected else {}
-        levels = [
-            LEVELS.index(state.mode) for name, state in states.items() if name in self._cards and state.mode in LEVELS
-        ]
-        self._level = max(levels, default=0)
+        modes = [state.mode for name, state in states.items() if name in self._cards]
+        self._level = max((LEVELS.index(mode) for mode in modes if mode in LEVELS), default=0)
         if self._asleep:
             if self._held:
                 self._seek_room(client)
@@ -282,22 +273,6 @@ class Sleeper:
         self._has_room = True
         self._nudge()
 
-    def _give_room_back(self, client: Client) -> None:
-        self._room.close()
-
     def _nudge(self) -> None:
         """Has the core's loop call `idle`."""
         self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
-
-
-@contextmanager
-def _processor_items_kept(core: Any) -> Iterator[None]:
-    """Within it, the core keeps the items that its frontends no longer send.
-
-    vLLM drops them in a sleep, since the frontend that asks for the sleep drops its account of them too.
-    """
-    core.reset_mm_cache = lambda: None
-    try:
-        yield
-    finally:
-        del core.reset_mm_cache

@@ -57,7 +57,19 @@ def listen_for_resets(callback: Listener) -> None:
     The call comes in the scheduler's thread between two steps, often several times for one change, and must not wait.
     Exceptions of the callback are logged. It is a method of an object, which is held weakly: keep the object.
     """
-    _install()
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    # No other process than the engine core's needs the hooks.
+    hook(EngineCore, "collective_rpc", _call_and_tell)
+    # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
+    for name in ("reset_encoder_cache", "_reset_caches"):
+        hook(EngineCore, name, _compare_and_reset)
+    hook(EngineCore, "sleep", _sleep)
+    hook(EngineCore, "wake_up", _wake_and_compare)
+    # The engine core calls one of these when it starts, after it has made its connectors.
+    for name in ("init_ec_output_aggregator", "init_kv_output_aggregator"):
+        hook(Executor, name, _start_and_mark)
     _listeners[:] = [known for known in _listeners if known() not in (None, callback)]
     _listeners.append(WeakMethod(callback))
 
@@ -89,22 +101,6 @@ def _resetting(kept: bool) -> Iterator[None]:
 def weights_are_kept() -> bool:
     """Whether a reset in progress in this thread is known to come with the weights as they were."""
     return getattr(_within, "kept", False)
-
-
-def _install() -> None:
-    """Hooks the engine core of this process. Idempotent. No other process needs the hooks."""
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor.abstract import Executor
-
-    hook(EngineCore, "collective_rpc", _call_and_tell)
-    # `_reset_caches` resets the KV connector too: for a sleep, and for a pause that clears caches.
-    for name in ("reset_encoder_cache", "_reset_caches"):
-        hook(EngineCore, name, _compare_and_reset)
-    hook(EngineCore, "sleep", _sleep)
-    hook(EngineCore, "wake_up", _wake_and_compare)
-    # The engine core calls one of these when it starts, after it has made its connectors.
-    for name in ("init_ec_output_aggregator", "init_kv_output_aggregator"):
-        hook(Executor, name, _start_and_mark)
 
 
 def _call_and_tell(collective_rpc: Callable[..., Any], core: Any, method: Any, *args: Any, **kwargs: Any) -> Any:

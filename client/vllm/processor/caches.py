@@ -97,11 +97,11 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         """
         found = self._found(mm_hash)
         if mm_item is not None:
-            return self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
+            return self._store(*mm_item, mm_hash) if found is None else self._send(*mm_item, mm_hash, found)
         for scope in self._scopes(mm_hash) if found is None else [found]:
             tree = self.cache.held(_scoped_hash(scope, mm_hash))
             if tree is not None:
-                return self._send((None, tree_updates(tree)), mm_hash, scope)
+                return self._send(None, tree_updates(tree), mm_hash, scope)
         raise MultiModalCacheMissError([mm_hash])
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
@@ -128,8 +128,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
         if not self.cache.lends(reference):
             # A reference that a client sent must not make the engine send messages to another process.
-            reference = reference._replace(loan=bytes(LOAN_BYTES))
-            mm_item[_REFERENCE] = _reference_item(reference, scope)[_REFERENCE]
+            mm_item.update(_reference_item(reference._replace(loan=bytes(LOAN_BYTES)), scope))
 
     def clear_cache(self) -> None:
         """Forgets the items that this frontend holds, its statistics, and the meaning of clients' UUIDs. Items stored
@@ -150,11 +149,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.close()
         self._client.close()
 
-    # ---- private
-
     def _take_scopes(self) -> None:
-        self._named_scope = os.urandom(_SCOPE_BYTES)
-        self._bare_scope = os.urandom(_SCOPE_BYTES)
+        self._named_scope, self._bare_scope = os.urandom(_SCOPE_BYTES), os.urandom(_SCOPE_BYTES)
         self._known_scopes = _SHARED_SCOPE, self._named_scope, self._bare_scope
 
     def _scopes(self, mm_hash: str) -> list[bytes]:
@@ -173,25 +169,20 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
                 return scope
         return None
 
-    def _send(self, mm_item: OutItem, mm_hash: str, scope: bytes) -> OutItem:
+    def _send(self, item: MultiModalKwargsItem | None, updates: Updates, mm_hash: str, scope: bytes) -> OutItem:
         """A reference to the stored item; if it is no longer stored, the item itself."""
-        item, updates = mm_item
-        hash = _scoped_hash(scope, mm_hash)
         try:
-            (sent,) = self.cache.get_and_update([None], [hash])
+            (sent,) = self.cache.get_and_update([None], [_scoped_hash(scope, mm_hash)])
         except ReferenceLost:
             # Another thread has cleared the cache since the item was found.
             if item is None:
                 raise MultiModalCacheMissError([mm_hash]) from None
-            return mm_item
+            return item, updates
         if isinstance(sent, Reference):
             return _reference_item(sent, scope), updates
         return item if item is not None else tree_item(sent), updates
 
-    def _store(self, mm_item: OutItem, mm_hash: str) -> OutItem:
-        item, updates = mm_item
-        assert item is not None
-        scope = self._scopes(mm_hash)[0 if updates else -1]
+    def _store(self, item: MultiModalKwargsItem, updates: Updates, mm_hash: str) -> OutItem:
         try:
             tree = item_tree(item, updates)
         except TensordError as error:
@@ -199,13 +190,14 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             if not self._told:
                 self._told = True
                 _log.warning("tensord: a processor output goes to the engine uncached: %s (logged once)", error)
-            return mm_item
+            return item, updates
         self._forms.learn(tree)
         # An item without tensors has no digest.
         with suppress(UnsupportedLeaf):
             tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
+        scope = self._scopes(mm_hash)[0 if updates else -1]
         (sent,) = self.cache.get_and_update([tree], [_scoped_hash(scope, mm_hash)])
-        return (_reference_item(sent, scope), updates) if isinstance(sent, Reference) else mm_item
+        return (_reference_item(sent, scope) if isinstance(sent, Reference) else item), updates
 
 
 class TensordReceiverCache(BaseMultiModalReceiverCache):
@@ -213,19 +205,14 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
     they are.
 
     Args:
-        vllm_config: as for the sender.
-        socket: as for the sender.
+        vllm_config, socket: as for the sender.
         copy: as for ProcessorCache. By default, views if there is an accelerator, since data is copied to it before a
             model reads the data; else private copy-on-write pages. Fields that stay on the CPU are small, and are
             always copied.
     """
 
     def __init__(
-        self,
-        vllm_config: VllmConfig,
-        socket: str | os.PathLike[str] | None = None,
-        *,
-        copy: Copy | None = None,
+        self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None, *, copy: Copy | None = None
     ) -> None:
         super().__init__()
         if copy is None:
@@ -269,8 +256,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         try:
             filled = self.cache.get_and_update_features(asked)
         except ReferenceLost as lost:
-            gone = set(lost.hashes)
-            missing = [hash for feature, hash in zip(asked, hashes, strict=True) if feature.hash in gone]
+            missing = [hash for feature, hash in zip(asked, hashes, strict=True) if feature.hash in lost.hashes]
             raise MultiModalCacheMissError(list(dict.fromkeys(missing))) from None
         made = [
             given.data if found is given else self._item(found.data, hash)
@@ -282,15 +268,22 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         return made
 
     def _item(self, tree: Any, mm_hash: str) -> MultiModalKwargsItem | None:
-        """The item of a tree; None if the tree is not an item."""
+        """The item of a tree, with the stored `content_digest`, since computing it would read all of the item. None if
+        the tree is not an item."""
         try:
-            return _item(tree)
+            item = tree_item(tree)
+            for elem in item.values():
+                if elem.field.keep_on_cpu:
+                    elem.data = _owned(elem.data)
+            if _DIGEST in tree:
+                setattr(item, DIGEST_ATTRIBUTE, bytes(tree[_DIGEST]))
         except Exception:
             self.cache.pass_through("malformed")
             if not self._told:
                 self._told = True
                 _log.warning("tensord: %s is stored but not an item, so a miss (logged once)", mm_hash, exc_info=True)
             return None
+        return item
 
 
 @cache
@@ -329,26 +322,10 @@ def _reference_in(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Refe
 
 
 def _feature_of(data: MultiModalKwargsItem | None, mm_hash: str) -> Feature:
-    """The query for a feature: of the item that `data` refers to, or of `data` itself.
-
-    Raises:
-        UsageError: `data` is a reference that is not complete.
-    """
+    """The query for a feature: of the item that `data` refers to, or of `data` itself."""
     found = _reference_in(data, mm_hash) if data is not None else None
     scope, asked = found or (_SHARED_SCOPE, data)
     return Feature(_scoped_hash(scope, mm_hash), asked)
-
-
-def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:
-    """The item of a tree, with the stored `content_digest`, since computing it would read all of the item."""
-    item = tree_item(tree)
-    for elem in item.values():
-        if elem.field.keep_on_cpu:
-            elem.data = _owned(elem.data)
-    digest = tree.get(_DIGEST)
-    if digest is not None:
-        setattr(item, DIGEST_ATTRIBUTE, bytes(digest))
-    return item
 
 
 def _owned(data: Any) -> Any:
