@@ -50,7 +50,8 @@ class EncoderCacheManager:
         cache: shares outputs with the host's other engines. Without it only this engine's requests share them.
 
     Raises:
-        UsageError: `cache_size` is not a whole number from 0.
+        UsageError: `cache_size` is not a whole number from 0. By each call with a request: it has no such input.
+        TokensDiffer: by `has_cache`, `can_allocate` and `allocate`: the key is allocated with another number of tokens.
 
     Example:
         >>> request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
@@ -70,7 +71,7 @@ class EncoderCacheManager:
     def __init__(self, cache_size: int, cache: Client | None = None) -> None:
         self.cache_size = check_count("cache_size", cache_size, NUMBER_MAX)
         self._cache = None if cache is None else check_client(cache, "cache")
-        self._begin()
+        self.reset()
 
     # ---- queries
 
@@ -90,12 +91,7 @@ class EncoderCacheManager:
         return sum(output.tokens for output in self._outputs.values() if output.needs)
 
     def has_cache(self, request: EncoderRequest, input_id: int) -> bool:
-        """Whether the input's output is allocated in this engine, or in the host's ring now.
-
-        Raises:
-            UsageError: the request has no such input.
-            TokensDiffer: the key is allocated with another number of tokens.
-        """
+        """Whether the input's output is allocated in this engine, or in the host's ring now."""
         wanted = input_of(request, input_id)
         return self._known(wanted) is not None or (self._cache is not None and self._cache.contains(wanted.key))
 
@@ -111,9 +107,6 @@ class EncoderCacheManager:
         Args:
             compute_budget: encoder tokens that may still be computed in this step.
             tokens_scheduled: encoder tokens of inputs that fit in this step and are not allocated yet.
-
-        Raises:
-            UsageError, TokensDiffer: as for `has_cache`.
         """
         wanted = input_of(request, input_id)
         compute_budget = check_count("compute_budget", compute_budget, NUMBER_MAX, -NUMBER_MAX)
@@ -141,8 +134,7 @@ class EncoderCacheManager:
             The keys of evicted outputs. `get_freed_ids` returns them too.
 
         Raises:
-            UsageError: the request has no such input, or its index is allocated with another key.
-            TokensDiffer: as for `has_cache`.
+            UsageError: the index is allocated with another key.
             ObjectTooLarge: the input has more tokens than the cache.
             StoreFull: running requests need the room; nothing changes.
         """
@@ -170,15 +162,8 @@ class EncoderCacheManager:
         return evicted
 
     def lease(self, request: EncoderRequest, input_id: int) -> Lease | None:
-        """A lease on the output in the ring, as an additional pin for the caller.
-
-        Returns:
-            None if the input with this key is not allocated for the request, or its output is not in the ring (any
-            more).
-
-        Raises:
-            UsageError: the request has no such input.
-        """
+        """A lease on the output in the ring, as an additional pin for the caller. None if the input with this key is
+        not allocated for the request, or its output is not in the ring (any more)."""
         wanted = input_of(request, input_id)
         if self._cache is None or self._allocated.get((request.request_id, input_id)) != wanted.key:
             return None
@@ -189,20 +174,15 @@ class EncoderCacheManager:
         return self._cache.hold(wanted.key)
 
     def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.05) -> Put | None:
-        """Puts an encoder output into the ring, for all engines. Returns once the payload is copied.
-
-        The first call after the daemon stored it pins it, if a request still needs it.
+        """Puts an encoder output into the ring, for all engines. Returns the put once the payload is copied; None
+        without a cache. The first call after the daemon stored it pins it, if a request still needs it.
 
         Args:
             tree: as for `Client.put`.
             timeout_s: seconds to wait for room, if the client has none: the first time, and for an output that is
                 larger than those before it.
 
-        Returns:
-            The put; None without a cache.
-
         Raises:
-            UsageError: the request has no such input.
             UnsupportedLeaf: `tree` is not a valid payload.
         """
         wanted = input_of(request, input_id)
@@ -239,32 +219,23 @@ class EncoderCacheManager:
 
     def get_freed_ids(self) -> list[bytes]:
         """The keys of all outputs that were evicted since the last call, for the engine to drop: each once, oldest
-        first.
-
-        Leaves out an output that was evicted and then allocated again.
-        """
+        first, without those that were allocated again."""
         self._pin_stored()
         freed = [key for key in self._evicted if key not in self._outputs]
         self._evicted.clear()
         return freed
 
     def reset(self) -> None:
-        """Forgets all outputs, requests and pins. Returns no freed keys: the engine drops all outputs that it has.
-
-        Affects this engine only. If the weights have changed, call `Client.invalidate` with the namespace, and make new
-        keys.
-        """
-        self._begin()
-
-    # ---- internal
-
-    def _begin(self) -> None:
+        """Forgets this engine's outputs, requests and pins. Returns no freed keys: the engine drops all outputs that it
+        has. If the weights have changed, call `Client.invalidate` with the namespace, and make new keys."""
         self._outputs: dict[bytes, _Output] = {}
         """Those that no request needs are in the order in which they were freed."""
         self._allocated: dict[tuple[str, int], bytes] = {}
         """By request and input, in the order of their allocation."""
         self._evicted: dict[bytes, None] = {}
         self._stored: dict[bytes, Put] = {}
+
+    # ---- internal
 
     def _known(self, wanted: EncoderInput) -> _Output | None:
         known = self._outputs.get(wanted.key)

@@ -53,12 +53,14 @@ class Counts:
         forks.follow(self)
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Adds to these counts."""
         with self._lock:
             self._now.update(counts)
 
+    def count(self, name: str) -> None:
+        """Adds 1."""
+        self.add({name: 1})
+
     def since_reset(self) -> Counter[str]:
-        """All counts."""
         with self._lock:
             return self._now.copy()
 
@@ -70,7 +72,6 @@ class Counts:
             return since
 
     def reset(self) -> None:
-        """Sets all counts to 0."""
         with self._lock:
             self._now, self._last = Counter(), Counter()
 

@@ -90,13 +90,12 @@ class ProcessorCache:
         entries_max, bytes_max: limits of the entries that a sender holds for its threads, and again of those that it
             has referred to and that no receiver has read yet. `bytes_max` defaults to a quarter of the ring.
         seconds: for how long an item of `is_cached` is held. An entry that was referred to is kept until the receiver
-            has read it, which can then do so even if the entry, the ring or the daemon is gone. After `seconds` it may
-            make room for another one. This takes a thread and a socket of the sender's process. A receiver of another
-            user, or in another network namespace, reads what is in the ring.
+            has read it, even if the entry, the ring or the daemon is gone; after `seconds` it may make room for another
+            one. This takes a thread and a socket of the sender's process. A receiver of another user, or in another
+            network namespace, reads what is in the ring.
         put_wait_s: seconds that a sender waits until its puts are visible, plus one second for each GiB.
-        accepts: returns whether a stored tree (numpy arrays for leaves) is one that this sender's processor makes. A
-            tree that it does not accept is a miss, and the item is sent as a tree. An accepted tree structure is not
-            checked again.
+        accepts: returns whether a stored tree is one that this sender's processor makes. A tree that it does not accept
+            is a miss, and the item is sent as a tree. An accepted tree structure is not checked again.
         copy: the memory of a receiver's leaves. False: views of shared memory, read-only for numpy. Torch has no
             read-only tensors: an in-place operation on such a tensor ends the process with SIGSEGV. "on_write":
             copy-on-write views. True: copies.
@@ -202,9 +201,7 @@ class ProcessorCache:
         self._book.release()
 
     def invalidate(self, hashes: Iterable[Hash]) -> None:
-        """Marks items that a receiver missed. For `seconds` this sender treats them as not stored, and sends their
-        trees.
-        """
+        """Marks items that a receiver missed. For `seconds` this sender treats them as not stored."""
         self._sender.distrust(key for _, key in self._keys(hashes))
 
     def pass_through(self, reason: str) -> None:
@@ -251,9 +248,8 @@ class ProcessorCache:
     # ---- both
 
     def make_stats(self, delta: bool = False) -> Stats:
-        """Returns the counts of `get_and_update` and `get_and_update_features` since the start, or since `clear`; with
-        `delta` since the last call with `delta`.
-        """
+        """The counts of `get_and_update` and `get_and_update_features` since the start or `clear`; with `delta` since
+        the last call with `delta`."""
         counts = self._counts.since_last() if delta else self._counts.since_reset()
         return Stats(counts.pop("hits", 0), counts.pop("total", 0), counts)
 
@@ -273,9 +269,7 @@ class ProcessorCache:
 
     @property
     def owed_s(self) -> float:
-        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if there is
-        none.
-        """
+        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 without one."""
         return self._sender.owed_s
 
     @property
@@ -328,10 +322,8 @@ class ProcessorCache:
         """A Reference to an entry that is kept for receivers from now on; None if it cannot be kept."""
         lease = self._book.promised(key)
         handle = lease.handle() if lease is not None else None
-        if lease is None or handle is None:
-            return None
-        loan = self._lender.lend(lease)
-        return None if loan is None else Reference(key, handle, loan)
+        loan = self._lender.lend(lease) if lease is not None and handle is not None else None
+        return Reference(key, handle, loan) if handle is not None and loan is not None else None
 
     def _lease_of(self, feature: Feature) -> Lease | None:
         """The lease of the entry that a feature refers to. None if the entry is gone, or the feature has a tree.

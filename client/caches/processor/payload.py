@@ -81,7 +81,8 @@ def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
         return {}
     if copy is True:
         # The recipe copies torch's leaves only.
-        payload = mapped(payload, lambda leaf, _: leaf.copy() if isinstance(leaf, np.ndarray) else leaf)
+        owned: dict[str, Any] = mapped(payload, lambda leaf, _: leaf.copy() if isinstance(leaf, np.ndarray) else leaf)
+        return owned
     return payload
 
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from ....errors import UnsupportedLeaf
 from ...arguments.namespace import Namespace
+from ...caches.measures import Counts
 from ...core.client import Client
 from ...identity.content import digest_of_item, dtype_name
 from ...identity.engine import Nameless, encoder_namespace
 from ...reading.lease import Lease
 from ..engine.settings import Settings
 from .claims import Wanted
-from .stats import LookupCounts
 
 State = Literal["asked", "unshared", "found", "missed", "decided"]
 """decided: a missed input that the request waits for no longer."""
@@ -96,7 +96,7 @@ class Lookups:
         does: what the engine does with outputs, for the log.
     """
 
-    def __init__(self, vllm_config: Any, settings: Settings, does: str, counts: LookupCounts) -> None:
+    def __init__(self, vllm_config: Any, settings: Settings, does: str, counts: Counts) -> None:
         model = vllm_config.model_config
         self._dtype = dtype_name(model.dtype)
         self._widths = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
@@ -125,7 +125,7 @@ class Lookups:
             if rows == found.rows and stored.dtype.name == self._dtype and fits:
                 found.lease = lease
                 return True
-        self._counts.add("mismatches")
+        self._counts.count("mismatches")
         found.key = None
         return False
 
@@ -137,7 +137,7 @@ class Lookups:
         try:
             found.key = self._key(found, client)
             if found.key is None:
-                self._counts.add("unshared")
+                self._counts.count("unshared")
                 return
             lease = client.get(found.key)
             if lease is None:

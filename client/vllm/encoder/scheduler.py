@@ -38,6 +38,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+from ...caches.measures import Counts
 from ..engine.background import Background
 from ..engine.presence import does, engine_client_name
 from ..engine.settings import Settings
@@ -45,7 +46,7 @@ from .canary import Canary
 from .claims import EncodeClaims
 from .inputs import Asking, Input, Lookups, inputs_of
 from .pace import Pace
-from .stats import CONNECTED, LookupCounts, TensordECStats
+from .stats import CONNECTED, TensordECStats
 from .steps import Report, Save, StepMetadata, StepPlan, ranks_of
 
 ANSWER_S: Final = 0.25
@@ -84,7 +85,7 @@ class SchedulerSide:
         self._consumer: bool = vllm_config.ec_transfer_config.is_ec_consumer
         self._canary = Canary(settings.canary)
         self._connected_told: bool | None = None
-        self._counts = LookupCounts()
+        self._counts = Counts()
         self._lookups = Lookups(vllm_config, settings, does(self._producer, self._consumer), self._counts)
         self._asking: dict[str, Asking] = {}
         self._current: Asking | None = None
@@ -98,7 +99,7 @@ class SchedulerSide:
             engine_client_name(vllm_config, "scheduler"),
             "tensord-vllm-scheduler",
             lambda client: self._claims.tick(client),
-            partial(self._counts.add, "errors"),
+            partial(self._counts.count, "errors"),
         )
         self._claims = EncodeClaims(self._background)
         self._background.start()
@@ -154,10 +155,10 @@ class SchedulerSide:
         asking = self._asking.get(request.request_id)
         found = asking.inputs.pop(feature.identifier, None) if asking is not None else None
         if found is not None and found.lease is not None and self._consumer and not found.check:
-            self._counts.add("hits")
+            self._counts.count("hits")
             self._plan.loads[feature.identifier] = found.lease
         else:
-            self._counts.add("misses")
+            self._counts.count("misses")
             self._pace.allocate(feature.mm_position.get_num_embeds())
             if found is not None and found.key and found.lease is not None and found.check:
                 self._canary.compares(found.key)
@@ -210,8 +211,7 @@ class SchedulerSide:
         for key, by in report.differs:
             self._end_sharing(logging.ERROR, _WRONG, key.hex(), by)
             self._release(*self._asking.values())
-        for name, amount in report.counts.items():
-            self._counts.add(name, amount)
+        self._counts.add(report.counts)
 
     def take_unavailable(self) -> set[str]:
         """Returns, once, the requests that vLLM has to end with an error."""
@@ -220,12 +220,11 @@ class SchedulerSide:
 
     def stats(self) -> TensordECStats | None:
         """The counts since the last call, and whether the daemon is connected; None if neither has changed."""
-        taken = self._counts.take()
-        connected = self._background.connected
-        if taken is None and connected == self._connected_told:
+        taken, connected = self._counts.since_last(), self._background.connected
+        if not taken and connected == self._connected_told:
             return None
         self._connected_told = connected
-        return TensordECStats({**(taken or {}), CONNECTED: int(connected)})
+        return TensordECStats({**taken, CONNECTED: int(connected)})
 
     def close(self) -> None:
         """Releases everything and ends the thread. Idempotent."""
@@ -251,10 +250,10 @@ class SchedulerSide:
                 or not self._lookups.shares
             )
             if nameless:
-                self._counts.add("unshared")
+                self._counts.count("unshared")
                 found.state = "unshared"
             elif self._background.late or not self._background.post(partial(self._lookups.look_up, found)):
-                self._counts.add("late")
+                self._counts.count("late")
                 found.state = "unshared"
         return asking
 
@@ -269,7 +268,7 @@ class SchedulerSide:
                 if now - asking.since < max(self._wait_s_max, LOOK_UP_S) and not self._background.late:
                     return False
                 # The input is replaced by a new one, so that a late result of the background thread has no effect.
-                self._counts.add("late")
+                self._counts.count("late")
                 asking.inputs[name] = Input(found.modality, found.rows, [None], "unshared")
         for needed in asking.missed():
             if self._waits(asking, needed, now):
@@ -298,14 +297,14 @@ class SchedulerSide:
             # This engine has to encode the input anyway, and the other engine stores it.
             found.key = None
         elif state == "waiting" and self._pace.is_sooner(wanted.expected_at, now):
-            self._counts.add("overtaken")
+            self._counts.count("overtaken")
         elif state == "waiting":
             if not asking.waits_since:
                 asking.waits_since = now
-                self._counts.add("waits")
+                self._counts.count("waits")
             if now - asking.waits_since < self._pace.patience_s(wanted.expected_at, asking.waits_since):
                 return True
-            self._counts.add("wait_timeouts")
+            self._counts.count("wait_timeouts")
         elif state == "hit":
             view = self._background.view
             lease = view.get(found.key) if view is not None else None

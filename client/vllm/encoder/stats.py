@@ -6,8 +6,6 @@ Owns: the counters' names and texts. Does not own: when they are counted. Invari
 
 from __future__ import annotations
 
-from collections import Counter
-from threading import Lock
 from typing import Any, Final
 
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
@@ -37,28 +35,6 @@ COUNTERS: Final = {
 
 CONNECTED: Final = "connected"
 _CONNECTED_TEXT: Final = "1 while the engine is connected to a daemon that answers, as of the engine's last step."
-
-
-class LookupCounts:
-    """Sums that several threads add to and one thread takes."""
-
-    __slots__ = ("_lock", "_sums")
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._sums: Counter[str] = Counter()
-
-    def add(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self._sums[name] += amount
-
-    def take(self) -> Counter[str] | None:
-        """The sums since the last call; None if all are zero."""
-        if not self._sums:
-            return None
-        with self._lock:
-            taken, self._sums = self._sums, Counter()
-        return taken
 
 
 class TensordECStats(ECConnectorStats):  # type: ignore[misc, unused-ignore]

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
 
+from ...caches.measures import Counts
 from ...reading.lease import Lease
-from .stats import LookupCounts
 
 LAG_STEPS_MAX: Final = 256
 """Ranks run steps in order, and are at most a few steps behind. A rank that is this many steps behind is taken as done;
@@ -122,7 +122,7 @@ class StepPlan:
     not done with it. `rings`: the identity of the ring that each rank maps.
     """
 
-    def __init__(self, ranks: int, counts: LookupCounts) -> None:
+    def __init__(self, ranks: int, counts: Counts) -> None:
         self._ranks = ranks
         self._counts = counts
         self._step = 0
@@ -179,5 +179,5 @@ class StepPlan:
         handle = lease.handle()
         if handle is not None and all(handle[:16] == self.rings.get(rank) for rank in range(self._ranks)):
             return Load(lease.tree.shape, handle)
-        self._counts.add("inline")
+        self._counts.count("inline")
         return Load(lease.tree.shape, None, lease.tree)
