@@ -115,12 +115,7 @@ class Engine:
         self._counts.touch()
         self._counted = 0
         ours, theirs = socket_pair()
-        told = {
-            "model": str(model),
-            "separate": separate,
-            "a_picture": a_picture,
-            "engine": options,
-        }
+        told = {"model": str(model), "separate": separate, "a_picture": a_picture, "engine": options}
         environ = {
             **quiet_environ(),
             "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(separate)),
@@ -146,40 +141,22 @@ class Engine:
     # ---- requests
 
     def generate(self, *pictures: int, **about: Any) -> Answer:
-        """The answer to a request with these pictures, each named by a number; `about` is as for `begin`."""
+        """The answer to a request with these pictures, each named by a number; `about` as for the program's `add`."""
         self.begin(*pictures, **about)
         return self.result()
 
-    def begin(
-        self,
-        *pictures: int,
-        uuids: list[str] | None = None,
-        text: str = "what is this?",
-        tokens: int = 8,
-        likely: int = 5,
-        params: dict[str, Any] | None = None,
-        session: str | None = None,
-    ) -> None:
-        """Tells it to generate, and does not wait: `result` or `stopped` follows.
-
-        Args:
-            uuids: a client's names for the pictures, which vLLM takes in place of their content's digest.
-            tokens: how many the answer has.
-            likely: of how many tokens, at each place of the answer, the logarithms of their chances are told.
-            params: vLLM's kv_transfer_params.
-            session: vLLM's session_id.
-        """
+    def begin(self, *pictures: int, **about: Any) -> None:
+        """Tells it to generate, and does not wait: `result` or `stopped` follows."""
         self.wait_up()
-        about = {"uuids": uuids, "text": text, "tokens": tokens, "likely": likely, "params": params}
-        self._say("generate", pictures=pictures, session=session, **about)
+        self._say("generate", pictures=pictures, **about)
 
     def result(self) -> Answer:
         """What the request says that was begun."""
         return Answer(**self._answer())
 
-    def add(self, *pictures: int, text: str = "what is this?", tokens: int = 8, **about: Any) -> str:
-        """Queues a request, which goes on with each `step`, and gives its name. `about` is as for `begin`."""
-        name: str = self.ask("add", pictures=pictures, uuids=None, text=text, tokens=tokens, likely=5, **about)
+    def add(self, *pictures: int, **about: Any) -> str:
+        """Queues a request, which goes on with each `step`, and gives its name."""
+        name: str = self.ask("add", pictures=pictures, **about)
         return name
 
     def step(self) -> dict[str, Answer]:
@@ -236,8 +213,6 @@ class Engine:
         """Ends a stop."""
         self._say("go")
 
-    # ---- life
-
     def finish(self) -> int:
         """Ends it in good order, and gives its exit status."""
         self._say("end")
@@ -257,8 +232,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- inside
 
     def _say(self, command: str, **arguments: Any) -> None:
         self._socket.sendall(json.dumps({"do": command, **arguments}).encode() + b"\n")

@@ -115,14 +115,22 @@ class EngineProcess:
     def do_add(
         self,
         pictures: list[int],
-        uuids: list[str] | None,
-        text: str,
-        tokens: int,
-        likely: int,
+        uuids: list[str] | None = None,
+        text: str = "what is this?",
+        tokens: int = 8,
+        likely: int = 5,
         params: dict[str, Any] | None = None,
         session: str | None = None,
     ) -> str:
-        """Queues a request, whose name it gives. It goes on with each step."""
+        """Queues a request, whose name it gives. It goes on with each step.
+
+        Args:
+            uuids: a client's names for the pictures, which vLLM takes in place of their content's digest.
+            tokens: how many the answer has.
+            likely: of how many tokens, at each place of the answer, the logarithms of their chances are told.
+            params: vLLM's kv_transfer_params.
+            session: vLLM's session_id.
+        """
         from vllm import SamplingParams
 
         prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures=self._a_picture * len(pictures), text=text)}
@@ -252,8 +260,6 @@ class EngineProcess:
 
     def do_stop_at(self, place: str) -> None:
         """Stops at the place when it is next passed, once."""
-        if place not in self._passed:
-            raise ValueError(f"no place is called {place!r}; there are {sorted(self._passed)}")
         self._stops.add(place)
 
     def do_passed(self) -> dict[str, int]:
@@ -268,15 +274,15 @@ class EngineProcess:
     # ---- places
 
     def _make_places(self) -> None:
-        self._after(self._scheduler, "schedule", self._scheduled)
+        def scheduled(output: Any) -> None:
+            self._computed += output.total_num_scheduled_tokens
+
+        self._after(self._scheduler, "schedule", scheduled)
         for place, (owner, method, there) in PLACES.items():
             connector = getattr(self._scheduler, owner)
             if connector is not None:
                 self._passed[place] = 0
                 self._after(connector, method, partial(self._pass_if, place, there))
-
-    def _scheduled(self, output: Any) -> None:
-        self._computed += output.total_num_scheduled_tokens
 
     def _after(self, owner: Any, name: str, then: Callable[[Any], object]) -> None:
         method = getattr(owner, name)
@@ -291,10 +297,8 @@ class EngineProcess:
         setattr(owner, name, wrapped)
 
     def _pass_if(self, place: str, there: Callable[[Any], Any], result: Any) -> None:
-        if there(result):
-            self._pass(place)
-
-    def _pass(self, place: str) -> None:
+        if not there(result):
+            return
         self._passed[place] += 1
         if place in self._stops:
             self._stops.remove(place)

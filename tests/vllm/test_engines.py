@@ -10,14 +10,16 @@ from ..daemon_process import until
 from .conftest import MANAGER, Stand, StartEngine, encoding, fresh
 
 
-def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> None:
+def test_answers_are_those_of_an_engine_without_the_connector_and_vllms_metrics_count_hits(stand: Stand) -> None:
     picture = fresh()
     right = stand.plain.generate(picture)
     encoded, _ = stand.encode(stand.first, picture)
     assert encoded == right
+    before = stand.second.ask("metrics")["vllm:ec_tensord_hits"]
     with encoding(stand.second) as by_second:
         assert stand.second.generate(picture) == right
         assert by_second() == 0
+    assert stand.second.ask("metrics")["vllm:ec_tensord_hits"] == before + 1
     assert stand.first.generate() == stand.plain.generate()
 
 
@@ -63,15 +65,6 @@ def test_sharing_goes_on_after_resets_and_a_sleep_that_keep_the_weights(stand: S
                 stand.second.ask("engine", method="wake_up")
             stand.second.generate(new)
             assert by_second() == 0
-
-
-def test_vllms_metrics_show_the_shared_items(stand: Stand) -> None:
-    picture = fresh()
-    before = stand.second.ask("metrics")
-    stand.encode(stand.first, picture)
-    stand.second.generate(picture)
-    after = stand.second.ask("metrics")
-    assert after["vllm:ec_tensord_hits"] - before["vllm:ec_tensord_hits"] == 1
 
 
 def test_an_engine_in_processes_of_its_own_shares_with_one_in_a_single_process(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -15,6 +15,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.link.link import Link
 from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.encoder.stats import COUNTERS
 from tensord.client.vllm.engine.presence import ATTACH_S
 from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
 from tests.daemon_process import Daemon, until
@@ -24,47 +25,41 @@ from .step_bench import Steps, request, right, vllm_config
 _numbers = count(50_000)
 
 
-class Log(logging.Handler):
-    """The library's lines, as it logs them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"{record.levelname} {record.getMessage()}")
+Lines = Callable[[], list[str]]
 
 
 @pytest.fixture
-def log() -> Iterator[Log]:
-    handler, library = Log(), logging.getLogger("tensord")
-    level = library.level
-    library.addHandler(handler)
-    library.setLevel(logging.INFO)
-    yield handler
-    library.removeHandler(handler)
-    library.setLevel(level)
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """The library's lines, as it logs them."""
+    library = logging.getLogger("tensord")
+    # So that the connector leaves the library's log where it is.
+    monkeypatch.setattr(library, "handlers", [caplog.handler])
+    monkeypatch.setattr(library, "propagate", False)
+    caplog.set_level(logging.INFO, "tensord")
+    return lambda: [
+        f"{record.levelname} {record.getMessage()}" for record in caplog.records if record.name == "tensord"
+    ]
 
 
-def said(log: Log, engine: Steps, *, lines: int) -> str:
+def said(log: Lines, engine: Steps, *, lines: int) -> str:
     """The last line, once there are so many and the engine has answered a request."""
-    until(lambda: len(log.lines) >= lines, f"{lines} lines; there are {log.lines}")
+    until(lambda: len(log()) >= lines, f"{lines} lines; there are {log()}")
     asked = request(next(_numbers))
     assert right([asked], engine.run(asked))
-    assert len(log.lines) == lines, log.lines
-    return log.lines[-1]
+    assert len(log()) == lines, log()
+    return log()[-1]
 
 
-def test_an_engine_says_once_what_it_shares_and_which_daemon_it_is_connected_to(log: Log) -> None:
+def test_an_engine_says_once_what_it_shares_and_which_daemon_it_is_connected_to(log: Lines) -> None:
     with Daemon() as daemon, Steps(daemon.start().socket) as engine:
         line = said(log, engine, lines=2)
         assert f"INFO tensord: connected to the daemon at {daemon.socket} (instance {daemon.instance}," in line
         side = engine.connector._scheduler
         assert side is not None and side._lookups.namespace is not None
-        assert log.lines[0].endswith(f"are found and stored in namespace {side._lookups.namespace.tag.hex()}")
+        assert log()[0].endswith(f"are found and stored in namespace {side._lookups.namespace.tag.hex()}")
 
 
-def test_an_engine_without_a_daemon_says_once_why_and_what_to_do_and_then_each_change(log: Log) -> None:
+def test_an_engine_without_a_daemon_says_once_why_and_what_to_do_and_then_each_change(log: Lines) -> None:
     with Daemon() as daemon, Steps(daemon.socket) as engine:
         line = said(log, engine, lines=2)
         assert line.startswith(f"WARNING tensord: no daemon at {daemon.socket} (")
@@ -77,7 +72,7 @@ def test_an_engine_without_a_daemon_says_once_why_and_what_to_do_and_then_each_c
 
 
 def test_an_engine_does_not_start_later_for_a_daemon_that_hangs_and_says_so_once(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+    log: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = vllm_config()
     waits_s: list[float | None] = []
@@ -103,11 +98,15 @@ def test_an_engine_does_not_start_later_for_a_daemon_that_hangs_and_says_so_once
             daemon.resume()
 
 
-def test_the_gauge_follows_the_daemon() -> None:
+def test_every_count_has_a_metric_of_its_name_and_a_gauge_follows_the_daemon() -> None:
     unregister_vllm_metrics()
     registry = CollectorRegistry()
     kinds: dict[Any, Any] = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
-    metrics = TensordECConnector.build_prom_metrics(vllm_config(), kinds, ["engine"], {0: ["0"]})
+    metrics = TensordECConnector.build_prom_metrics(vllm_config(), kinds, ["engine"], {0: ["0"], 1: ["1"]})
+    metrics.observe(dict.fromkeys(COUNTERS, 2), 1)
+    for name in COUNTERS:
+        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "1"}) == 2
+        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "0"}) == 0
 
     def gauge(engine: Steps) -> float | None:
         stats = engine.connector.get_ec_connector_stats()

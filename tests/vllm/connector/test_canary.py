@@ -16,7 +16,7 @@ from tests.daemon_process import Daemon, until
 from ..conftest import keys
 from ..step_bench import ROWS, Steps, attached, encoded, item, other_name, request
 from ..tiny_llava import WIDTH
-from .stand import encode, finds, fresh
+from .stand import finds, fresh
 
 pytestmark = pytest.mark.usefixtures("patient")
 SELDOM = 1e-12
@@ -86,11 +86,6 @@ def test_a_hit_that_differs_from_this_engines_own_output_is_logged_evicted_and_e
 def _is(daemon: Daemon, key: bytes, picture: int) -> bool:
     lease = daemon.client().get(key)
     return lease is not None and bool(np.array_equal(lease.tree, encoded(item(picture)).numpy()))
-
-
-def test_a_rate_of_0_compares_nothing(daemon: Daemon) -> None:
-    with Steps(daemon.socket) as first, Steps(other_name(daemon.socket, 1), canary=0) as second:
-        assert finds(attached(second), encode(attached(first)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -7,20 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.config.lora import LoRAConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.lora.request import LoRARequest
-from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.encoder.stats import COUNTERS
 from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.errors import BadConfiguration
 from tests.daemon_process import Daemon, until
 
 from ..conftest import keys
-from ..step_bench import Steps, answers, feature, item, other_name, request, right, vllm_config
+from ..step_bench import Steps, answers, feature, item, other_name, request, right
 from .stand import counted, encode, finds, fresh, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -162,21 +159,6 @@ def test_models_with_an_encoder_and_a_decoder_are_left_alone(shared: Daemon) -> 
         assert not connector.has_cache_item("picture-1")
         connector.save_caches({}, "picture-1")
         connector.shutdown()
-
-
-def test_every_count_has_a_metric_of_its_name() -> None:
-    unregister_vllm_metrics()
-    registry = CollectorRegistry()
-    kinds = {kind: _in(registry, kind) for kind in (Counter, Gauge, Histogram)}
-    metrics = TensordECConnector.build_prom_metrics(vllm_config(), kinds, ["engine"], {0: ["0"], 1: ["1"]})
-    metrics.observe(dict.fromkeys(COUNTERS, 2), 1)
-    for name in COUNTERS:
-        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "1"}) == 2
-        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "0"}) == 0
-
-
-def _in(registry: CollectorRegistry, kind: Any) -> Any:
-    return lambda **arguments: kind(registry=registry, **arguments)
 
 
 def test_shutting_down_twice_leaves_no_thread_and_no_client(shared: Daemon) -> None:
