@@ -61,9 +61,9 @@ def item(number: float, rows: int = ROWS) -> MultiModalKwargsItem:
 
 def encoded(data: MultiModalKwargsItem, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """What the encoder makes of it, (rows, WIDTH)."""
-    pixels = data["pixel_values"].data
-    assert isinstance(pixels, torch.Tensor)
-    return (pixels * 2 + 1).to(dtype)
+    pixels: Any = data["pixel_values"].data
+    encodings: torch.Tensor = (pixels * 2 + 1).to(dtype)
+    return encodings
 
 
 def feature(data: MultiModalKwargsItem | None, identifier: str, offset: int = 1, rows: int = ROWS) -> Any:
@@ -232,9 +232,7 @@ class Steps:
                 self.requests[request_id].num_computed_tokens += tokens
 
     def _plan(self, asked: Request) -> tuple[list[int], list[int], list[int]] | None:
-        encodes: list[int] = []
-        loads: list[int] = []
-        same: list[int] = []
+        encodes, loads, same = list[int](), list[int](), list[int]()
         planned: dict[str, int] = {}
         for index, wanted in enumerate(asked.mm_features):
             if wanted.identifier in planned:
@@ -251,7 +249,7 @@ class Steps:
         for identifier in made.free_encoder_mm_hashes:
             cached.pop(identifier, None)
         ec_transfer_state._EC_CONNECTOR_AGENT = worker
-        results = {}
+        results: dict[str, list[torch.Tensor]] = {}
         try:
             with self._context(made, cached) as said:
                 for request_id, indices in made.scheduled_encoder_inputs.items():
@@ -262,13 +260,10 @@ class Steps:
                         cached[wanted.identifier] = encoded(wanted.data, self.dtype)
                         if self._runner == "v1":
                             ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(cached, wanted.identifier)
-                if worker.is_consumer:
-                    for request_id in made.scheduled_encoder_inputs:
-                        wanted = self.requests[request_id].mm_features
-                        # What is missing here ends an engine.
-                        results[request_id] = [cached[one.identifier].clone() for one in wanted]
-                else:
-                    results = {request_id: [] for request_id in made.scheduled_encoder_inputs}
+                for request_id in made.scheduled_encoder_inputs:
+                    wanted = self.requests[request_id].mm_features if worker.is_consumer else []
+                    # What is missing here ends an engine.
+                    results[request_id] = [cached[one.identifier].clone() for one in wanted]
         finally:
             ec_transfer_state._EC_CONNECTOR_AGENT = None
         return results, said

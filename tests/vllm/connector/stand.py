@@ -10,8 +10,6 @@ from tests.daemon_process import until
 from ..step_bench import Steps, request, right
 
 _numbers = count(1000)
-
-
 NOTHING_HELD = {"requests": 0, "inputs": 0, "leases": 0, "claims": 0, "steps": 0}
 
 

@@ -71,17 +71,13 @@ def test_nobody_waits_for_what_the_engine_itself_is_storing(first: Steps) -> Non
     first.add(another)
     stored = threading.Event()
     worker = first.workers[0]._worker
-    assert worker is not None and worker._background.post(lambda _: _wait_for(stored))
+    assert worker is not None and worker._background.post(lambda _: stored.wait(PATIENCE_S))
     try:
         assert one.request_id in first.step()
         first.step()
         assert another.num_computed_tokens, "it is put off, though the engine has the picture"
     finally:
         stored.set()
-
-
-def _wait_for(event: threading.Event) -> None:
-    assert event.wait(PATIENCE_S)
 
 
 def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_circle(

@@ -29,10 +29,7 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 
 def test_the_daemon_killed_between_steps_means_misses_until_it_is_back() -> None:
-    with Daemon() as daemon, ExitStack() as engines:
-        daemon.start()
-        one = engines.enter_context(Steps(daemon.socket))
-        another = engines.enter_context(Steps(other_name(daemon.socket, 1)))
+    with Daemon() as daemon, Steps(daemon.start().socket) as one, Steps(other_name(daemon.socket, 1)) as another:
         picture = encode(one)
         asked = another.add(request(picture))
         settled(another, asked)
@@ -91,10 +88,8 @@ def _is_told(engine: Steps) -> None:
 
 def _rings_mapped(daemon: Daemon) -> int:
     """How many rings of a daemon's this process maps."""
-    rings = [
-        line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"{daemon.instance}.ring" in line
-    ]
-    return len({fields[4] for fields in rings})
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.split()[4] for line in lines if f"{daemon.instance}.ring" in line})
 
 
 def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +103,7 @@ def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch)
         return ask(link, *about, **more)
 
     monkeypatch.setattr(Link, "ask", asked_by)
-    with Daemon() as daemon, ExitStack() as engines:
-        daemon.start()
-        one = engines.enter_context(Steps(daemon.socket))
+    with Daemon() as daemon, Steps(daemon.start().socket) as one:
         attached(one)
         daemon.pause()
         try:
