@@ -23,9 +23,6 @@ def item(**fields: Any) -> MultiModalKwargsItem:
     )
 
 
-# ---- weights
-
-
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -49,9 +46,6 @@ def test_random_weights_are_named_by_their_seed(tmp_path: Path) -> None:
     assert named[0] != weights_fingerprint(folder)
 
 
-# ---- content
-
-
 def test_items_with_equal_content_have_one_digest_whatever_the_order_and_layout() -> None:
     pixels = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     one = item(pixel_values=pixels, sizes=[3, 4])
@@ -63,24 +57,12 @@ def test_items_that_differ_in_anything_have_different_digests() -> None:
     pixels = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     bent = pixels.clone()
     bent[2, 3] = 99
-    items = [
-        item(pixel_values=pixels),
-        item(pixels=pixels),
-        item(pixel_values=bent),
-        item(pixel_values=pixels.reshape(4, 3)),
-        item(pixel_values=pixels.view(torch.int32)),
-        item(pixel_values=pixels.numpy()),
-        item(pixel_values=pixels.to(torch.bfloat16)),
-        item(pixel_values=[pixels]),
-        item(pixel_values=[pixels[:1], pixels[1:]]),
-        item(pixel_values=pixels, other=torch.zeros(1)),
-        item(pixel_values=pixels, other=None),
-        item(pixel_values=pixels, other=1),
-        item(pixel_values=pixels, other=1.0),
-        item(pixel_values=pixels, other="1"),
-        item(pixel_values=pixels, other=torch.tensor(True)),
-    ]
-    assert len({content_digest(one) for one in items}) == len(items)
+    alike: list[Any] = [pixels, bent, pixels.reshape(4, 3), pixels.view(torch.int32), pixels.numpy()]
+    alike += [pixels.to(torch.bfloat16), [pixels], [pixels[:1], pixels[1:]]]
+    items = [item(pixels=pixels), *(item(pixel_values=data) for data in alike)]
+    others = (torch.zeros(1), None, 1, 1.0, "1", torch.tensor(True))
+    items += [item(pixel_values=pixels, other=other) for other in others]
+    assert len({content_digest(one) for one in items}) == len(items) == 15
 
 
 @pytest.mark.parametrize(

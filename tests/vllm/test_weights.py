@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,20 +21,14 @@ from tensord.errors import BadConfiguration
 NAME = "tensord.client.vllm.TensordEncoderCacheManager"
 
 
-def config(*, is_encoder_decoder: bool = False, **settings: Any) -> Any:
-    """What the scheduler hands over, as far as it is looked at."""
-    return SimpleNamespace(
+def made(cache_size: int, *, is_encoder_decoder: bool = False, **settings: Any) -> Any:
+    """The manager as the scheduler makes it, from its name in the configuration."""
+    config: Any = SimpleNamespace(
         ec_manager_config=EncoderCacheManagerConfig(encoder_cache_manager_cls=NAME, manager_config=settings),
         model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder),
     )
-
-
-def made(cache_size: int, **options: Any) -> Any:
-    """The manager as the scheduler makes it, from its name in the configuration."""
-    given = config(**options)
-    return given.ec_manager_config.get_encoder_cache_manager_obj().create_manager(
-        cache_size=cache_size, vllm_config=given
-    )
+    kind = config.ec_manager_config.get_encoder_cache_manager_obj()
+    return kind.create_manager(cache_size=cache_size, vllm_config=config)
 
 
 class Listener:
@@ -44,10 +38,8 @@ class Listener:
         weights.listen_for_resets(self.changed)
 
     def changed(self, weights_kept: bool) -> None:
-        if weights_kept:
-            self.resets += 1
-        else:
-            self.heard += 1
+        self.resets += weights_kept
+        self.heard += not weights_kept
 
 
 @pytest.fixture
@@ -72,7 +64,7 @@ def test_the_name_in_the_configuration_gives_the_manager_that_the_model_needs_an
 class Executor(TheirExecutor):  # type: ignore[misc, unused-ignore]
     """Says what reached the workers, and what a listener had heard by then."""
 
-    is_sleeping: Any = False
+    is_sleeping: Any = property(lambda self: bool(self.sleeping_tags))
 
     def _init_executor(self) -> None:
         pass
@@ -161,14 +153,7 @@ def started(core: EngineCore, listener: Listener) -> EngineCore:
     core.mm_receiver_cache = None
     executor: Any = core.model_executor
     executor.init_ec_output_aggregator()
-    type(executor).is_sleeping = property(lambda self: bool(self.sleeping_tags))
     return core
-
-
-@pytest.fixture(autouse=True)
-def no_sleep() -> Iterator[None]:
-    yield
-    Executor.is_sleeping = False
 
 
 def test_a_reset_of_caches_with_the_weights_of_the_start_is_no_change(started: EngineCore, listener: Listener) -> None:
