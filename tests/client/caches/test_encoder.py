@@ -40,11 +40,6 @@ def request(name: str, *inputs: tuple[bytes, int]) -> EncoderRequest:
 A, B, C = key(1), key(2), key(3)
 
 
-def adds_up(manager: EncoderCacheManager) -> bool:
-    parts = (manager.free_tokens, manager.freeable_tokens, manager.used_tokens)
-    return min(parts) >= 0 and sum(parts) == manager.cache_size
-
-
 # ---- mistakes and refusals are named
 
 Manager = EncoderCacheManager
@@ -94,13 +89,8 @@ def test_a_refusal_is_named_and_changes_nothing(
 
 
 def budget(compute: int, cache: int, batch_tokens_max: int = 8192, *, chunked: bool = True) -> tuple[int, int]:
-    return compute_encoder_budget(
-        {"image": 576, "video": 2048},
-        batch_tokens_max=batch_tokens_max,
-        compute_tokens=compute,
-        cache_tokens=cache,
-        chunked_input=chunked,
-    )
+    limits = {"batch_tokens_max": batch_tokens_max, "compute_tokens": compute, "cache_tokens": cache}
+    return compute_encoder_budget({"image": 576, "video": 2048}, **limits, chunked_input=chunked)
 
 
 def test_the_budgets_are_as_configured_and_never_less_than_the_largest_item() -> None:
@@ -119,16 +109,8 @@ def test_the_budgets_are_as_configured_and_never_less_than_the_largest_item() ->
 
 TOKENS = {key(number): number % 5 for number in range(8)}
 REQUESTS = [
-    request(f"r{number}", *((at, TOKENS[at]) for at in contents))
-    for number, contents in enumerate(
-        [
-            (key(0), key(1), key(2)),
-            (key(1), key(1), key(3)),
-            (key(4), key(5), key(4)),
-            (key(6), key(7)),
-            (key(2), key(3), key(4), key(6)),
-        ]
-    )
+    request(f"r{numbers}", *((key(number), TOKENS[key(number)]) for number in numbers))
+    for numbers in ((0, 1, 2), (1, 1, 3), (4, 5, 4), (6, 7), (2, 3, 4, 6))
 ]
 PLACES = st.sampled_from([(one, at) for one in REQUESTS for at in range(len(one.inputs))])
 
@@ -210,7 +192,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         manager = self.manager
-        assert adds_up(manager)
+        assert manager.free_tokens == self.size - sum(TOKENS[each] for each in self.present()) >= 0
         assert manager.used_tokens == sum(TOKENS[each] for each in self.needed())
         assert manager.freeable_tokens == sum(TOKENS[each] for each in self.unneeded)
         for one in REQUESTS:
@@ -262,8 +244,7 @@ def fill(client: tensord.Client) -> None:
 def stored(manager: EncoderCacheManager, one: EncoderRequest, at: int = 0) -> None:
     """Encodes and stores an allocated input, and lets a step go by once the daemon has it."""
     put = manager.store(one, at, output(), timeout_s=30)
-    assert put is not None
-    assert put.wait(30).state in ("stored", "existed"), put.error
+    assert put is not None and put.wait(30).state in ("stored", "existed"), put
     manager.get_freed_ids()
 
 
@@ -278,8 +259,7 @@ def test_an_entry_of_one_engine_is_a_hit_in_another(shared: Daemon, cache: tenso
     assert second.lease(theirs, 0) is None, "not allocated"
     second.allocate(theirs, 0)
     lease = second.lease(theirs, 0)
-    assert lease is not None
-    assert np.array_equal(lease.tree, output())
+    assert lease is not None and np.array_equal(lease.tree, output())
 
 
 def test_an_entry_only_in_the_ring_counts_against_the_compute_budget(cache: tensord.Client, picture: bytes) -> None:
@@ -304,8 +284,7 @@ def test_an_entry_of_a_running_request_is_not_evicted_by_another_engine(
     fill(other)
     assert other.contains(picture)
     lease = manager.lease(running, 0)
-    assert lease is not None
-    assert np.array_equal(lease.tree, output())
+    assert lease is not None and np.array_equal(lease.tree, output())
 
 
 def test_an_entry_stored_again_for_a_running_request_is_pinned_in_its_new_version(
@@ -351,12 +330,10 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for(shared: Daemon, cache: 
     shared.pause()
     try:
         manager.allocate(running, 0)
-        put = manager.store(running, 0, small)
-        assert put is not None
-        assert put.state == "sent"
-        larger = manager.store(running, 1, output())
-        assert larger is not None
-        assert larger.state == "lost" and isinstance(larger.error, TimedOut), "without a place, after timeout_s"
+        put, larger = manager.store(running, 0, small), manager.store(running, 1, output())
+        assert put is not None and put.state == "sent"
+        assert larger is not None and larger.state == "lost", "without a place, after timeout_s"
+        assert isinstance(larger.error, TimedOut)
         assert manager.lease(running, 0) is None
         assert manager.get_freed_ids() == []
     finally:

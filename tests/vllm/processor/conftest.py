@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from tensord.client.vllm import plugin
+from tensord.client.vllm.processor.factories import _MAKES
 
 from ...daemon_process import Daemon
 from .stand import Pair
@@ -35,13 +35,6 @@ def pair(config: VllmConfig, running: Daemon) -> Iterator[Pair]:
     made.close()
 
 
-FACTORIES: Final = (
-    "processor_cache_from_config",
-    "engine_receiver_cache_from_config",
-    "worker_receiver_cache_from_config",
-)
-
-
 @pytest.fixture
 def vllm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undoes, afterwards, what `install` replaces."""
@@ -52,7 +45,7 @@ def vllm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.multimodal.processing.inputs import ProcessorInputs
 
     for module_name, module in list(sys.modules.items()):
-        for name in FACTORIES:
+        for name in _MAKES:
             if module_name.startswith("vllm.") and name in vars(module):
                 monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(ProcessorInputs, "get_mm_hashes", ProcessorInputs.get_mm_hashes)

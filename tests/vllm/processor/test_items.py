@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -33,30 +32,27 @@ class Words(torch.Tensor):
     """A tensor that would come back as a plain one."""
 
 
-def unholdable() -> Iterator[tuple[str, MultiModalKwargsItem, list[ResolvedPromptUpdate]]]:
-    def item(data: Any, field: BaseMultiModalField | None = None) -> MultiModalKwargsItem:
-        return MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=field or MultiModalBatchedField())})
-
-    def update(**changed: Any) -> list[ResolvedPromptUpdate]:
-        return [PromptInsertion("image", changed.get("target", [1]), changed.get("content", [1, 2])).resolve(0)]
-
-    yield "a field class of its own", item(torch.ones(2), OneOfItsOwn()), UPDATES
-    yield "a tensor on a device", item(torch.empty(2, device="meta")), UPDATES
-    yield "a tensor of a class of its own", item(torch.ones(2).as_subclass(Words)), UPDATES
-    yield "a tensor with gradients", item(torch.ones(2, requires_grad=True)), UPDATES
-    yield "a sparse tensor", item(torch.eye(2).to_sparse()), UPDATES
-    yield "an object", item([torch.ones(2), object()]), UPDATES
-    somewhere = PromptIndex(lambda prompt, start_idx=0: 3, lambda tokenizer, prompt, start_idx=0: 3)
-    yield "a target that is no known index", item(torch.ones(2)), update(target=somewhere)
-    whole = PromptUpdateDetails(full=[1, 2], is_embed=lambda full: torch.ones(1, dtype=torch.bool))
-    yield "a mask of another length", item(torch.ones(2)), update(content=whole)
+def an_item_of(data: Any, field: BaseMultiModalField | None = None) -> MultiModalKwargsItem:
+    return MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=field or MultiModalBatchedField())})
 
 
-@pytest.mark.parametrize(("item", "updates"), [pytest.param(*rest, id=name) for name, *rest in unholdable()])
-def test_an_unknown_object_is_passed_through_and_counted(
-    pair: Pair, item: MultiModalKwargsItem, updates: list[ResolvedPromptUpdate]
-) -> None:
-    hash = fresh()
+SOMEWHERE: Final = PromptIndex(lambda prompt, start_idx=0: 3, lambda tokenizer, prompt, start_idx=0: 3)
+WHOLE: Final = PromptUpdateDetails(full=[1, 2], is_embed=lambda full: torch.ones(1, dtype=torch.bool))
+UNHOLDABLE: dict[str, tuple[MultiModalKwargsItem, list[ResolvedPromptUpdate]]] = {
+    "a field class of its own": (an_item_of(torch.ones(2), OneOfItsOwn()), UPDATES),
+    "a tensor on a device": (an_item_of(torch.empty(2, device="meta")), UPDATES),
+    "a tensor of a class of its own": (an_item_of(torch.ones(2).as_subclass(Words)), UPDATES),
+    "a tensor with gradients": (an_item_of(torch.ones(2, requires_grad=True)), UPDATES),
+    "a sparse tensor": (an_item_of(torch.eye(2).to_sparse()), UPDATES),
+    "an object": (an_item_of([torch.ones(2), object()]), UPDATES),
+    "a target that is no known index": (an_item(), [PromptInsertion("image", SOMEWHERE, [1, 2]).resolve(0)]),
+    "a mask of another length": (an_item(), [PromptInsertion("image", [1], WHOLE).resolve(0)]),
+}
+
+
+@pytest.mark.parametrize("name", UNHOLDABLE)
+def test_an_unknown_object_is_passed_through_and_counted(pair: Pair, name: str) -> None:
+    hash, (item, updates) = fresh(), UNHOLDABLE[name]
     sent, their_updates = pair.p0.get_and_update_item((item, updates), hash)
     assert sent is item and their_updates is updates
     assert pair.p0.cache.make_stats().passed_through == {"unsupported": 1}
@@ -80,15 +76,13 @@ def test_an_unknown_object_is_passed_through_and_counted(
     ids=["tensor", "nested", "tuple", "number", "nothing"],
 )
 def test_every_field_and_every_kind_of_data_comes_back(field: BaseMultiModalField, data: Any) -> None:
-    item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=field)})
+    item = an_item_of(data, field)
     back = tree_item(item_tree(item, []))
     assert back == item
     assert back["x"].field == field and type(back["x"].data) is type(data)
 
 
 FULL: Final = [3, 7, 7, 9]
-
-
 EVERY_OTHER: Final = torch.tensor([True, False, True, False])
 
 

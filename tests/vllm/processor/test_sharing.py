@@ -111,23 +111,24 @@ def test_all_that_the_engine_misses_is_named_at_once_and_mended_by_one_retry(pai
     assert [f.data for f in filled] == items
 
 
-def of_another_processor() -> Iterator[tuple[str, MultiModalKwargsItem]]:
-    item = an_item()
-    pixels, grid = item["pixel_values"], item["grid"]
-    batched = MultiModalBatchedField()
-    yield "a field less", MultiModalKwargsItem({"pixel_values": pixels})
-    yield "a field more", MultiModalKwargsItem({**item, "num_image_patches": grid})
-    for name, elem in (
-        ("another dtype", MultiModalFieldElem(data=pixels.data.double(), field=batched)),
-        ("another field", MultiModalFieldElem(data=pixels.data, field=MultiModalSharedField(batch_size=1))),
-    ):
-        yield name, MultiModalKwargsItem({"pixel_values": elem, "grid": grid})
+def elem(data: Any, field: Any = None) -> MultiModalFieldElem:
+    return MultiModalFieldElem(data=data, field=field or MultiModalBatchedField())
 
 
-@pytest.mark.parametrize("other", [pytest.param(item, id=name) for name, item in of_another_processor()])
+GRID, PIXELS = an_item()["grid"], an_item()["pixel_values"]
+OF_ANOTHER_PROCESSOR: dict[str, dict[str, Any]] = {
+    "a field less": {"pixel_values": PIXELS},
+    "a field more": {**an_item(), "num_image_patches": GRID},
+    "another dtype": {"pixel_values": elem(PIXELS.data.double()), "grid": GRID},
+    "another field": {"pixel_values": elem(PIXELS.data, MultiModalSharedField(batch_size=1)), "grid": GRID},
+}
+
+
+@pytest.mark.parametrize("name", OF_ANOTHER_PROCESSOR)
 def test_an_item_that_this_processor_does_not_make_is_a_miss_and_counted(
-    pair: Pair, other: MultiModalKwargsItem, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    other = MultiModalKwargsItem(OF_ANOTHER_PROCESSOR[name])
     with monkeypatch.context() as elsewhere:
         # As in another process, with another processor.
         elsewhere.setattr(caches, "forms_of", lambda tag: Forms())
@@ -178,8 +179,7 @@ def forged(item: MultiModalKwargsItem) -> Iterator[MultiModalKwargsItem]:
     data: list[int] = item["tensord_reference"].data
     others = [[*data[:-1], wrong] for wrong in (256, -1, True, 0.5)]
     for wrong in (data[:-1], [data], torch.tensor(data), data * 2, *others):
-        elem = MultiModalFieldElem(data=wrong, field=MultiModalBatchedField())
-        yield MultiModalKwargsItem({"tensord_reference": elem})
+        yield MultiModalKwargsItem({"tensord_reference": elem(wrong)})
     yield MultiModalKwargsItem({"tensord_reference": item["tensord_reference"], **an_item()})
 
 
@@ -194,9 +194,9 @@ def test_a_reference_to_another_item_or_that_is_no_whole_one_is_refused_on_both_
         pair.p1.get_and_update_features([feature(fresh(), sent)])
     for wrong in forged(sent):
         for refuses in (
-            lambda wrong=wrong: pair.p0.validate_input_item(wrong, hash),
-            lambda wrong=wrong: pair.p1.get_and_update_features([feature(hash, wrong)]),
-            lambda wrong=wrong: pair.p1.touch_receiver_cache_item(hash, wrong),
+            partial(pair.p0.validate_input_item, wrong, hash),
+            partial(pair.p1.get_and_update_features, [feature(hash, wrong)]),
+            partial(pair.p1.touch_receiver_cache_item, hash, wrong),
         ):
             with pytest.raises(ValueError, match="not a complete reference"):
                 refuses()
