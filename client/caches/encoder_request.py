@@ -60,12 +60,11 @@ class EncoderRequest:
         if not isinstance(self.request_id, str):
             raise UsageError(f"request_id is {shown(self.request_id)}; it must be a text")
         object.__setattr__(self, "inputs", tuple(check_iterable("inputs", self.inputs, "EncoderInputs")))
+        known: dict[bytes, int] = {}
         for each in self.inputs:
             if not isinstance(each, EncoderInput):
                 raise UsageError(f"inputs has {shown(each)}; it must be EncoderInputs")
-        known: dict[bytes, int] = {}
-        for given in self.inputs:
-            check_same(given, known.setdefault(given.key, given.tokens))
+            check_same(each, known.setdefault(each.key, each.tokens))
 
 
 def check_request(request: object) -> EncoderRequest:

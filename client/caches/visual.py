@@ -173,12 +173,12 @@ class VisualCache:
             UnsupportedLeaf: the embedding is not a valid payload.
         """
         key = self.key(modality, raw)
-        if self._cache.contains(key):
-            # It need not be copied.
-            put = Put(key)
-            put.settle("existed")
-            return put
-        return self._cache.put(key, {_FIELD: embedding}, tokens=tokens, ttl_s=ttl_s)
+        if not self._cache.contains(key):
+            return self._cache.put(key, {_FIELD: embedding}, tokens=tokens, ttl_s=ttl_s)
+        # It need not be copied.
+        put = Put(key)
+        put.settle("existed")
+        return put
 
     def clear(self) -> int:
         """Removes all entries of the namespace, from all clients, and resets the statistics.
@@ -194,11 +194,8 @@ class VisualCache:
         return count
 
     def statistics(self) -> dict[str, float]:
-        """Counts since the last `clear`.
-
-        `visual_vram_saved_bytes`: bytes of the embeddings of all hits. `dp_mode_recommendations`: lookups that
-        recommended data parallel.
-        """
+        """Counts since the last `clear`. `visual_vram_saved_bytes`: bytes of the embeddings of all hits.
+        `dp_mode_recommendations`: lookups that recommended data parallel."""
         counts = self._counts.since_reset()
         hits, lookups = counts["hits"], counts["lookups"]
         return {

@@ -1,7 +1,7 @@
 """vLLM's encoder cache manager, extended by a notice of resets, which come with changes of weights.
 
-Owns: the notice. Does not own: what is cached and for how long, which vLLM's class decides unchanged; who hears of a
-reset (engine/weights.py).
+Owns: the notice. Does not own: what is cached (vLLM's class decides it unchanged), nor who hears of a reset
+(engine/weights.py).
 
     ec_manager_config={"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager"}
 """
@@ -21,18 +21,12 @@ class TensordEncoderCacheManager(theirs.EncoderCacheManager):
     its weights are as they were."""
 
     def reset(self) -> None:
-        """Resets vLLM's manager, then calls the listeners."""
         super().reset()
         tell_listeners()
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> theirs.EncoderCacheManager:
-        """Makes a manager for vLLM's scheduler: vLLM's own for a model with an encoder and a decoder, of which no
-        output is shared.
-
-        Raises:
-            BadConfiguration: `manager_config` is not empty. This manager has no settings.
-        """
+        """Makes a manager for vLLM's scheduler. Raises BadConfiguration if `manager_config` is not empty."""
         given = vllm_config.ec_manager_config.manager_config
         if given:
             raise BadConfiguration(

@@ -49,10 +49,7 @@ def register() -> None:
 
 
 def log_with_vllm() -> None:
-    """Sends the library's log lines to vLLM's handlers, with their format and level.
-
-    vLLM adds handlers only to its own logger. If the library's logger has handlers already, nothing changes.
-    """
+    """Sends the library's log lines to vLLM's handlers, unless the library's logger has handlers already."""
     library = logging.getLogger("tensord")
     if not library.handlers:
         library.parent = logging.getLogger("vllm")

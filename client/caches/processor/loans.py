@@ -93,10 +93,11 @@ class Kept:
     def get(self, name: Any) -> Lease | None:
         return self.leases.get(name, (None, 0.0))[0]
 
-    def end(self, name: Any) -> None:
-        """Ends a lease, if there is one of this name."""
-        lease, _ = self.leases.pop(name, (None, 0.0))
-        self.size_bytes -= 0 if lease is None else lease.payload_bytes
+    def end(self, *names: Any) -> None:
+        """Ends the leases of these names."""
+        for name in names:
+            lease, _ = self.leases.pop(name, (None, 0.0))
+            self.size_bytes -= 0 if lease is None else lease.payload_bytes
 
     def older(self, seconds: float) -> list[Any]:
         """The names of the leases that were added so long ago."""
@@ -141,8 +142,9 @@ class LeaseBook:
         """Ends the promises of these keys to the calling thread; by default all."""
         ident = threading.get_ident()
         with self._lock:
-            for key in [key for of, key in self.promises.leases if of == ident] if keys is None else keys:
-                self.promises.end((ident, key))
+            if keys is None:
+                keys = [key for of, key in self.promises.leases if of == ident]
+            self.promises.end(*((ident, key) for key in keys))
 
     def forget(self) -> None:
         """Ends all promises. Loans stay."""
@@ -163,15 +165,13 @@ class LeaseBook:
     def done(self, numbers: Iterable[int]) -> None:
         """Ends these loans."""
         with self._lock:
-            for number in numbers:
-                self.loans.end(number)
+            self.loans.end(*numbers)
 
     def end_old(self) -> None:
         """Ends the promises and loans whose time is over."""
         with self._lock:
-            for kept, seconds in ((self.promises, self.seconds), (self.loans, UNREAD_S_MAX)):
-                for name in kept.older(seconds):
-                    kept.end(name)
+            self.promises.end(*self.promises.older(self.seconds))
+            self.loans.end(*self.loans.older(UNREAD_S_MAX))
 
     def clear(self) -> None:
         """Ends all promises and loans. Also in the child of a fork, where a thread of the parent may have held the
@@ -207,8 +207,7 @@ class Lender:
         self._ends: weakref.finalize[Any, Lender] | None = None
 
     def lend(self, lease: Lease) -> bytes | None:
-        """Keeps `lease` until the loan is done. Returns the loan, LOAN_BYTES bytes; None if there is no room, or no
-        socket or thread to serve it."""
+        """Keeps `lease` until the loan is done. Returns the loan; None if there is no room, socket or thread for it."""
         number = self._book.lend(lease) if self.start() else None
         return None if number is None else self._name + _NUMBER.pack(number)
 

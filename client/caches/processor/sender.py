@@ -1,9 +1,8 @@
 """The entries that a sender of the processor cache may refer to, and its puts: items are stored before they are
 referred to.
 
-Owns: the rule which entries a sender may refer to, the items that a receiver missed, the trees that the sender's
-processor accepts, puts that are still unanswered, and the reason why an item is not stored. Does not own: how long
-entries are held (loans.py).
+Owns: the rule which entries a sender may refer to, puts that are still unanswered, and the reason why an item is not
+stored. Does not own: how long entries are held (loans.py).
 Invariants: an entry is held from the moment it counts as stored. An item that a receiver missed does not count as
 stored for `seconds`. A sender waits for the daemon's answer to a put, which says that the entry is visible. This takes
 milliseconds; sending the tree instead would take a copy too. If the answer is late, the tree is sent and the put goes
@@ -48,6 +47,7 @@ _REFUSALS: Final[tuple[tuple[type[TensordError], str], ...]] = (
     (UnsupportedLeaf, "unsupported"),
     (TimedOut, "late"),
     (Unavailable, "no_daemon"),
+    (TensordError, "refused"),
 )
 
 
@@ -118,9 +118,7 @@ class Sender:
 
     @property
     def owed_s(self) -> float:
-        """For how many seconds the daemon has not answered a put that is not waited for any more, or its request for a
-        place; 0 if there is none.
-        """
+        """As of ProcessorCache. A put's request for a place counts too."""
         owed = self._client.link.puts.owed
         self._late = [(put, began) for put, began in self._late if owed(put, began)]
         return max((time.monotonic() - began for _, began in self._late), default=0.0)
@@ -177,7 +175,4 @@ def _reason(error: BaseException | None) -> str:
     """The reason for passing an item through, from the error of its put."""
     if error is None:
         return "late"
-    for kind, reason in _REFUSALS:
-        if isinstance(error, kind):
-            return reason
-    return "refused" if isinstance(error, TensordError) else "unsupported"
+    return next((reason for kind, reason in _REFUSALS if isinstance(error, kind)), "unsupported")

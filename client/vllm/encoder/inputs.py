@@ -40,11 +40,8 @@ _log = logging.getLogger("tensord")
 @dataclass(slots=True, eq=False)
 class Input:
     """An input of a request. The background thread writes `key`, then `lease`, and `state` last; once `state` is
-    "missed", the step's thread does.
-
-    `key` is None in state "missed" if the stored output does not fit. `check`: whether the input is encoded anyway and
-    compared with the stored output; None: not decided yet.
-    """
+    "missed", the step's thread does. `key`: None in state "missed" if the stored output does not fit. `check`: whether
+    the input is encoded anyway and compared with the stored output; None: not decided yet."""
 
     modality: str
     rows: int
@@ -160,10 +157,7 @@ class Lookups:
         return client.current(self.namespace).key("encoder", found.modality, digest)
 
     def drop(self, client: Client) -> None:
-        """Once sharing has ended, has the daemon drop what is stored, and refuse what is on its way.
-
-        Raises:
-            DaemonUnavailable, TimedOut: the daemon did not confirm.
-        """
+        """Once sharing has ended, has the daemon drop what is stored, and refuse what is on its way. Raises
+        TensordError if the daemon did not confirm."""
         if self.namespace is not None:
             client.invalidate(client.current(self.namespace))

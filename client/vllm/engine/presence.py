@@ -1,7 +1,7 @@
 """Lines in vLLM's log when the daemon comes and goes, and the names of engines among the daemon's clients.
 
-Owns: those lines and names. Does not own: the warnings that the daemon was never there or does not
-answer (client/link/absence.py), nor the connection, which the client keeps up by itself.
+Owns: those lines and names. Does not own: the warnings that the daemon was never there or does not answer
+(client/link/absence.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ _log = logging.getLogger("tensord")
 
 
 def client_name(vllm_config: Any, part: str) -> str:
-    """The name of a part of an engine in `tensorctl clients`, for example "vllm-1a2b3 scheduler".
-
-    `part` includes the rank if there are several. The name is cut to 128 characters.
-    """
+    """The name of a part of an engine in `tensorctl clients`, for example "vllm-1a2b3 worker 0"."""
     return f"vllm-{vllm_config.instance_id} {part}"[:128]
 
 
@@ -43,8 +40,6 @@ class Presence:
     def __init__(self, client: Client) -> None:
         self._link = client.link
         self._link.listeners.add(self)
-
-    # ---- calls by the link, in its thread
 
     def attached(self, connected: Connected) -> None:
         link = self._link

@@ -3,10 +3,8 @@
 Owns: when the engine's core sleeps and wakes up by itself, and the requests that arrive in between. Does not own: how
 it sleeps (vLLM's sleep mode, level 1: the weights go to host memory, the KV cache is dropped), nor the modes of cards.
 
-The core sleeps if it has no work, had none for `sleep_idle_s` seconds, and a card of its workers is in the mode
-`sleep_at` or a fuller one. What arrives while it sleeps is held back in order. Before it wakes up, the memory that it
-needs is reserved, so that cached tensors make room, and the engine does not wake up into a full card. If there is no
-daemon to ask, it wakes up at once.
+What arrives while the core sleeps is held back in order. Before it wakes up, the memory that it needs is reserved, so
+that cached tensors make room, and the engine does not wake up into a full card. docs/vllm.md says when it sleeps.
 
 Invariants
 - The core sleeps and wakes up in its own thread, between two steps, with no request in it.
@@ -181,7 +179,11 @@ class Sleeper:
             self._idle_since = time.monotonic()
         if self._asleep:
             if self._has_room and self._held:
-                self._wake_up()
+                began_s = time.monotonic()
+                self._core.wake_up()
+                took_s = time.monotonic() - began_s
+                _log.info("tensord: this engine woke up in %.3f s for %d requests", took_s, len(self._held))
+                self._end_sleep()
         elif self._is_due() and not self._core.is_sleeping():
             self._sleep()
 
@@ -208,12 +210,6 @@ class Sleeper:
         self._has_room = False
         self._asleep = True
         _log.info("tensord: the card is full, and this engine idle: it sleeps; freed %s", dict(self._needs))
-
-    def _wake_up(self) -> None:
-        began_s = time.monotonic()
-        self._core.wake_up()
-        _log.info("tensord: this engine woke up in %.3f s for %d requests", time.monotonic() - began_s, len(self._held))
-        self._end_sleep()
 
     def _end_sleep(self) -> None:
         self._asleep = False

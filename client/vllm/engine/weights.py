@@ -76,12 +76,10 @@ def listen_for_resets(callback: Listener) -> None:
 
 def tell_listeners() -> None:
     """Calls all listeners: caches were reset, or the weights may have changed."""
-    for reference in _listeners.copy():
-        callback = reference()
-        if callback is None:
-            continue
+    for callback in [reference() for reference in _listeners]:
         try:
-            callback(weights_are_kept())
+            if callback is not None:
+                callback(weights_are_kept())
         except Exception:
             _log.exception("tensord: a listener failed on a change of weights; outputs of old weights may be shared")
 
@@ -115,11 +113,9 @@ def _call_and_tell(collective_rpc: Callable[..., Any], core: Any, method: Any, *
 def weight_marks(worker: Any) -> bytes:
     """A digest of the worker's weights as they are now. Runs in the worker.
 
-    Returns:
-        SHA-256 over each parameter's and buffer's name, dtype, shape, address, count of in-place operations, and
-        SAMPLES of its values. Operations on `tensor.data` are not counted; only the samples show them, so an operation
-        that changes none of the samples is not detected. Weights that a layer keeps packed in a form of its own, as
-        linear layers on the CPU do, are not covered; operations on the parameters of such layers have no effect.
+    It covers each parameter's and buffer's name, dtype, shape, address, count of in-place operations, and SAMPLES of
+    its values. Operations on `tensor.data` are not counted: only the samples show them. Weights that a layer keeps
+    packed, as linear layers on the CPU do, are not covered; operations on the parameters of such layers have no effect.
     """
     digest = hashlib.sha256()
     model = worker.get_model()
@@ -146,9 +142,6 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
         each = max(1, round(SAMPLES ** (1 / tensor.ndim)))
         taken = tensor[tuple(slice(None, None, max(1, size // each)) for size in tensor.shape)].reshape(-1)
     return taken.contiguous().view(torch.uint8)
-
-
-# ---- resets, sleep
 
 
 def _compare_and_reset(reset: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:

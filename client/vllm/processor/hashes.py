@@ -94,7 +94,7 @@ def _is_content(name: str, value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     """Whether vLLM's hash covers all parts of a value that a processor may read."""
-    if value is None or isinstance(value, str | bytes | memoryview):
+    if value is None or isinstance(value, str | bytes | memoryview | torch.Tensor):
         return True
     if isinstance(value, Image.Image):
         # The transparent colour is not hashed, but some processors' outputs depend on it.
@@ -104,8 +104,6 @@ def _is_whole(value: Any) -> bool:
             return _get_image_id_bytes(value.media) is None
         # vLLM hashes the smaller one of frames and file. The file determines the frames, but not vice versa.
         return isinstance(value.media, np.ndarray | torch.Tensor) and value.media.nbytes >= len(value.original_bytes)
-    if isinstance(value, torch.Tensor):
-        return True
     if isinstance(value, np.ndarray | np.generic | int | float):
         # vLLM would hash the addresses of Python objects, which includes integers over 64 bits.
         return not np.asarray(value).dtype.hasobject
