@@ -65,19 +65,11 @@ class ApiServers:
             "max-num-batched-tokens": 256,
             "kv-cache-memory-bytes": 64 << 20,
         }
-        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        words = [sys.executable, __file__, "serve", str(model), "--enforce-eager", "--no-enable-prefix-caching"]
+        words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    __file__,
-                    "serve",
-                    str(model),
-                    "--enforce-eager",
-                    "--no-enable-prefix-caching",
-                    *words,
-                    *flags,
-                ],
+                [*words, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -128,33 +120,25 @@ class ApiServers:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    @property
-    def pid(self) -> int:
-        """Of the process that started the others, whose session is theirs."""
-        return self._process.pid
-
     def children(self) -> list[int]:
-        """The processes that answer requests, and the engines': what `pid` started by vLLM's names for them."""
+        """The processes that answer requests, and the engines': what the process started by vLLM's names for them."""
         found = []
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 pid = int(folder.name)
-                if pid != self.pid and os.getsid(pid) == self.pid:
+                if pid != self._process.pid and os.getsid(pid) == self._process.pid:
                     title = (folder / "cmdline").read_bytes()
                     if title.startswith((b"VLLM::ApiServer", b"VLLM::EngineCore")):
                         found.append(pid)
         return sorted(found)
 
-    def close(self) -> None:
-        """Ends all of its processes."""
-        kill_session(self._process)
-        self._claim.free()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Ends all of its processes."""
+        kill_session(self._process)
+        self._claim.free()
 
     def _get(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()

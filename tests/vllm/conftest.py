@@ -70,18 +70,14 @@ def attached(daemon: Daemon, *engines: Engine, clients: int = 1) -> None:
     """Returns when each of the engines is the daemon's client, in so many places."""
 
     def there() -> bool:
-        sessions = Counter(_session(row["pid"]) for row in daemon.client_rows() if not row["orphaned"])
+        sessions: Counter[int] = Counter()
+        for row in daemon.client_rows():
+            # All of an engine's processes have one session in common.
+            with contextlib.suppress(ProcessLookupError):
+                sessions[os.getsid(row["pid"])] += not row["orphaned"]
         return all(sessions[engine.pid] >= clients for engine in engines)
 
     until(there, f"{clients} clients in each of {len(engines)} engines")
-
-
-def _session(pid: int) -> int | None:
-    """The session of a process: all of an engine's processes have one in common."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
 
 
 @dataclass
@@ -116,14 +112,7 @@ class Stand:
 
     def quiet(self) -> None:
         """Returns when all that engines encoded is stored: until then they have its claim."""
-        self.daemon.until(
-            lambda status: not status["store"]["claims_held"],
-            "what engines encoded is stored",
-        )
-
-    def unpinned(self) -> None:
-        """Returns when no engine holds anything."""
-        self.daemon.until(lambda status: status["pins"] == 0, "engines give back what they held")
+        self.daemon.until(lambda status: not status["store"]["claims_held"], "what engines encoded is stored")
 
     def mended(self) -> None:
         """The daemon runs, and the engines know it."""

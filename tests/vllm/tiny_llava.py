@@ -61,6 +61,7 @@ def write_tiny_llava(
 
 def _documents(inner: int, positions: int) -> dict[str, dict[str, Any]]:
     side = {"height": PICTURE_SIDE, "width": PICTURE_SIDE}
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
     return {
         "config.json": {
             "architectures": ["LlavaForConditionalGeneration"],
@@ -70,22 +71,18 @@ def _documents(inner: int, positions: int) -> dict[str, dict[str, Any]]:
             "vision_feature_layer": -1,
             "vision_feature_select_strategy": "default",
             "vision_config": {
+                **sizes,
                 "model_type": "clip_vision_model",
-                "hidden_size": WIDTH,
                 "intermediate_size": INNER,
-                "num_hidden_layers": LAYERS,
-                "num_attention_heads": 2,
                 "image_size": PICTURE_SIDE,
                 "patch_size": PATCH_SIDE,
                 "projection_dim": WIDTH,
             },
             "text_config": {
+                **sizes,
                 "model_type": "llama",
                 "vocab_size": VOCABULARY,
-                "hidden_size": WIDTH,
                 "intermediate_size": inner,
-                "num_hidden_layers": LAYERS,
-                "num_attention_heads": 2,
                 "num_key_value_heads": 2,
                 "head_dim": WIDTH // 2,
                 "max_position_embeddings": positions,

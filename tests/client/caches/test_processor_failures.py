@@ -48,7 +48,7 @@ def test_an_item_that_no_tree_can_hold_is_passed_through(shared: Daemon) -> None
     frontend = sender(shared.client())
     trees = [{"what": object()}, {"sparse": torch.eye(3).to_sparse()}, {"meta": torch.empty(3, device="meta")}]
     sent = frontend.get_and_update(trees, [fresh() for _ in trees])
-    assert [item is tree for item, tree in zip(sent, trees, strict=True)] == [True] * 3
+    assert all(item is tree for item, tree in zip(sent, trees, strict=True))
     assert frontend.make_stats().passed_through == {"unsupported": 3}
 
 
@@ -135,19 +135,16 @@ def test_forget_ends_holds_and_counts_and_clear_the_entries_too(daemon: Daemon) 
     assert frontend.held_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"entries_max": 0},
-        {"entries_max": "many"},
-        {"bytes_max": -1},
-        {"seconds": 0.0},
-        {"seconds": math.inf},
-        {"put_wait_s": -1.0},
-        {"put_wait_s": math.inf},
-        {"copy": "maybe"},
-    ],
-)
-def test_an_argument_out_of_its_range_is_named(shared: Daemon, wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        ProcessorCache(shared.client(), NAMESPACE, **wrong)
+def test_an_argument_out_of_its_range_is_named(shared: Daemon) -> None:
+    client = shared.client()
+    durations: list[tuple[str, Any]] = [("seconds", 0.0), ("seconds", math.inf), ("put_wait_s", -1.0)]
+    others = [
+        ("put_wait_s", math.inf),
+        ("entries_max", 0),
+        ("entries_max", "many"),
+        ("bytes_max", -1),
+        ("copy", "maybe"),
+    ]
+    for name, wrong in durations + others:
+        with pytest.raises(UsageError, match=name):
+            ProcessorCache(client, NAMESPACE, **{name: wrong})
