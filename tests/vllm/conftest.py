@@ -114,6 +114,10 @@ class Stand:
         """Returns when all that engines encoded is stored: until then they have its claim."""
         self.daemon.until(lambda status: not status["store"]["claims_held"], "what engines encoded is stored")
 
+    def unpinned(self) -> None:
+        """Returns when no engine holds anything."""
+        self.daemon.until(lambda status: status["pins"] == 0, "engines give back what they held")
+
     def mended(self) -> None:
         """The daemon runs, and the engines know it."""
         if self.daemon.running:

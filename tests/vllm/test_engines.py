@@ -109,4 +109,4 @@ def test_each_of_an_engines_ranks_has_what_another_engine_of_as_many_encoded(
             narrow = stand.first.generate(pictures[0])
             assert by_first() == 1
         assert narrow == stand.plain.generate(pictures[0])
-        stand.daemon.until(lambda status: status["pins"] == 0, "engines give back what they held")
+        stand.unpinned()

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -325,11 +326,12 @@ def test_a_new_variable_of_vllms_another_version_of_it_and_of_what_computes_are_
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 1.2.3\n")
     monkeypatch.setitem(vllm.envs.environment_variables, "VLLM_NEW", lambda: None)
-    for change in (
+    changes: list[Callable[[], object]] = [
         lambda: monkeypatch.setenv("VLLM_NEW", "1"),
         lambda: monkeypatch.setattr(vllm, "__version__", "0.32.1"),
         lambda: monkeypatch.syspath_prepend(str(tmp_path)),
-    ):
+    ]
+    for change in changes:
         before = names(plain)
         change()
         assert same(before, plain) == (False, False)
