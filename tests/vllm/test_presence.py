@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
 from typing import Any
 
 import pytest
@@ -20,10 +19,8 @@ from tensord.client.vllm.engine.presence import ATTACH_S
 from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSenderCache
 from tests.daemon_process import Daemon, until
 
+from .conftest import fresh
 from .step_bench import Steps, request, right, vllm_config
-
-_numbers = count(50_000)
-
 
 Lines = Callable[[], list[str]]
 
@@ -44,7 +41,7 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Li
 def said(log: Lines, engine: Steps, *, lines: int) -> str:
     """The last line, once there are so many and the engine has answered a request."""
     until(lambda: len(log()) >= lines, f"{lines} lines; there are {log()}")
-    asked = request(next(_numbers))
+    asked = request(fresh())
     assert right([asked], engine.run(asked))
     assert len(log()) == lines, log()
     return log()[-1]

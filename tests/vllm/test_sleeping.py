@@ -79,6 +79,13 @@ class CardStand:
         self.card.occupy(OTHERS_BYTES)
         until(lambda: self.used() == OTHERS_BYTES, "the engine sleeps", PATIENCE_S)
 
+    def answers(self, *names: str) -> dict[str, Answer]:
+        """Steps the engine until it has answered these requests. The answers are in their order."""
+        answers: dict[str, Answer] = {}
+        while not answers.keys() >= set(names):
+            answers.update(self.engine.step())
+        return answers
+
     def woken(self) -> int:
         """How often the engine woke up by itself. On a full card it falls asleep again soon after its answer."""
         return self.engine.log.count(WOKE)
@@ -143,9 +150,7 @@ def test_requests_wait_for_room_on_the_card_and_are_answered_in_their_order(stan
     until(lambda: stand.engine.log.count(WAITS) > waited, "the engine says that it waits", PATIENCE_S)
     assert stand.used() == 2 * OTHERS_BYTES, "it woke up into a full card"
     stand.card.occupy(OTHERS_BYTES)
-    answers: dict[str, Answer] = {}
-    while len(answers) < len(names):
-        answers.update(stand.engine.step())
+    answers = stand.answers(*names)
     assert [answers[name] for name in names] == before
     assert list(answers) == names
 
@@ -185,10 +190,7 @@ def test_somebody_elses_sleep_is_ended_by_nobody_else(stand: CardStand) -> None:
     assert stand.engine.ask("engine", method="is_sleeping")
     assert stand.used() == 0, "a request ended a sleep that somebody asked for"
     stand.engine.ask("engine", method="wake_up")
-    answers: dict[str, Answer] = {}
-    while name not in answers:
-        answers.update(stand.engine.step())
-    assert answers[name] == before
+    assert stand.answers(name)[name] == before
 
 
 def test_two_engines_that_do_not_fit_on_a_card_take_turns(stand: CardStand) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 from tests.daemon_process import until
 
+from ..conftest import fresh
 from ..step_bench import Steps, request, right
 
-_numbers = count(1000)
 NOTHING_HELD = {"requests": 0, "inputs": 0, "leases": 0, "claims": 0, "steps": 0}
-
-
-def fresh() -> int:
-    """A picture that nobody asked for before."""
-    return next(_numbers)
 
 
 def settled(engine: Steps, asked: Any) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tensord.client.vllm.encoder.pace import SOONER
 from tests.daemon_process import PATIENCE_S, Daemon, until
 
+from ..conftest import fresh
 from ..step_bench import ROWS, Steps, answers, other_name, request, right
-from .stand import NOTHING_HELD, counted, fresh, settled
+from .stand import NOTHING_HELD, counted, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 

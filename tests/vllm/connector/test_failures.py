@@ -18,9 +18,9 @@ from tensord.client.link.link import Link
 from tensord.client.vllm.engine import rings, weights
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
-from ..conftest import keys
+from ..conftest import fresh, keys
 from ..step_bench import Steps, attached, feature, item, other_name, request, right
-from .stand import connected, counted, encode, finds, fresh, nothing_left, settled
+from .stand import connected, counted, encode, finds, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 

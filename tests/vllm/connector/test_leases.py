@@ -13,9 +13,9 @@ from tensord.client.vllm.encoder import steps
 from tensord.client.vllm.encoder.steps import NOTHING, Report
 from tests.daemon_process import MIB, Daemon
 
-from ..conftest import keys
+from ..conftest import fresh, keys
 from ..step_bench import Steps, attached, encoded, feature, item, other_name, request, right
-from .stand import encode, fresh, settled
+from .stand import encode, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 

@@ -16,9 +16,9 @@ from tensord.client.vllm.engine.settings import KVSettings, Settings
 from tensord.errors import BadConfiguration
 from tests.daemon_process import Daemon, until
 
-from ..conftest import keys
+from ..conftest import fresh, keys
 from ..step_bench import Steps, answers, feature, item, other_name, request, right
-from .stand import counted, encode, finds, fresh, nothing_left, settled
+from .stand import counted, encode, finds, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 UNKNOWN = ("tensord", "tensord_socket", "Tensord.Socket", " tensord.socket", "tensord.sockets", "tensord.sockte")

@@ -11,10 +11,10 @@ import torch
 import tensord
 from tests.daemon_process import Daemon
 
-from ..conftest import keys
+from ..conftest import fresh, keys
 from ..step_bench import ROWS, Steps, attached, encoded, feature, item, other_name, request
 from ..tiny_llava import WIDTH
-from .stand import counted, encode, finds, fresh, nothing_left, settled
+from .stand import counted, encode, finds, nothing_left, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
