@@ -1,7 +1,8 @@
 """The single-flight claims of one engine: which requests wait for a key, and whether this engine computes it.
 
-Owns: one claim a key, for all requests of the engine that want it, and the end of each claim. Does not own: the
-connection to the daemon. The step's thread asks and reads states. The background thread makes and ends claims.
+Owns: one claim a key, for all requests of the engine that want it, the end of each claim, and the background thread.
+Does not own: the thread's other jobs. The step's thread asks and reads states. The background thread makes and ends
+claims.
 
     asked, waiting, hit, compute, alone    as of `client/computing/claim.py`
     compute ─→ (encoded here) saving ─→ given back: the output is stored or refused, or SAVE_S have passed
@@ -13,7 +14,7 @@ the daemon for away (client/link/absence.py), a claim ends at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -50,12 +51,13 @@ class Wanted:
 
 
 class EncodeClaims:
-    """The claims of one engine."""
+    """The claims of one engine, and the background thread of its scheduler's side."""
 
-    def __init__(self, background: Background) -> None:
-        self._background = background
+    def __init__(self, socket: str | None, client_name: str, failed: Callable[[], None]) -> None:
         self._wanted: dict[bytes, Wanted] = {}
         self._saving: dict[bytes, Wanted] = {}
+        self.background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, failed)
+        self.background.start()
 
     # ---- the step's thread
 
@@ -69,7 +71,7 @@ class EncodeClaims:
         wanted = self._wanted.get(key)
         if wanted is None:
             wanted = Wanted(key, rows, now)
-            if self._background.late or not self._background.post(partial(_ask, wanted, within_s)):
+            if self.background.late or not self.background.post(partial(_ask, wanted, within_s)):
                 return None
             self._wanted[key] = wanted
         wanted.users.add(user)
@@ -80,7 +82,7 @@ class EncodeClaims:
         wanted.users.discard(user)
         if not wanted.users and self._wanted.get(wanted.key) is wanted:
             del self._wanted[wanted.key]
-            self._background.post_end(partial(_give_back, wanted))
+            self.background.post_end(partial(_give_back, wanted))
 
     def save(self, wanted: Wanted) -> int:
         """Keeps the claim until a worker has stored the output, whatever its users do. The output is being encoded
@@ -95,14 +97,14 @@ class EncodeClaims:
         wanted.users.clear()
         wanted.since = time.monotonic()
         self._saving[wanted.key] = wanted
-        self._background.post_end(lambda _: None)  # a tick follows each job
+        self.background.post_end(lambda _: None)  # a tick follows each job
         return wanted.claim.token
 
     def settled(self, key: bytes) -> None:
         """Ends a claim: a worker reports that it has stored the output, or will not."""
         wanted = self._saving.pop(key, None)
         if wanted is not None:
-            self._background.post_end(partial(_give_back, wanted))
+            self.background.post_end(partial(_give_back, wanted))
 
     def end_saves(self) -> None:
         """Ends all claims of outputs that are being encoded."""
@@ -117,7 +119,7 @@ class EncodeClaims:
 
     # ---- the background thread
 
-    def tick(self, client: Client) -> float:
+    def _tick(self, client: Client) -> float:
         """Ends claims on outputs that are stored. Returns the seconds until the next tick."""
         saving = list(self._saving.values())
         for wanted in saving:

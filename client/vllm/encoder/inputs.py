@@ -63,11 +63,6 @@ class Asking:
     since: float = field(default_factory=time.monotonic)
     waits_since: float = 0.0
 
-    @property
-    def claims(self) -> bool:
-        """Whether the request has a claim, or waits for one, on an input that is not allocated yet."""
-        return any(found.wanted is not None for found in self.inputs.values())
-
     def missed(self) -> list[Input]:
         """The inputs to claim or to wait for, in the order of their keys."""
         missed = [found for found in self.inputs.values() if found.state == "missed" and found.key and not found.lease]

@@ -39,7 +39,6 @@ from functools import partial
 from typing import Any, Final
 
 from ...caches.measures import Counts
-from ..engine.background import Background
 from ..engine.presence import does, engine_client_name
 from ..engine.settings import Settings
 from .canary import Canary
@@ -94,15 +93,9 @@ class SchedulerSide:
         self._deferred = False
         self._plan = StepPlan(ranks_of(vllm_config), self._counts)
         self._pace = Pace(self._asking.values(), self._wait_s_max, self._step_requests, self._step_rows)
-        self._background = Background(
-            settings.socket,
-            engine_client_name(vllm_config, "scheduler"),
-            "tensord-vllm-scheduler",
-            lambda client: self._claims.tick(client),
-            partial(self._counts.count, "errors"),
-        )
-        self._claims = EncodeClaims(self._background)
-        self._background.start()
+        name, failed = engine_client_name(vllm_config, "scheduler"), partial(self._counts.count, "errors")
+        self._claims = EncodeClaims(settings.socket, name, failed)
+        self._background = self._claims.background
 
     # ---- lookups for a request
 
@@ -236,8 +229,10 @@ class SchedulerSide:
     # ---- a request's inputs
 
     def _begin(self, request: Any, features: Sequence[Any]) -> Asking:
-        """Looks up these features of the request."""
-        self.finished(request.request_id)
+        """Looks up these features of the request. A request that began before keeps its place among the others."""
+        known = self._asking.get(request.request_id)
+        if known is not None:
+            self._release(known)
         asking = Asking(inputs_of(features), len(request.mm_features))
         self._current = self._asking[request.request_id] = asking
         adapted = self._tower_lora and request.lora_request is not None
@@ -282,7 +277,8 @@ class SchedulerSide:
         if found.wanted is None:
             rows, users = self._claims.ahead()
             full = rows and (rows + found.rows > self._step_rows or users >= self._step_requests)
-            if full and not asking.claims and now - asking.since < self._wait_s_max:
+            claims = any(each.wanted is not None for each in asking.inputs.values())
+            if full and not claims and now - asking.since < self._wait_s_max:
                 return True
             found.wanted = self._claims.want(found.key, found.rows, asking, now, self._pace.own_s(rows + found.rows))
         wanted = found.wanted
