@@ -29,8 +29,7 @@ class MappedRings:
         """The identity of the ring that was seen last; b"" before the first."""
 
     def look(self, view: View | None) -> None:
-        """Maps the ring that the client is attached to now, and unmaps old ones. Does not wait. `view`: the client's,
-        None if it is not attached."""
+        """Maps the ring of the client's view, and unmaps old ones. Does not wait."""
         if view is None:
             return
         ring, now_s = view.ring, time.monotonic()
@@ -43,7 +42,7 @@ class MappedRings:
 
     @property
     def mappings(self) -> list[RingMapping]:
-        """The mappings of all of them."""
+        """Of all of them."""
         with self._lock:
             return [ring.mapping for ring, _ in self._rings.values()]
 

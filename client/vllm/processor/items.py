@@ -124,13 +124,11 @@ class Forms:
     def has(self, tree: Any) -> bool:
         """Whether a stored tree is an item of a known form, with readable prompt updates."""
         try:
-            if _form(tree) not in self._known:
-                return False
             tree_updates(tree)
+            return _form(tree) in self._known
         except Exception:
             # The tree was not made here. The type of the exception depends on the tree.
             return False
-        return True
 
 
 _by_namespace: Final[dict[bytes, Forms]] = {}
