@@ -3,12 +3,9 @@
 Owns: these jobs, and the times at which logs are drained and holders counted. Does not own the lanes (`memory`), nor
 the consequences of a job: each result is an event for `handle`.
 
-Invariants:
-- Each job runs in short slices.
-- A round of draining takes about DRAIN_RECORDS records from all lanes together, and at least DRAIN_RECORDS_MIN from
-  each lane it reaches. The next round begins at the lane at which the last one ended. If clients read faster than that,
-  the log is a sample: only the latest records of each lane count.
-- Counting holders takes at most 1/HOLDERS_SHARE of the loop's time.
+Invariants: each job runs in short slices. A round of draining takes about DRAIN_RECORDS records from all lanes
+together, and at least DRAIN_RECORDS_MIN from each lane it reaches; the next round begins where the last one ended. If
+clients read faster than that, the log is a sample: only the latest records of each lane count.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from ..forms import events
 from ..memory import lane_scan
 from ..memory.lane_scan import LANES_AT_ONCE
 from ..memory.segments import Segments
-from ..process.logs import logger
 from .messages import Fenced
 
 DRAIN_EVERY_S: Final = 0.1
@@ -34,13 +30,11 @@ DRAIN_RECORDS: Final = 4096
 DRAIN_RECORDS_MIN: Final = 64
 HOLDERS_EVERY_S: Final = 1.0
 HOLDERS_SHARE: Final = 20
-"""After a count, the next one starts only once the loop had HOLDERS_SHARE times the count's duration for other work."""
+"""A count begins only once HOLDERS_SHARE times the duration of the last one has passed."""
 ACCESSED_AT_ONCE: Final = 512
 """The most records in one event for the core: some 0.5 ms, or 2 ms in a small ring, where all keys are sampled."""
 HELD_AT_ONCE: Final = 4096
 """The most spans in one event about holders."""
-
-_log = logger("lanes")
 
 
 @dataclass(eq=False, repr=False)
@@ -51,7 +45,7 @@ class LaneJobs:
         clock: gives monotonic seconds.
         handle: takes an event for the core.
         begin: takes a job, as an iterator. Each step of the iterator is one slice.
-        report: takes the result of a fence. Called in the thread that made the fence.
+        report: takes the result of a slow fence.
     """
 
     _memory: Segments
@@ -62,12 +56,12 @@ class LaneJobs:
     report: Callable[[Fenced], object]
 
     def __post_init__(self) -> None:
-        self._held = self._memory.index.held()
+        self._held: set[int] = set(self._memory.index.held().tolist())
         self._drain_at = self._holders_at = 0.0
         self._drain_from = 0
         self._drain_asked = False
         self.fencing = False
-        """True while a thread makes a fence. The thread will report `Fenced`."""
+        """True while a thread makes a fence."""
 
     @property
     def timer(self) -> float:
@@ -100,7 +94,8 @@ class LaneJobs:
             self.begin(self._scan())
         else:
             self.fencing = True
-            asyncio.get_running_loop().run_in_executor(None, self._fence)
+            fence = asyncio.get_running_loop().run_in_executor(None, self._memory.fence)
+            fence.add_done_callback(lambda done: self.report(Fenced(done.exception())))
 
     def fenced(self, fenced: Fenced) -> None:
         """Begins the scan after a thread's fence.
@@ -113,17 +108,9 @@ class LaneJobs:
             raise fenced.error
         self.begin(self._scan())
 
-    def _fence(self) -> None:
-        error: Exception | None = None
-        try:
-            self._memory.fence()
-        except Exception as failure:
-            error = failure
-        self.report(Fenced(error))
-
     def _scan(self) -> Iterator[None]:
-        pinned = yield from lane_scan.scanned(self._memory.readers, self._memory.index.span_ids)
-        self.handle(events.Scanned(pinned))
+        holders = yield from lane_scan.scanned(self._memory.readers, self._memory.index.span_ids)
+        self.handle(events.Scanned(holders.keys()))
 
     def _drain(self) -> Iterator[None]:
         while True:
@@ -159,31 +146,16 @@ class LaneJobs:
             yield
             self.handle(events.Accessed(ids[start : start + ACCESSED_AT_ONCE]))
 
-    def _counted(self) -> Iterator[None]:
-        """Reports the holders of all spans that a lane pins now, or did at the last count."""
-        held, holders = yield from lane_scan.counted(self._memory.readers, self._memory.index.span_ids)
-        gone = np.setdiff1d(self._held, held)
-        self._held = held
-        spans, holders = np.append(held, gone), np.append(holders, np.zeros(len(gone), holders.dtype))
-        for first in range(0, len(spans), HELD_AT_ONCE):
-            part = slice(first, first + HELD_AT_ONCE)
-            self.handle(events.HoldersCounted(spans[part], holders[part]))
-            yield
-
     def _count_holders(self) -> Iterator[None]:
-        spent_s = 0.0
-        try:
-            began = self.clock()
-            for _ in self._counted():
-                spent_s += self.clock() - began
-                yield
-                began = self.clock()
-            spent_s += self.clock() - began
-        except Exception as error:
-            _log.error(
-                "cannot count the holders of entries; the shown numbers stay as they are until the next count",
-                lanes=len(self._memory.readers),
-                why=repr(error),
-            )
-        finally:
-            self._holders_at = self.clock() + max(HOLDERS_EVERY_S, HOLDERS_SHARE * spent_s)
+        """Reports the holders of all spans that a lane pins now, or did at the last count."""
+        began = self.clock()
+        holders = yield from lane_scan.scanned(self._memory.readers, self._memory.index.span_ids)
+        spans = [*holders, *(self._held - holders.keys())]
+        self._held = set(holders)
+        for first in range(0, len(spans), HELD_AT_ONCE):
+            part = spans[first : first + HELD_AT_ONCE]
+            counts = [holders[span] for span in part]
+            self.handle(events.HoldersCounted(np.array(part, np.uint64), np.array(counts, np.uint32)))
+            yield
+        now = self.clock()
+        self._holders_at = now + max(HOLDERS_EVERY_S, HOLDERS_SHARE * (now - began))

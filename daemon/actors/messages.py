@@ -96,9 +96,9 @@ class MemoryRequest(Struct, frozen=True):
 
 
 class Fenced(Struct, frozen=True):
-    """To the store, from the thread that makes slow fences: the fence is done. `error`: why it failed."""
+    """To the store: a thread's fence is done. `error`: why it failed."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class Queried(Struct, frozen=True):

@@ -1,17 +1,16 @@
-"""Reads which spans the lanes pin, a few lanes at a time. The memory is bounded, whatever clients write into lanes.
+"""Reads which spans the lanes pin, a few lanes at a time.
 
 Owns: the bounds on time and memory of a read of all lanes, and of what is shown of pins. Does not own the lanes
 (`segments`), nor the consequences of a pin.
 
-Invariants:
-- One slice reads at most LANES_AT_ONCE lanes. It ends with the lane that reaches WORDS_AT_ONCE pins.
-- A span that is pinned, and has a slot from the start to the end of the scan, is in the result.
-- A scan's result has at most UNCHECKED_MAX ids that no slot has, a count's result none. A client could write such ids
-  into its lane.
+Invariants: one slice reads at most LANES_AT_ONCE lanes, and ends with the lane that reaches WORDS_AT_ONCE pins. A span
+that is pinned, and has a slot from the start to the end of the scan, is found. At most UNCHECKED_MAX ids are found that
+no slot has, whatever clients write into their lanes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,15 +34,13 @@ LANES_SEARCHED_MAX: Final = 256
 """The most lanes that one query about a single span reads: 2 to 4 ms."""
 
 Array = np.ndarray[Any, Any]
-SpanIds = Callable[[], Iterable[Array]]
-"""Gives the ids in the index piece by piece, each (n,) uint64 and sorted, without common ids."""
 
 
 def read_pins(lanes: Iterable[HeldLane], lent: Collection[int]) -> list[tuple[HeldLane, int]]:
     """All lanes, and how many entries each pins. `lent`: the span ids of grants, which are no entries. For display
     only: the pins are read without a fence, so no span may be reclaimed because of them.
 
-    Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan or count.
+    Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan.
     """
     grants = np.fromiter(lent, np.uint64, len(lent))
     scratch = np.empty(LANE_WORDS, np.uint64)
@@ -66,37 +63,29 @@ def lanes_pinning(lanes: Sequence[HeldLane], span_id: int) -> list[HeldLane] | N
     return [lane for lane in lanes if span_id in lane.reader.pins(scratch)]
 
 
-def scanned(readers: Sequence[LaneReader], span_ids: SpanIds) -> Generator[None, None, set[int]]:
-    """Every span pinned at the start. Each step is one slice. `span_ids` is called once, and only if the lanes hold
-    more than UNCHECKED_MAX pins."""
-    pinned: set[int] = set()
+def scanned(
+    readers: Sequence[LaneReader], span_ids: Callable[[], Iterable[Array]]
+) -> Generator[None, None, Counter[int]]:
+    """Every span pinned at the start, with the number of lanes that pin it. Each step is one slice.
+
+    `span_ids` gives the ids in the index in sorted pieces, (n,) uint64, without common ids. It is called once, and only
+    if the lanes hold more than UNCHECKED_MAX pins.
+    """
+    holders: Counter[int] = Counter()
     unchecked, stored = 0, None
     for lanes in _pins(readers):
-        words = np.concatenate(lanes)
-        unchecked += len(words)
-        if unchecked > UNCHECKED_MAX:
-            if stored is None:
-                stored = yield from _joined(span_ids())
-            words = stored[_places(stored, words)]
-        pinned.update(words.tolist())
+        unchecked += sum(map(len, lanes))
+        if unchecked > UNCHECKED_MAX and stored is None:
+            pieces = []
+            for piece in span_ids():
+                pieces.append(piece)
+                yield
+            # The stable algorithm is fast here: it merges the sorted pieces.
+            stored = np.sort(np.concatenate(pieces), kind="stable")
+        for words in lanes:
+            holders.update(set((words if stored is None else _among(words, stored)).tolist()))
         yield
-    return pinned
-
-
-def counted(readers: Sequence[LaneReader], span_ids: SpanIds) -> Generator[None, None, tuple[Array, Array]]:
-    """(span ids, number of lanes that pin each), (n,) uint64 and uint32, sorted by id. Each step is one slice."""
-    stored: Array = np.empty(0, np.uint64)
-    holders = np.zeros(0, np.uint32)
-    for lanes in _pins(readers):
-        words = np.concatenate([_distinct(np.sort(lane)) for lane in lanes])
-        if len(words):
-            if not len(stored):
-                stored = yield from _joined(span_ids())
-                holders = np.zeros(len(stored), np.uint32)
-            np.add.at(holders, _places(stored, words), 1)
-        yield
-    pinned = np.flatnonzero(holders)
-    return stored[pinned], holders[pinned]
+    return holders
 
 
 def _pins(readers: Sequence[LaneReader]) -> Iterator[list[Array]]:
@@ -114,28 +103,8 @@ def _pins(readers: Sequence[LaneReader]) -> Iterator[list[Array]]:
         yield lanes
 
 
-def _joined(span_ids: Iterable[Array]) -> Generator[None, None, Array]:
-    """All ids of the index, sorted. Each step is one slice."""
-    pieces = []
-    for piece in span_ids:
-        pieces.append(piece)
-        yield
-    # The stable algorithm is fast here: it merges the sorted pieces.
-    return np.sort(np.concatenate(pieces), kind="stable")
-
-
-def _places(stored: Array, words: Array) -> Array:
-    """Where those words that are in `stored` are there."""
-    places = stored.searchsorted(words)
-    inside = places < len(stored)
-    words, places = words[inside], places[inside]
-    found: Array = places[stored[places] == words]
-    return found
-
-
-def _distinct(ordered: Array) -> Array:
-    """The distinct items of a sorted array, (n,). Like `np.unique`, in a tenth of its time."""
-    first = np.ones(len(ordered), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    found: Array = ordered[first]
+def _among(words: Array, stored: Array) -> Array:
+    """Those words that are in `stored`, which is sorted."""
+    places = np.minimum(stored.searchsorted(words), len(stored) - 1)
+    found: Array = words[stored[places] == words] if len(stored) else stored
     return found
