@@ -169,7 +169,7 @@ class _Daemon:
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory))
         policy = parts.core.policy
-        scrub = Scrub(memory, parts.store.inbox.tell, lambda: parts.store.worked_at)
+        scrub = Scrub(memory, parts.store.inbox.tell_now, lambda: parts.store.worked_at)
         _take_over(memory, parts.store, policy, scrub)
         parts.store.scrub = scrub.add
         documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
@@ -348,9 +348,9 @@ class _Daemon:
                 )
             except (TensordError, *NO_MEMORY_OR_THREAD) as error:
                 _log.error("the ring stays smaller than configured", have_bytes=ready, why=str(error))
-                await actor.inbox.tell(RingGrown(ready, more=False, why=str(error)))
+                actor.inbox.tell_now(RingGrown(ready, more=False, why=str(error)))
                 return
-            await actor.inbox.tell(RingGrown(ready, more=ready < ring_bytes))
+            actor.inbox.tell_now(RingGrown(ready, more=ready < ring_bytes))
 
 
 async def settle(sessions: Collection[Session], store: StoreActor) -> None:

@@ -1,8 +1,7 @@
 """The governor actor: runs the governor's core, which decides about modes, device entries and workflows.
 
-Owns: the governor's inbox. Turns the messages in it into events of the core, and carries the core's effects out:
-answers and pushes to sessions, the limits under pressure (`Pressed`) and the states of agents to the store, requests to
-neighbours, and log lines. Does not own the decisions (the core), nor any shared memory.
+Owns: the governor's inbox, and the threads that ask neighbours. Turns messages into events of the core, and carries the
+core's effects out. Does not own the decisions (the core), nor any shared memory.
 
 Invariant: the core is called from one task only, and its effects are carried out in order.
 """
@@ -10,9 +9,11 @@ Invariant: the core is called from one task only, and its effects are carried ou
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
@@ -20,13 +21,13 @@ from ..forms.effects import Announce, Send
 from ..forms.events import AgentsTurned, ClientLeft, Pressed, Tick
 from ..governor.forms import events
 from ..governor.governor import Governor
+from ..neighbours.registry import ask
 from ..process.logs import logger
-from .mailbox import INBOX_MAX, Mailbox
+from .mailbox import INBOX_MAX, Mailbox, Pump
 from .messages import Deliver, GovernorMessage, Joined, Queried
-from .neighbours import NeighbourAsker
-from .pump import Pump
 
 _log = logger("governor")
+GRACE_S: Final = 1.0
 
 
 @dataclass(eq=False, repr=False)
@@ -126,6 +127,49 @@ class GovernorActor:
 
     def _answer(self, query: messages.StatusRequest) -> dict[str, Any]:
         return self._queries[type(query)](self._governor.status())
+
+
+class NeighbourAsker:
+    """Asks neighbours in threads of their own, since their servers may hang. They are daemon threads: a server that
+    never answers does not keep the process from ending. `answered` gets the answers, on the event loop.
+
+    Invariants: every question is answered once, GRACE_S after its time at the latest. A neighbour whose last thread has
+    not ended is not asked again, so there is at most one thread for each neighbour.
+    """
+
+    def __init__(self, answered: Callable[[events.NeighbourAnswered], object]) -> None:
+        self._answered = answered
+        self._threads: dict[str, threading.Thread] = {}
+        self._open: dict[int, asyncio.TimerHandle] = {}
+
+    def ask(self, asked: events.AskNeighbour) -> None:
+        """Begins to ask a neighbour. Never blocks."""
+        loop, number = asyncio.get_running_loop(), asked.number
+        self._threads = {name: thread for name, thread in self._threads.items() if thread.is_alive()}
+        late = events.NeighbourAnswered(number, "failed", f"no answer within {asked.answer_s:g} s")
+        self._open[number] = loop.call_later(asked.answer_s + GRACE_S, self._close, late)
+        if asked.place.name in self._threads:
+            hangs = events.NeighbourAnswered(
+                number, "failed", "it has not answered the last request, and is not asked again"
+            )
+            loop.call_soon(self._close, hangs)
+            return
+
+        def run() -> None:
+            answer = events.NeighbourAnswered(number, *ask(asked.place, asked.answer_s))
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._close, answer)
+
+        thread = threading.Thread(target=run, name=f"tensord-neighbour-{asked.place.kind}", daemon=True)
+        thread.start()
+        self._threads[asked.place.name] = thread
+
+    def _close(self, answer: events.NeighbourAnswered) -> None:
+        """Passes an answer on, if it is the first of its question."""
+        timer = self._open.pop(answer.number, None)
+        if timer is not None:
+            timer.cancel()
+            self._answered(answer)
 
 
 def problems(status: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
-"""A bounded inbox for actors.
+"""An actor's bounded inbox, and its work loop: messages and slices of long jobs alternate, in turns of bounded length.
 
-Owns: the queued messages, and the tasks that wait for room or for a message. Does not own the meaning of messages.
+Owns: the queued messages, the tasks that wait for room or for a message, the order of work and the end of a turn. Does
+not own the meaning of messages, nor what a job does.
 
 A client's message waits for room. Each client has its own room, so a client that floods the inbox slows only itself.
 Messages of clients are taken in turns of uids, and of the clients of a uid. Messages without a sender, from the actor's
@@ -8,13 +9,16 @@ own workers and timers, are taken first. They do not wait for room: a worker tha
 waits for the worker, would be a deadlock. Their number is bounded by the workers.
 
 Invariants: at most `capacity` messages of one sender wait, not counting those of `tell_now` and `tell_first`. Messages
-of one sender, and messages without a sender, are taken in the order of their arrival, except those of `tell_first`.
+of one sender, and those without one, are taken in the order of their arrival, except those of `tell_first`. A turn
+begins no item after TURN_S, and has at most ITEMS_MAX items: one message and one slice of one job each. No handler
+calls `turn`: what a handler causes is queued as a message or a job, so that the stack does not grow with the events.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 from ..claims.turns import Turns
@@ -22,6 +26,10 @@ from ..claims.turns import Turns
 Message = TypeVar("Message")
 INBOX_MAX: Final = 64
 """The most requests of one client that wait for an actor. Further ones are read later."""
+TURN_S: Final = 0.0005
+"""Seconds after which a turn begins no further item; one item takes 2 to 3 ms at most. A put goes through the loop four
+times and waits for a turn each time, so a long turn for a flood of puts delays every other put four times."""
+ITEMS_MAX: Final = 64
 Sender = tuple[int, int]
 """(uid, number of the client)."""
 
@@ -35,20 +43,20 @@ class Mailbox(Generic[Message]):
         self._turns: Turns[tuple[Sender, Message]] = Turns()
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
-        self._room: dict[Sender | None, asyncio.Event] = {}
+        self._room: dict[Sender, asyncio.Event] = {}
 
     def __len__(self) -> int:
         return len(self._messages) + len(self._turns)
 
-    async def tell(self, message: Message, sender: Sender | None = None) -> None:
+    async def tell(self, message: Message, sender: Sender) -> None:
         """Adds a message. Waits until there is room for one more message of its sender."""
-        while self.waiting(sender) >= self.capacity:
+        while self._turns.waiting(*sender) >= self.capacity:
             await self._room.setdefault(sender, asyncio.Event()).wait()
         self.tell_now(message, sender)
 
     def offer(self, message: Message) -> bool:
         """Adds a message without a sender if there is room. Returns False if there is none, or the inbox is closed."""
-        if self._closed or self.waiting(None) >= self.capacity:
+        if self._closed or len(self._messages) >= self.capacity:
             return False
         self.tell_now(message)
         return True
@@ -68,24 +76,24 @@ class Mailbox(Generic[Message]):
         if self._waiter is not None:
             self._wake()
 
-    def drain(self) -> list[Message]:
-        """Takes all messages without waiting. For an actor that ends."""
-        return self._taken(len(self))
+    def take(self, most: int | None = None) -> list[Message]:
+        """Takes up to `most` messages, or all, without waiting."""
+        count = len(self) if most is None else min(most, len(self))
+        found = (self.next() for _ in range(count))
+        return [message for message in found if message is not None]
 
     def close(self) -> list[Message]:
         """Takes all messages, for an actor that has ended. `offer` refuses from now on."""
         self._closed = True
-        return self.drain()
+        return self.take()
 
     def next(self) -> Message | None:
         """Takes the next message, without waiting; None if there is none."""
-        sender: Sender | None = None
         if self._messages:
-            message = self._messages.popleft()
-        elif self._turns:
-            sender, message = self._turns.take()
-        else:
+            return self._messages.popleft()
+        if not self._turns:
             return None
+        sender, message = self._turns.take()
         if self._room and (room := self._room.pop(sender, None)) is not None:
             room.set()
         return message
@@ -104,19 +112,43 @@ class Mailbox(Generic[Message]):
             if alarm is not None:
                 alarm.cancel()
 
-    def waiting(self, sender: Sender | None) -> int:
-        """The messages of one sender, or those without one, that wait."""
-        return len(self._messages) if sender is None else self._turns.waiting(*sender)
-
-    async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
-        """Takes up to `most` messages. Waits for the first until `timeout_s` has passed; [] if none came."""
-        await self.wait(timeout_s)
-        return self._taken(min(most, len(self)))
-
-    def _taken(self, count: int) -> list[Message]:
-        found = (self.next() for _ in range(count))
-        return [message for message in found if message is not None]
-
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class Pump(Generic[Message]):
+    """One actor's work: `receive` takes the messages of `inbox`; `clock` gives monotonic seconds. The actor waits for a
+    message, calls `turn`, yields to the event loop, and calls again."""
+
+    def __init__(self, inbox: Mailbox[Message], receive: Callable[[Message], None], clock: Callable[[], float]) -> None:
+        self._inbox = inbox
+        self._receive = receive
+        self._clock = clock
+        self._jobs: deque[Iterator[None]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether `turn` has something to do."""
+        return bool(self._jobs or self._inbox)
+
+    def begin(self, job: Iterator[None]) -> None:
+        """Adds a job. Each `next` of it is one slice; jobs take turns."""
+        self._jobs.append(job)
+
+    def turn(self) -> None:
+        """Works until the turn's budget is used or nothing is left."""
+        ends_at = self._clock() + TURN_S
+        for _ in range(ITEMS_MAX):
+            message = self._inbox.next()
+            if message is not None:
+                self._receive(message)
+            elif not self._jobs:
+                return
+            if self._jobs:
+                job = self._jobs.popleft()
+                for _ in job:
+                    self._jobs.append(job)
+                    break
+            if self._clock() >= ends_at:
+                return

@@ -17,19 +17,8 @@ from ...errors import TensordError
 from ...ipc.messages import control as messages
 from ...ipc.wire.descriptors import Peer
 from ..config.config import Config
+from ..forms import events as store
 from ..forms.effects import Move
-from ..forms.events import (
-    AgentsTurned,
-    Allocated,
-    ClientLeft,
-    Moved,
-    Pressed,
-    Punched,
-    Received,
-    RemoteDone,
-    RingGrown,
-    WritesInPlace,
-)
 from ..forms.limits import StoreLimits
 from ..governor.forms import events as governor
 from ..memory.copier import InboxCopied
@@ -124,26 +113,6 @@ class Reloaded(Struct, frozen=True):
     accepted: tuple[Config, StoreLimits] | None = None
 
 
-StoreMessage = (
-    Joined
-    | MemoryRequest
-    | Received
-    | ClientLeft
-    | Move
-    | InboxCopied
-    | WritesInPlace
-    | Moved
-    | RemoteDone
-    | Fenced
-    | RingGrown
-    | Scrubbed
-    | Queried
-    | Reloaded
-    | Pressed
-    | AgentsTurned
-    | Punched
-    | Allocated
-)
-
+StoreMessage = Joined | MemoryRequest | Move | InboxCopied | Fenced | Scrubbed | Queried | Reloaded | store.Event
 
 GovernorMessage = Joined | Queried | governor.Event

@@ -37,7 +37,7 @@ from ..remote_stores.threads import RemoteThreads, remote_turned
 from ..reports.counters import RequestTimes
 from .attachments import Attachments
 from .lanes import LaneJobs
-from .mailbox import INBOX_MAX, Mailbox
+from .mailbox import INBOX_MAX, Mailbox, Pump
 from .messages import (
     Deliver,
     Fenced,
@@ -48,7 +48,6 @@ from .messages import (
     Reloaded,
     StoreMessage,
 )
-from .pump import Pump
 from .queues import Lookout, Queues
 from .store_report import StoreReport
 
@@ -351,7 +350,7 @@ class StoreActor:
             os._exit(1)
         # The results of copies come through the loop. After one turn of the loop they are in the inbox.
         await asyncio.sleep(0)
-        for message in self.inbox.drain():
+        for message in self.inbox.take():
             if isinstance(message, events.Moved | InboxCopied):
                 self._receive(message)
         self._pages.close()

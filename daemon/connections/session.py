@@ -167,7 +167,8 @@ class Session:
 
     async def _send_messages(self) -> None:
         while True:
-            deliveries = await self.inbox.take(_TURN_MESSAGES)
+            await self.inbox.wait()
+            deliveries = self.inbox.take(_TURN_MESSAGES)
             with self._channel.batched():
                 for delivery in deliveries:
                     if isinstance(delivery, HangUp):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -69,9 +69,7 @@ class Scrub:
         worked_at: gives the time of the store's last put, by time.monotonic.
     """
 
-    def __init__(
-        self, memory: Segments, tell: Callable[[Scrubbed], Awaitable[None]], worked_at: Callable[[], float]
-    ) -> None:
+    def __init__(self, memory: Segments, tell: Callable[[Scrubbed], object], worked_at: Callable[[], float]) -> None:
         self._memory = memory
         self._tell = tell
         self._due: deque[int] = deque(maxlen=DUE_MAX)
@@ -118,4 +116,4 @@ class Scrub:
         begun = time.monotonic()
         sound, checksum = await asyncio.to_thread(self._memory.summed, slot)
         self._looked_s = time.monotonic() - begun
-        await self._tell(Scrubbed(slot.number, slot.span_id, sound, checksum))
+        self._tell(Scrubbed(slot.number, slot.span_id, sound, checksum))

@@ -42,7 +42,7 @@ async def test_it_looks_at_recovered_entries_and_then_at_those_without_a_checksu
     memory.recovered = recovered
     told: list[Scrubbed] = []
 
-    async def tell(message: Scrubbed) -> None:
+    def tell(message: Scrubbed) -> None:
         told.append(message)
         if len(told) == len(looked_at):
             done.set()
@@ -71,11 +71,8 @@ async def test_while_puts_come_it_takes_a_small_part_of_the_time() -> None:
         time.sleep(LOOK_S)
         return True, slot.number
 
-    async def tell(message: Scrubbed) -> None:
-        pass
-
     memory.summed = summed
-    scrub = Scrub(memory, tell, time.monotonic)
+    scrub = Scrub(memory, lambda scrubbed: None, time.monotonic)
     begun, puts = time.monotonic(), 0
     running = asyncio.create_task(scrub.run())
     while puts < 100 or not looks:  # on a busy machine the first look comes late

@@ -64,7 +64,7 @@ async def test_an_answer_that_comes_after_the_end_stays_with_who_gives_it() -> N
     scene = Scene()
     scene.client.close()
     await scene.session.run()
-    [joined, *_] = scene.store.drain()
+    [joined, *_] = scene.store.take()
     assert isinstance(joined, Joined)
     assert not joined.deliver(Deliver(messages.Done(2), (0,), close=(0,)))
 
@@ -83,7 +83,7 @@ async def test_a_session_is_settled_when_all_that_came_is_passed_on_and_all_answ
         for expected in range(1, 5):
             await scene.until(lambda: len(store) == 1)
             assert session.settled == (expected == 4), "of four messages, the store has had this many"
-            taken += store.drain()  # which makes room for the next
+            taken += store.take()  # which makes room for the next
         assert len(taken) == 4
         for number in range(20):
             session.inbox.tell_now(Deliver(messages.Order(number, "card", "drop", [bytes(32)] * 1000, "full")))
@@ -105,7 +105,7 @@ async def test_a_session_that_does_not_keep_up_is_disconnected_with_the_reason()
     joined = Joined(1, Peer(os.getpid(), 0, 0), "slow", 1, True, Mailbox(2))
     deliveries = [Deliver(messages.Done(number)) for number in range(3)]
     assert [joined.deliver(each) for each in deliveries] == [True, True, False]
-    *kept, last = joined.inbox.drain()
+    *kept, last = joined.inbox.take()
     assert kept == deliveries[:2], "what was taken in is still sent"
     assert last == HangUp("the client does not read: 2 messages wait for it")
 
