@@ -19,8 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 import uvloop
 
@@ -32,7 +32,6 @@ from ..ipc.wire.channel import AsyncChannel
 from ..ipc.wire.connection import Connection
 from ..ipc.wire.descriptors import peer_of
 from ..shm.ring.layout import boot_s
-from . import reloading
 from .actors.governor import GovernorActor
 from .actors.messages import Reloaded
 from .actors.pressure import PressureActor
@@ -41,7 +40,7 @@ from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
 from .config.limits import NAMESPACES_MAX, governor_limits, quota_rules, store_limits, wire_limits
-from .connections.listener import Listener
+from .connections.listener import Listener, Serve
 from .connections.session import Session
 from .connections.sockets import Sockets
 from .connections.status import Documents, StatusSession, Watchers
@@ -60,7 +59,6 @@ from .process import logs, notify
 from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
 from .remote_stores import threads as remote
 from .remote_stores.store import open_store
-from .replacement import Replacement
 from .reports.counters import RequestTimes
 from .store.entries import StoreMemory
 from .web.pages import metrics_server, page_server
@@ -120,18 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The memory, the store's core and the actors of a running daemon."""
-
-    memory: Segments
-    core: Store
-    store: StoreActor
-    governor: GovernorActor
-    pressure: PressureActor
-    watchers: Watchers
-
-
 class _Daemon:
     def __init__(self, config: Config, argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
         self._config = config
@@ -140,74 +126,100 @@ class _Daemon:
         self._activated = notify.listen_sockets(environ)
         self._environ: Mapping[str, str] = dict(environ)
         self._quotas = Quotas(quota_rules(config), os.geteuid(), config.quotas.requests_per_s_max)
+        self._times = RequestTimes(config.log.slow_s)
         self._stop = asyncio.Event()
         self._drop = config.drop
-        self._reloads = 0
-        self._times = RequestTimes(config.log.slow_s)
+        self._reload_asked = asyncio.Event()
 
     async def run(self) -> None:
-        config = self._config
-        began = time.monotonic()
-        started: asyncio.Future[_Parts] = asyncio.get_running_loop().create_future()
+        config, loop, began = self._config, asyncio.get_running_loop(), time.monotonic()
         # Before the sockets listen: whoever can connect takes the daemon for started, and may send signals.
-        self._catch_signals(started)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._stop_and_drop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
         derived = frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name))
-        sizes = ConfiguredSizes(config.ring_bytes, config.max_entries, NAMESPACES_MAX, derived)
-        memory = Segments(config.instance, sizes)
+        memory = Segments(
+            config.instance, ConfiguredSizes(config.ring_bytes, config.max_entries, NAMESPACES_MAX, derived)
+        )
         # New memory is removed again if the daemon cannot listen: it is empty.
         drop = not memory.recovered
         try:
             with Sockets(config, self._activated) as sockets:
                 drop = False
-                await self._serve(memory, sockets, began, started)
+                await self._serve(memory, sockets, began)
         finally:
             memory.close(drop=drop or self._drop)
             self._notifier.close()
 
-    async def _serve(self, memory: Segments, sockets: Sockets, began: float, started: asyncio.Future[_Parts]) -> None:
-        _warn(memory)
-        ring_bytes = memory.superblock.limit_bytes
-        parts = self._assembled(memory, self._store(memory))
-        policy = parts.core.policy
-        scrub = Scrub(memory, parts.store.inbox.tell_now, lambda: parts.store.worked_at)
-        _take_over(memory, parts.store, policy, scrub)
-        parts.store.scrub = scrub.add
-        documents = Documents(parts.store.inbox, parts.governor.inbox, lambda: sockets.problems)
-        sessions: set[Session] = set()
-        listeners = self._listeners(memory, sockets, parts, documents, sessions)
-        metrics = metrics_server(sockets.metrics, documents.status, documents.health)
-        page = page_server(sockets.page, documents)
+    def _stop_and_drop(self) -> None:
+        self._drop = True
+        self._stop.set()
+
+    async def _serve(self, memory: Segments, sockets: Sockets, began: float) -> None:
+        for notice in memory.notices:
+            _log.warning("existing shared memory needs attention", what=notice)
+        config, ring_bytes = self._config, memory.superblock.limit_bytes
+        if memory.shortage:
+            _log.error("the ring stays smaller than configured", have_bytes=ring_bytes, why=memory.shortage)
+        watchers = Watchers()
+        store, governor, pressure = self._actors(memory, watchers)
+        scrub = Scrub(memory, store.inbox.tell_now, lambda: store.worked_at)
+        store.scrub = scrub.add
+        policy = store.core.policy
+        ready_bytes = memory.ready_bytes
         if memory.recovered:
-            parts.governor.inbox.tell_now(governor_events.FormerDaemonFound())
-        started.set_result(parts)
-        serving = asyncio.create_task(parts.store.run())
+
+            def taken_over() -> None:
+                learned.load(memory, policy)
+                scrub.begin()
+
+            store.recover(taken_over)
+            governor.inbox.tell_now(governor_events.FormerDaemonFound())
+        else:
+            ready_bytes = memory.grow(0, prefault=False)
+        store.inbox.tell_now(RingGrown(ready_bytes, more=ready_bytes < memory.superblock.ring_bytes))
+        documents = Documents(store.inbox, governor.inbox, lambda: sockets.problems)
+        sessions: set[Session] = set()
+        listeners = [
+            Listener(sockets.control, "clients", self._quotas, self._client_server(memory, store, governor, sessions)),
+            Listener(sockets.status, "status_clients", self._quotas, self._reader_server(memory, documents, watchers)),
+        ]
+        serving = asyncio.create_task(store.run())
+        work = [
+            *(listener.run() for listener in listeners),
+            governor.run(),
+            pressure.run(),
+            metrics_server(sockets.metrics, documents.status, documents.health).run(),
+            page_server(sockets.page, documents).run(),
+            sockets.keep(),
+            self._feed_watchdog(),
+            self._reload_when_asked(memory, store, governor),
+            measure_lag(self._times),
+            watch_stalls(pressure.sample_now, _log),
+            self._grow(memory, store),
+            scrub.run(),
+            learned.keep_saving(memory, policy),
+            _fail_with(serving),
+        ]
         async with asyncio.TaskGroup() as tasks:
-            runs = (parts.governor.run, parts.pressure.run, metrics.run, page.run, sockets.keep, self._watchdog)
-            running = [tasks.create_task(run()) for run in (*(each.run for each in listeners), *runs)]
-            running.append(tasks.create_task(measure_lag(self._times)))
-            running.append(tasks.create_task(watch_stalls(parts.pressure.sample_now, _log)))
-            running.append(tasks.create_task(self._grow(memory, parts.store)))
-            running.append(tasks.create_task(scrub.run()))
-            running.append(tasks.create_task(learned.keep_saving(memory, policy)))
-            running.append(tasks.create_task(_fail_with(serving)))
+            running = [tasks.create_task(each) for each in work]
             _log.info(
                 "serving",
-                instance=self._config.instance,
+                instance=config.instance,
                 socket=sockets.control.address,
                 ring_bytes=ring_bytes,
                 epoch=memory.superblock.epoch,
                 recovered=memory.recovered,
                 after_s=round(time.monotonic() - began, 3),
             )
-            status = notify.status(f"serving {ring_bytes} bytes as {self._config.instance}")
-            self._notifier.send(notify.READY, status)
+            self._notifier.send(notify.READY, notify.status(f"serving {ring_bytes} bytes as {config.instance}"))
             await self._stop.wait()
             self._notifier.send(notify.STOPPING)
             _log.info("stopping", drop=self._drop)
             for listener in listeners:
                 listener.stop_accepting()
             if not self._drop:
-                await settle(sessions, parts.store)
+                await settle(sessions, store)
             for task in running:
                 task.cancel()
         serving.cancel()
@@ -215,24 +227,19 @@ class _Daemon:
         if not self._drop:
             learned.save(memory, policy.name, list(policy.learned()))
 
-    def _store(self, memory: Segments) -> Store:
-        """The store's core over the memory, still without the entries of a former daemon."""
-        superblock = memory.superblock
-        return Store(
+    def _actors(self, memory: Segments, watchers: Watchers) -> tuple[StoreActor, GovernorActor, PressureActor]:
+        """The actors, connected to each other; the store is still without the entries of a former daemon."""
+        config, superblock = self._config, memory.superblock
+        core = Store(
             StoreMemory(memory.index, memory.index_memory, superblock.geometry, memory.ring_memory, memory.ready_bytes),
-            self._config.policy,
-            store_limits(self._config, superblock.limit_bytes, superblock.max_entries),
+            config.policy,
+            store_limits(config, superblock.limit_bytes, superblock.max_entries),
             superblock.epoch,
             seed=secrets.randbits(128),
             quotas=self._quotas,
         )
-
-    def _assembled(self, memory: Segments, store: Store) -> _Parts:
-        """The actors, connected to each other."""
-        config = self._config
-        watchers = Watchers()
-        actor = StoreActor(
-            store,
+        store = StoreActor(
+            core,
             memory,
             config,
             clock=boot_s,
@@ -245,7 +252,7 @@ class _Daemon:
         governor = GovernorActor(
             Governor(governor_limits(config)),
             clock=time.monotonic,
-            tell_store=actor.inbox.tell_now,
+            tell_store=store.inbox.tell_now,
             reading=lambda message: pressure.reading(message),
             hasten=lambda: pressure.hasten(),
             tell_watchers=watchers.tell,
@@ -256,101 +263,96 @@ class _Daemon:
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,
         )
-        return _Parts(memory, store, actor, governor, pressure, watchers)
+        return store, governor, pressure
 
-    def _listeners(
-        self, memory: Segments, sockets: Sockets, parts: _Parts, documents: Documents, sessions: set[Session]
-    ) -> list[Listener]:
-        """The listeners of the control and the status socket. They keep `sessions`, the connected clients, current."""
-        config = self._config
-        client_limits = wire_limits(config, memory.superblock.limit_bytes)
-        epoch, remote = memory.superblock.epoch, config.remote.url is not None
-        welcome = messages.Welcome(0, 0, __version__, config.instance, epoch, client_limits, remote)
+    def _client_server(
+        self, memory: Segments, store: StoreActor, governor: GovernorActor, sessions: set[Session]
+    ) -> Serve:
+        """Serves the connections of the control socket. Keeps `sessions` current."""
+        config, superblock = self._config, memory.superblock
+        limits = wire_limits(config, superblock.limit_bytes)
+        has_remote = config.remote.url is not None
+        welcome = messages.Welcome(0, 0, __version__, config.instance, superblock.epoch, limits, has_remote)
 
-        async def serve_client(number: int, accepted: socket.socket) -> None:
-            session = Session(
-                number,
-                AsyncChannel(accepted, Connection.control_server(client_limits), read_bytes=READ_BYTES),
-                peer_of(accepted),
-                parts.store.inbox,
-                parts.governor.inbox,
-                self._quotas.rates,
-                self._times,
-                welcome,
-            )
+        async def serve(number: int, accepted: socket.socket) -> None:
+            channel = AsyncChannel(accepted, Connection.control_server(limits), read_bytes=READ_BYTES)
+            inboxes, rates = (store.inbox, governor.inbox), self._quotas.rates
+            session = Session(number, channel, peer_of(accepted), *inboxes, rates, self._times, welcome)
             sessions.add(session)
             try:
                 await session.run()
             finally:
                 sessions.discard(session)
 
-        async def serve_reader(number: int, accepted: socket.socket) -> None:
-            channel = AsyncChannel(accepted, Connection.status_server(client_limits), read_bytes=READ_BYTES)
+        return serve
+
+    def _reader_server(self, memory: Segments, documents: Documents, watchers: Watchers) -> Serve:
+        """Serves the connections of the status socket."""
+        limits = wire_limits(self._config, memory.superblock.limit_bytes)
+
+        async def serve(number: int, accepted: socket.socket) -> None:
+            channel = AsyncChannel(accepted, Connection.status_server(limits), read_bytes=READ_BYTES)
             uid, rates = peer_of(accepted).uid, self._quotas.rates
-            await StatusSession(number, uid, channel, documents, parts.watchers, rates, self._times).run()
+            await StatusSession(number, uid, channel, documents, watchers, rates, self._times).run()
 
-        return [
-            Listener(sockets.control, "clients", self._quotas, serve_client),
-            Listener(sockets.status, "status_clients", self._quotas, serve_reader),
-        ]
+        return serve
 
-    def _catch_signals(self, started: asyncio.Future[_Parts]) -> None:
-        """SIGHUP reloads the configuration once the parts are `started`."""
-        loop = asyncio.get_running_loop()
+    async def _reload_when_asked(self, memory: Segments, store: StoreActor, governor: GovernorActor) -> None:
+        for number in count(1):
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            self._notifier.send(notify.reloading())
+            verdict: dict[str, Any] = {"number": number, "at_unix_s": time.time()}
+            try:
+                found = self._config.reloaded(Config.load(self._argv, self._environ))
+                # All checks come before the first change: a refused reload changes nothing.
+                limits = store_limits(found.config, memory.superblock.limit_bytes, memory.superblock.max_entries)
+                governors = governor_limits(found.config)
+            except BadConfiguration as error:
+                verdict |= {"refused": str(error), "applied": [], "waiting": []}
+                store.inbox.tell_now(Reloaded(verdict))
+            else:
+                self._config = config = found.config
+                self._quotas.change_limits(quota_rules(config), config.quotas.requests_per_s_max)
+                logs.level(config.log.level)
+                self._times.slow_s = config.log.slow_s
+                governor.inbox.tell_now(governor_events.GovernorLimitsChanged(governors))
+                verdict |= {"refused": "", "applied": found.applied, "waiting": found.waiting}
+                store.inbox.tell_now(Reloaded(verdict, (config, limits)))
+            self._notifier.send(notify.READY, notify.status(_log_reload(verdict)))
 
-        def stop(*, drop: bool) -> None:
-            self._drop = self._drop or drop
-            self._stop.set()
-
-        def reload(started: asyncio.Future[_Parts]) -> None:
-            self._reload(started.result())
-
-        loop.add_signal_handler(signal.SIGTERM, lambda: stop(drop=False))
-        loop.add_signal_handler(signal.SIGINT, lambda: stop(drop=True))
-        loop.add_signal_handler(signal.SIGHUP, started.add_done_callback, reload)
-
-    def _reload(self, parts: _Parts) -> None:
-        self._notifier.send(notify.reloading())
-        self._reloads += 1
-        verdict, accepted = reloading.reload(
-            self._config,
-            lambda: Config.load(self._argv, self._environ),
-            parts.memory.superblock.limit_bytes,
-            parts.memory.superblock.max_entries,
-        )
-        verdict = {"number": self._reloads, "at_unix_s": time.time(), **verdict}
-        stores = None
-        if accepted is not None:
-            config, stores, governors = accepted
-            self._config = config
-            self._quotas.change_limits(quota_rules(config), config.quotas.requests_per_s_max)
-            logs.level(config.log.level)
-            self._times.slow_s = config.log.slow_s
-            parts.governor.inbox.tell_now(governor_events.GovernorLimitsChanged(governors))
-        parts.store.inbox.tell_now(Reloaded(verdict, None if stores is None else (self._config, stores)))
-        self._notifier.send(notify.READY, notify.status(reloading.log(self._reloads, verdict)))
-
-    async def _watchdog(self) -> None:
+    async def _feed_watchdog(self) -> None:
         while self._notifier.watchdog_s is not None:
             self._notifier.send(notify.WATCHDOG)
             await asyncio.sleep(self._notifier.watchdog_s)
 
-    async def _grow(self, memory: Segments, actor: StoreActor) -> None:
+    async def _grow(self, memory: Segments, store: StoreActor) -> None:
         """Allocates and prefaults the rest of the ring piece by piece, while the first piece is in use."""
         ready, ring_bytes = memory.ready_bytes, memory.superblock.ring_bytes
         while ready < ring_bytes:
+            how = self._config.memory
             try:
-                ready = await asyncio.to_thread(
-                    memory.grow,
-                    ready,
-                    prefault=self._config.memory.prefault,
-                    huge_pages=self._config.memory.huge_pages,
-                )
+                ready = await asyncio.to_thread(memory.grow, ready, prefault=how.prefault, huge_pages=how.huge_pages)
             except (TensordError, *NO_MEMORY_OR_THREAD) as error:
                 _log.error("the ring stays smaller than configured", have_bytes=ready, why=str(error))
-                actor.inbox.tell_now(RingGrown(ready, more=False, why=str(error)))
+                store.inbox.tell_now(RingGrown(ready, more=False, why=str(error)))
                 return
-            actor.inbox.tell_now(RingGrown(ready, more=ready < ring_bytes))
+            store.inbox.tell_now(RingGrown(ready, more=ready < ring_bytes))
+
+
+def _log_reload(verdict: dict[str, Any]) -> str:
+    """Logs the verdict of a reload. Returns one line for `systemctl status`."""
+    number, applied, waiting = verdict["number"], verdict["applied"], verdict["waiting"]
+    if verdict["refused"]:
+        _log.error("reload failed; the configuration is unchanged", number=number, why=verdict["refused"])
+        return f"reload {number} refused, the configuration is unchanged: {verdict['refused']}"
+    for change in applied:
+        _log.info("setting changed", **change)
+    for change in waiting:
+        _log.warning("setting needs a restart", **change)
+    _log.info("reload applied", number=number, changed=len(applied), waiting=len(waiting))
+    restart = f", {len(waiting)} need a restart" if waiting else ""
+    return f"reload {number} applied: {len(applied)} settings changed{restart}"
 
 
 async def settle(sessions: Collection[Session], store: StoreActor) -> None:
@@ -368,28 +370,3 @@ async def settle(sessions: Collection[Session], store: StoreActor) -> None:
 async def _fail_with(serving: asyncio.Task[None]) -> None:
     """Ends the task group if the store actor ends, because the daemon cannot serve without it."""
     await asyncio.shield(serving)
-
-
-def _warn(memory: Segments) -> None:
-    """Logs where the memory differs from the configuration, and the notices of the start."""
-    for notice in memory.notices:
-        _log.warning("existing shared memory needs attention", what=notice)
-    if memory.shortage:
-        have_bytes = memory.superblock.limit_bytes
-        _log.error("the ring stays smaller than configured", have_bytes=have_bytes, why=memory.shortage)
-
-
-def _take_over(memory: Segments, store: StoreActor, policy: Replacement, scrub: Scrub) -> None:
-    """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
-    ring_bytes = memory.superblock.ring_bytes
-    if not memory.recovered:
-        ready = memory.grow(0, prefault=False)
-        store.inbox.tell_now(RingGrown(ready, more=ready < ring_bytes))
-        return
-
-    def taken_over() -> None:
-        learned.load(memory, policy)
-        scrub.begin()
-
-    store.recover(taken_over)
-    store.inbox.tell_now(RingGrown(memory.ready_bytes, more=memory.ready_bytes < ring_bytes))

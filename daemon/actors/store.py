@@ -59,7 +59,7 @@ _log = logger("store")
 
 @dataclass(eq=False, repr=False)
 class StoreActor:
-    """Runs `store` on the messages of `inbox`, over the shared memory of `memory`.
+    """Runs `core` on the messages of `inbox`, over the shared memory of `memory`.
 
     Args:
         clock: gives the seconds of `shm.clock`.
@@ -69,7 +69,7 @@ class StoreActor:
         remote: the store behind the ring.
     """
 
-    _store: Store
+    core: Store
     _memory: Segments
     _config: Config
     _: KW_ONLY
@@ -81,7 +81,7 @@ class StoreActor:
     remote: InitVar[RemoteStore | None]
 
     def __post_init__(self, is_watched: Callable[[], bool], times: RequestTimes, remote: RemoteStore | None) -> None:
-        store, memory, clock = self._store, self._memory, self.clock
+        store, memory, clock = self.core, self._memory, self.clock
         self.inbox: Mailbox[StoreMessage] = Mailbox(INBOX_MAX)
         store.parts.outbox.is_watched = is_watched
         self._clients: dict[int, Joined] = {}
@@ -146,7 +146,7 @@ class StoreActor:
     def recover(self, then: Callable[[], object]) -> None:
         """Has the store take over the memory of an earlier daemon, in slices, before it serves. Clients attach
         meanwhile. `then` is called at the end."""
-        self._recovering, self._recovered = self._store.recover(self.clock(), self._memory.missing), then
+        self._recovering, self._recovered = self.core.recover(self.clock(), self._memory.missing), then
         self._pump.begin(self._recover(self._recovering))
 
     def _recover(self, steps: Iterator[None]) -> Iterator[None]:
@@ -169,7 +169,7 @@ class StoreActor:
                 self._pump.turn()
                 # Last, so that the sessions ring the bells at once.
                 worked |= self._queues.turn()
-                if self._store.is_due:
+                if self.core.is_due:
                     self._handle(events.Tick())
                 if worked:
                     self.worked_at = time.monotonic()
@@ -177,7 +177,7 @@ class StoreActor:
                 looks = self._lookout.looks
                 idle_s = self._keep_time(busy=looks or self._pump.busy)
                 if idle_s > 0 and not looks and not self._pump.busy:
-                    if not self._lookout.awake and (slots := self._store.take_unsummed()):
+                    if not self._lookout.awake and (slots := self.core.take_unsummed()):
                         self.scrub(slots)
                     await self._lookout.rest(self.inbox, idle_s)
                 else:
@@ -193,13 +193,13 @@ class StoreActor:
         While the actor is busy, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
         """
         now = self.clock()
-        if busy and now < self._look_at and not self._store.postponed:
+        if busy and now < self._look_at and not self.core.postponed:
             return 0.0
         self._look_at = now + TIMERS_S
-        timer = self._store.next_timer()
+        timer = self.core.next_timer()
         if timer is not None and timer <= now:
             self._handle(events.Tick())
-            timer = self._store.next_timer()
+            timer = self.core.next_timer()
         self._lanes.keep_time(now)
         due = self._lanes.timer
         return (due if timer is None else min(due, timer)) - now
@@ -244,7 +244,7 @@ class StoreActor:
             case Fenced():
                 self._lanes.fenced(message)
             case Queried():
-                if self._store.unsettled:
+                if self.core.unsettled:
                     self._handle(events.Tick())
                 message.settle(self._report.answer)
             case Reloaded(verdict, accepted):
@@ -271,13 +271,13 @@ class StoreActor:
 
     def _submitted(self, client: int, records: memoryview, errors: dict[int, TensordError]) -> int:
         """Gives the core records of a client. Returns the number of the last one."""
-        last, made = self._store.submitted(client, records, self.clock(), errors)
+        last, made = self.core.submitted(client, records, self.clock(), errors)
         self._carry_out(made)
         return last
 
     def _handle(self, event: events.Event) -> None:
         """Gives the core one event and carries its effects out. Their results come later, as a message or a job."""
-        self._carry_out(self._store.handle(event, self.clock()))
+        self._carry_out(self.core.handle(event, self.clock()))
 
     def _carry_out(self, made: list[effects.Effect]) -> None:
         for effect in made:
@@ -335,7 +335,7 @@ class StoreActor:
     async def _finish(self) -> None:
         """Handles the messages left in the inbox, and the records left in the queues, and waits for the copies under
         way."""
-        self._store.evict_only_for_puts()
+        self.core.evict_only_for_puts()
         idle_s = 0.0
         while self._queues.turn() or self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
             if self._lanes.fencing and not self._pump.busy:

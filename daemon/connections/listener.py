@@ -31,6 +31,8 @@ from .socket_files import SocketFile
 
 _PAUSE_S: Final = 0.1
 _log = logger("listener")
+Serve = Callable[[int, socket.socket], Coroutine[None, None, None]]
+"""Serves a connection with its number."""
 
 
 class Listening:
@@ -106,7 +108,7 @@ class Listener:
     _listening: Listening
     _kind: Kind
     _quotas: Quotas
-    _serve: Callable[[int, socket.socket], Coroutine[None, None, None]]
+    _serve: Serve
 
     def __post_init__(self) -> None:
         self._numbers = count(1)
