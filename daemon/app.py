@@ -238,13 +238,13 @@ class _Daemon:
             seed=secrets.randbits(128),
             quotas=self._quotas,
         )
+        core.parts.outbox.is_watched = lambda: watchers.are_told
         store = StoreActor(
             core,
             memory,
             config,
             clock=boot_s,
             tell_watchers=watchers.tell,
-            is_watched=lambda: watchers.are_told,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
             times=self._times,
             remote=None if config.remote.url is None else open_store(config.remote.url, config.remote.timeout_s),

@@ -1,11 +1,12 @@
 """The store actor: runs the store's core. It is the only actor that accesses the ring, the index and the lanes.
 
-Owns: the store's inbox, and the copier. Turns the messages in the inbox into events of the core, and carries the core's
-effects out. Does not own any decision about entries: the core decides what is stored, refused or evicted. Answers to
-queries are built in `store_report`, pages of the ring are changed by `pages`.
+Owns: the store's inbox, the copier, and the thread that changes pages of the ring. Turns messages into events of the
+core, and carries the core's effects out. Does not own any decision about entries (the core), nor the answers to queries
+(`store_report`).
 
-Invariant: the core is called from one task only. The result of an effect comes back later, as a message or a job, never
-within the handling of an event.
+Invariants: the core is called from one task only. The result of an effect comes back later, as a message or a job,
+never within the handling of an event. Every effect on pages has an outcome, even if the kernel refuses it, until the
+end; there is one thread for them, since the kernel has one lock for all changes to the pages of a file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, InitVar, dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -24,11 +25,11 @@ from ...ipc.messages.declared import handlers
 from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..config.limits import TREE_DEPTH_MAX
+from ..config.sections import MemorySection
 from ..core.store import Store
 from ..forms import effects, events
 from ..forms.effects import HostHolds
 from ..memory.copier import Copier, InboxCopied
-from ..memory.pages import Pages
 from ..memory.scrub import Scrubbed, applied
 from ..memory.segments import Segments
 from ..process.logs import logger
@@ -38,16 +39,7 @@ from ..reports.counters import RequestTimes
 from .attachments import Attachments
 from .lanes import LaneJobs
 from .mailbox import INBOX_MAX, Mailbox, Pump
-from .messages import (
-    Deliver,
-    Fenced,
-    HangUp,
-    Joined,
-    MemoryRequest,
-    Queried,
-    Reloaded,
-    StoreMessage,
-)
+from .messages import Deliver, Fenced, HangUp, Joined, MemoryRequest, Queried, Reloaded, StoreMessage
 from .queues import Lookout, Queues
 from .store_report import StoreReport
 
@@ -57,7 +49,6 @@ TIMERS_S: Final = 0.002
 _log = logger("store")
 
 
-@dataclass(eq=False, repr=False)
 class StoreActor:
     """Runs `core` on the messages of `inbox`, over the shared memory of `memory`.
 
@@ -65,50 +56,43 @@ class StoreActor:
         clock: gives the seconds of `shm.clock`.
         tell_watchers: sends an event to all watchers of the status socket. Must not block.
         tell_governor: sends the governor the sizes of the host tier. Must not block.
-        is_watched: whether somebody wants to hear of events.
         remote: the store behind the ring.
     """
 
-    core: Store
-    _memory: Segments
-    _config: Config
-    _: KW_ONLY
-    clock: Callable[[], float]
-    tell_watchers: Callable[[dict[str, Any]], object]
-    tell_governor: Callable[[HostHolds], object]
-    is_watched: InitVar[Callable[[], bool]]
-    times: InitVar[RequestTimes]
-    remote: InitVar[RemoteStore | None]
-
-    def __post_init__(self, is_watched: Callable[[], bool], times: RequestTimes, remote: RemoteStore | None) -> None:
-        store, memory, clock = self.core, self._memory, self.clock
+    def __init__(
+        self,
+        core: Store,
+        memory: Segments,
+        config: Config,
+        *,
+        clock: Callable[[], float],
+        tell_watchers: Callable[[dict[str, Any]], object],
+        tell_governor: Callable[[HostHolds], object],
+        times: RequestTimes,
+        remote: RemoteStore | None,
+    ) -> None:
+        self.core = core
+        self.clock = clock
+        self._memory = memory
+        self._config = config
+        self._tell_watchers = tell_watchers
+        self._tell_governor = tell_governor
         self.inbox: Mailbox[StoreMessage] = Mailbox(INBOX_MAX)
-        store.parts.outbox.is_watched = is_watched
         self._clients: dict[int, Joined] = {}
         self._look_at = 0.0
         self._pump = Pump(self.inbox, self._receive, clock)
-        loop = asyncio.get_running_loop()
-
-        def tell(message: StoreMessage) -> None:
-            loop.call_soon_threadsafe(self.inbox.tell_now, message)
-
-        self._pages = Pages(memory, tell)
-        self._copier = Copier(memory.ring, TREE_DEPTH_MAX, tell)
+        self._loop = asyncio.get_running_loop()
+        self._pages = ThreadPoolExecutor(1, "tensord-pages")
+        self._copier = Copier(memory.ring, TREE_DEPTH_MAX, self._tell)
         self._remote: RemoteThreads | None = None
         if remote is not None:
-            self._remote = RemoteThreads(remote, memory.ring, self._copier.check, tell, clock)
-        self._lanes = LaneJobs(
-            memory,
-            clock=clock,
-            handle=self._handle,
-            begin=self._pump.begin,
-            report=tell,
-        )
+            self._remote = RemoteThreads(remote, memory.ring, self._copier.check, self._tell, clock)
+        self._lanes = LaneJobs(memory, clock=clock, handle=self._handle, begin=self._pump.begin, report=self._tell)
         self._queues = Queues(
             memory,
             self._copier,
             submitted=self._submitted,
-            is_lent=store.is_lent,
+            is_lent=core.is_lent,
             ring=lambda client: self._send(client, Deliver(messages.Settled())),
             hang_up=self._hang_up,
         )
@@ -117,17 +101,16 @@ class StoreActor:
         """Takes the slots of entries without a checksum. Called while there is nothing else to do."""
         self.worked_at = 0.0
         """When a client's put was carried out last, by time.monotonic."""
-        self._recovering: Iterator[None] | None = None
+        self._recovering = False
         self._held: list[StoreMessage] = []
         """Messages that came before the store has taken over the memory of an earlier daemon."""
-        self._recovered: Callable[[], object] = lambda: None
         self._attachments = Attachments(
-            store, memory, self._copier, self._queues, self._send, self._tell_of, self._writes_in_place
+            core, memory, self._copier, self._queues, self._send, self._tell_of, self._writes_in_place
         )
         self._report = StoreReport(
-            store,
+            core,
             memory,
-            self._config,
+            config,
             self._copier,
             self._clients,
             clock=clock,
@@ -146,13 +129,13 @@ class StoreActor:
     def recover(self, then: Callable[[], object]) -> None:
         """Has the store take over the memory of an earlier daemon, in slices, before it serves. Clients attach
         meanwhile. `then` is called at the end."""
-        self._recovering, self._recovered = self.core.recover(self.clock(), self._memory.missing), then
-        self._pump.begin(self._recover(self._recovering))
+        self._recovering = True
+        self._pump.begin(self._recover(then))
 
-    def _recover(self, steps: Iterator[None]) -> Iterator[None]:
-        yield from steps
-        self._recovering = None
-        self._recovered()
+    def _recover(self, then: Callable[[], object]) -> Iterator[None]:
+        yield from self.core.recover(self.clock(), self._memory.missing)
+        self._recovering = False
+        then()
         for message in self._held:
             self._receive(message)
         self._held.clear()
@@ -161,7 +144,7 @@ class StoreActor:
         """Serves until it is cancelled. Then it waits for the copies under way, so that complete commits are kept."""
         self._copier.start()
         try:
-            while self._recovering is not None:
+            while self._recovering:
                 self._pump.turn()
                 await asyncio.sleep(0)
             while True:
@@ -205,7 +188,7 @@ class StoreActor:
         return (due if timer is None else min(due, timer)) - now
 
     def _receive(self, message: StoreMessage) -> None:
-        if self._recovering is not None and not isinstance(message, MemoryRequest):
+        if self._recovering and not isinstance(message, MemoryRequest):
             self._held.append(message)
             if isinstance(message, Joined):
                 self._clients[message.client] = message
@@ -256,6 +239,10 @@ class StoreActor:
                 # An event of the core.
                 self._handle(message)
 
+    def _tell(self, message: StoreMessage) -> None:
+        """Adds a message to the inbox, from any thread."""
+        self._loop.call_soon_threadsafe(self.inbox.tell_now, message)
+
     def _writes_in_place(self, client: int) -> None:
         self._queues.writes_in_place(client)
         self._receive(events.WritesInPlace(client))
@@ -285,9 +272,9 @@ class StoreActor:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
                 case effects.Announce(body):
-                    self.tell_watchers(body)
+                    self._tell_watchers(body)
                 case effects.RemoteTurned():
-                    self.tell_watchers(remote_turned(effect))
+                    self._tell_watchers(remote_turned(effect))
                 case effects.Move() if self._copier.is_small(effect):
                     self.inbox.tell_now(effect, (effect.uid, NOBODY))
                 case effects.Move():
@@ -297,14 +284,36 @@ class StoreActor:
                 case effects.Scan():
                     self._lanes.scan()
                 case effects.Punch() | effects.Allocate():
-                    self._pages.submit(effect, self._config.memory)
+                    self._pages.submit(self._change_pages, effect, self._config.memory)
                 case HostHolds():
-                    self.tell_governor(effect)
+                    self._tell_governor(effect)
                 case events.Received(client):
                     self.inbox.tell_first(effect, (self._clients[client].peer.uid, client))
                 case _:
                     assert self._remote is not None, "without a remote store the limits allow no such effect"
                     self._remote.submit(effect)
+
+    def _change_pages(self, effect: effects.Punch | effects.Allocate, config: MemorySection) -> None:
+        """Returns pages of the ring to the kernel, or allocates them again. Runs in a thread."""
+        if isinstance(effect, effects.Punch):
+            try:
+                self._memory.punch(effect.offset, effect.size_bytes)
+            except OSError as error:
+                # The core gets Punched all the same, so that no span is placed in these pages. The reported resident
+                # bytes are too low then.
+                text = "cannot return pages of the ring to the kernel; they stay allocated and unused"
+                _log.error(text, size_bytes=effect.size_bytes, why=str(error))
+            self._tell(events.Punched(effect.offset))
+            return
+        failure: TensordError | None = None
+        try:
+            prefault, huge_pages = config.prefault, config.huge_pages
+            self._memory.allocate(effect.offset, effect.size_bytes, prefault=prefault, huge_pages=huge_pages)
+        except TensordError as error:
+            failure = error
+        except Exception as error:
+            failure = TensordError(f"the pages cannot be allocated: {error!r}")
+        self._tell(events.Allocated(effect.offset, failure))
 
     def _match(self, client: int, query: messages.MatchPrefix) -> None:
         """Gives the core a query that lies in the client's inbox."""
@@ -319,7 +328,7 @@ class StoreActor:
 
     def _tell_of(self, client: Joined, event: str) -> None:
         who = {"client": client.client, "name": client.name, "pid": client.pid, "uid": client.peer.uid}
-        self.tell_watchers({"event": event, **who})
+        self._tell_watchers({"event": event, **who})
 
     def _hang_up(self, client: int, reason: str) -> None:
         self._clients[client].inbox.tell_now(HangUp(reason))
@@ -353,4 +362,5 @@ class StoreActor:
         for message in self.inbox.take():
             if isinstance(message, events.Moved | InboxCopied):
                 self._receive(message)
-        self._pages.close()
+        # What is queued is dropped: the next daemon finds the pages as they are.
+        self._pages.shutdown(cancel_futures=True)

@@ -61,7 +61,7 @@ DAEMON: Final = {
     ),
     "pages": (
         "daemon.host_memory.residency:Residency._withdraw",
-        "daemon.memory.pages:Pages._outcome",
+        "daemon.actors.store:StoreActor._change_pages",
         "daemon.memory.segments:Segments.punch",
         "daemon.memory.segments:Segments.allocate",
         "daemon.host_memory.residency:Residency.punched",
