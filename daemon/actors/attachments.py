@@ -30,7 +30,7 @@ class Attachments:
 
     Args:
         send: sends an answer to a client; it closes the descriptors of one that cannot be sent.
-        tell: tells watchers of an event of a client.
+        tell_of: tells watchers of an event of a client.
         writes_in_place: notes that a client writes into the ring itself from now on.
     """
 
@@ -43,7 +43,7 @@ class Attachments:
     _writes_in_place: Callable[[int], None]
 
     def __post_init__(self) -> None:
-        requests: dict[type[Any], Callable[[Joined, Any, Sequence[int], Config], None]] = {
+        requests: dict[type[Any], Callable[[Joined, Any, Sequence[int], Config], Deliver]] = {
             messages.Attach: self._attach,
             messages.OpenInbox: self._open_inbox,
             messages.OpenRing: self._open_ring,
@@ -55,7 +55,9 @@ class Attachments:
         try:
             if client is None:
                 raise DaemonUnavailable("the connection is closed")
-            self._requests[type(asked.message)](client, asked.message, asked.fds, config)
+            self._send(asked.client, self._requests[type(asked.message)](client, asked.message, asked.fds, config))
+            if isinstance(asked.message, messages.Attach):
+                self._tell_of(client, "attach")
         except TensordError as error:
             told = LimitReached(f"the daemon refuses it: {no_descriptor()}") if lacks_descriptor(error) else error
             self._send(asked.client, Deliver(messages.Error.of(told, id_of(asked.message))))
@@ -63,7 +65,7 @@ class Attachments:
             for fd in asked.fds:
                 os.close(fd)
 
-    def _attach(self, client: Joined, request: messages.Attach, brought: Sequence[int], config: Config) -> None:
+    def _attach(self, client: Joined, request: messages.Attach, brought: Sequence[int], config: Config) -> Deliver:
         lanes_max, uid = config.limits.lanes_max, client.peer.uid
         back = self._memory.lane_brought(brought[0]) if brought else None
         if back is None and len(self._memory.lanes) >= lanes_max:
@@ -80,11 +82,9 @@ class Attachments:
         superblock = self._memory.superblock
         self._queues.attached(client.client, uid, lane)
         sizes = superblock.ring_bytes, superblock.geometry.index_bytes
-        attached = messages.Attached(request.id, lane.reader.lane_id, lane.place, *sizes)
-        self._send(client.client, Deliver(attached, fds, close=fds[2:]))
-        self._tell_of(client, "attach")
+        return Deliver(messages.Attached(request.id, lane.reader.lane_id, lane.place, *sizes), fds, close=fds[2:])
 
-    def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int], config: Config) -> None:
+    def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int], config: Config) -> Deliver:
         most = self._memory.superblock.ring_bytes + PREFIX_BYTES_MAX
         if request.inbox_bytes > most:
             raise LimitReached(
@@ -95,13 +95,13 @@ class Attachments:
             self._copier.open_inbox(client.client, fds[0], request.inbox_bytes)
         except OSError as error:
             raise NotEnoughMemory(f"the inbox cannot be mapped: {error}") from error
-        self._send(client.client, Deliver(messages.Done(request.id)))
+        return Deliver(messages.Done(request.id))
 
-    def _open_ring(self, client: Joined, request: messages.OpenRing, fds: Sequence[int], config: Config) -> None:
+    def _open_ring(self, client: Joined, request: messages.OpenRing, fds: Sequence[int], config: Config) -> Deliver:
         if not client.may_write(config.write_in_place):
             raise LimitReached(
                 f"write_in_place is {config.write_in_place}, and the client runs as uid {client.peer.uid}: its "
                 "payloads go through its inbox"
             )
         self._writes_in_place(client.client)
-        self._send(client.client, Deliver(messages.WritableRing(request.id), [self._memory.writable_ring_fd]))
+        return Deliver(messages.WritableRing(request.id), [self._memory.writable_ring_fd])

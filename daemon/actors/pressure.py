@@ -1,11 +1,8 @@
 """The pressure actor: reads the gauges at the interval set by the governor, or at once when tasks stall for memory.
 
 Owns: the times of the samples. Does not own the gauges' sources (`gauges`), nor the consequences of a sample (the
-governor).
-
-A sample begins a reading of every source, each in a thread of its own, and reports the answers that come within
-TOGETHER_S. Later answers are reported as they come. So a slow or hanging driver delays a sample by TOGETHER_S at most,
-once.
+governor). A sample begins a reading of every source, each in a thread of its own, and reports the answers that come
+within TOGETHER_S; later ones are reported as they come. So a slow driver delays a sample by TOGETHER_S at most, once.
 """
 
 from __future__ import annotations
@@ -13,41 +10,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from ...ipc.messages import control as messages
 from ..gauges.gauges import DEADLINE_S, Gauges
 from ..governor.forms.events import Sampled
-from ..process.logs import logger
 
-_log = logger("pressure")
 TOGETHER_S: Final = 0.2
 """Seconds for which a sample waits for its answers. A reading takes milliseconds, unless a library is opened for it."""
 
 
-@dataclass(eq=False, repr=False)
 class PressureActor:
-    """Gives every sample to `report`.
+    """Gives every sample to `report`. `every_s` returns the interval between samples; call `hasten` when it has become
+    shorter."""
 
-    `every_s` returns the interval between samples. Call `hasten` when it has become shorter.
-    """
-
-    _gauges: Gauges
-    _: KW_ONLY
-    clock: Callable[[], float]
-    report: Callable[[Sampled], object]
-    every_s: Callable[[], float]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        gauges: Gauges,
+        *,
+        clock: Callable[[], float],
+        report: Callable[[Sampled], object],
+        every_s: Callable[[], float],
+    ) -> None:
+        self._gauges = gauges
+        self._clock = clock
+        self._report = report
+        self._every_s = every_s
         self._look = asyncio.Event()
         self._at_once = False
         self._loop = asyncio.get_running_loop()
-        self._gauges.answered = self._answered
+        gauges.answered = self._answered
 
     def reading(self, message: messages.ReadDevice) -> None:
         """Passes a client's reading of its device to the gauges."""
-        now = self.clock()
+        now = self._clock()
         # The client's clock is this machine's. A time to come is a mistake, and none means that the client is older.
         read_at = message.read_at_s if 0 < message.read_at_s <= now else now
         self._gauges.report(message.device, message.used_bytes, message.total_bytes, read_at)
@@ -66,9 +62,12 @@ class PressureActor:
         try:
             while True:
                 self._at_once = False
-                began_at = self.clock()
+                began_at = self._clock()
                 self._gauges.begin(began_at)
-                await self._until_answered(began_at)
+                while self._gauges.awaited and (left_s := began_at + TOGETHER_S - self._clock()) > 0:
+                    self._look.clear()
+                    if self._gauges.awaited:
+                        await self._looked(left_s)
                 self._take()
                 # Without a source, or if samples take longer than the interval, nothing below waits.
                 await asyncio.sleep(0)
@@ -76,15 +75,9 @@ class PressureActor:
         finally:
             self._gauges.close()
 
-    async def _until_answered(self, began_at: float) -> None:
-        while self._gauges.awaited and (left_s := began_at + TOGETHER_S - self.clock()) > 0:
-            self._look.clear()
-            if self._gauges.awaited:
-                await self._looked(left_s)
-
     async def _until_next(self, began_at: float) -> None:
         """Waits until the next sample is due. The governor may shorten the interval meanwhile, due to this sample."""
-        while not self._at_once and (left_s := began_at + self.every_s() - self.clock()) > 0:
+        while not self._at_once and (left_s := began_at + self._every_s() - self._clock()) > 0:
             self._look.clear()
             if self._gauges.has_answers:
                 self._take()
@@ -103,7 +96,7 @@ class PressureActor:
         return False
 
     def _take(self) -> None:
-        self.report(self._gauges.take(self.clock(), self.every_s()))
+        self._report(self._gauges.take(self._clock(), self._every_s()))
 
     def _answered(self) -> None:
         """Called in the thread of a source, even after the loop has ended."""

@@ -5,7 +5,7 @@
     refusals (messages) ← then `settled`, in memory that the client reads ← the bell, if it waits ←─┘
 
 Owns: whose turn it is, the copies from inboxes, the words that clients read, and when clients have to ring. Does not
-own: the memory of lanes (`Segments`), nor what a record means.
+own the memory of lanes (`Segments`), nor what a record means.
 
 Invariants: the records of a client are carried out in their order. `settled` is stored after all that follows from the
 records up to it: the entries are published, and their refusals counted in `refusals`. No bytes are copied out of an
@@ -33,7 +33,6 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _TREE: Final = struct.Struct("<I")
 _CHECKSUM_AT, _TREE_AT = 56, 124
 
-
 LOOK_S: Final = 0.0002
 """How long the actor looks for further records before it rests: a client that waits for each put has the next one by
 then, and rings no bell, which takes longer than the put."""
@@ -43,9 +42,9 @@ NAP_S: Final = 0.001
 
 @dataclass(slots=True)
 class LaneQueue:
-    """One client's queue. `has_inbox`: its payloads come through its inbox. `settled`: the number of the last record
-    that was carried out; `rung`: up to which a bell was sent. `records`: taken out and not carried out, because a copy
-    is under way. `after`: what follows once that has ended. `damaged`: nothing more is taken out."""
+    """One client's queue. `settled`: the number of the last record that was carried out; `rung`: up to which a bell was
+    sent. `records`: taken out, and not carried out because a copy is under way. `after`: what follows once that has
+    ended. `damaged`: nothing more is taken out."""
 
     client: int
     uid: int
@@ -92,8 +91,8 @@ class Queues:
     def attached(self, client: int, uid: int, lane: HeldLane) -> None:
         """A client has a lane, of which everything up to now is settled."""
         self.detached(client)
-        queue = self._queues[client] = LaneQueue(client, uid, lane, True, lane.queue.tail)
-        self._turns.append(queue)
+        self._queues[client] = LaneQueue(client, uid, lane, True, lane.queue.tail)
+        self._turns.append(self._queues[client])
 
     def writes_in_place(self, client: int) -> None:
         """The client writes into the ring itself."""
@@ -166,19 +165,15 @@ class Queues:
         """Carries out the next records of one client. Returns whether there were any."""
         if queue.copying or queue.damaged:
             return False
-        if not queue.has_inbox:
-            records = queue.lane.queue.take(AT_ONCE)
-            if records is None:
-                return False
-            self._submit(queue, records, {})
-            self._settle(queue)
-            return True
         if not queue.records:
             taken = queue.lane.queue.take(AT_ONCE)
             if taken is None:
                 return False
             queue.records = taken
-        self._copy_next(queue)
+        if queue.has_inbox:
+            self._copy_next(queue)
+        else:
+            self._submit(queue, AT_ONCE, {})
         self._settle(queue)
         return True
 
@@ -188,7 +183,7 @@ class Queues:
             _, _, offset, payload, *_, grant, tree, _, _, _, _ = RECORD.unpack_from(queue.records)
             if not payload or not self._is_lent(queue.client, grant, offset, SPAN_HEADER_BYTES + payload):
                 # The core refuses it.
-                self._submit_next(queue, {})
+                self._submit(queue, 1, {})
                 continue
             part = InboxCopy(queue.client, queue.uid, offset + SPAN_HEADER_BYTES, payload, tree)
             if self._copier.is_small(part):
@@ -200,18 +195,17 @@ class Queues:
                 self._copier.copy(part)
 
     def _submit_copied(self, queue: LaneQueue, done: InboxCopied) -> None:
-        record, errors = queue.records[:RECORD_BYTES], {}
-        _CHECKSUM.pack_into(record, _CHECKSUM_AT, done.checksum)
+        errors = {}
+        _CHECKSUM.pack_into(queue.records, _CHECKSUM_AT, done.checksum)
         if done.error is not None:
             errors[queue.settled + 1] = done.error
-            _TREE.pack_into(record, _TREE_AT, 0)
-        self._submit_next(queue, errors)
+            _TREE.pack_into(queue.records, _TREE_AT, 0)
+        self._submit(queue, 1, errors)
 
-    def _submit_next(self, queue: LaneQueue, errors: dict[int, TensordError]) -> None:
-        record, queue.records = queue.records[:RECORD_BYTES], queue.records[RECORD_BYTES:]
-        self._submit(queue, record, errors)
-
-    def _submit(self, queue: LaneQueue, records: memoryview, errors: dict[int, TensordError]) -> None:
+    def _submit(self, queue: LaneQueue, count: int, errors: dict[int, TensordError]) -> None:
+        """Has up to `count` of the records that were taken out carried out."""
+        size_bytes = count * RECORD_BYTES
+        records, queue.records = queue.records[:size_bytes], queue.records[size_bytes:]
         try:
             queue.settled = self._submitted(queue.client, records, errors)
         except BadMessage as error:

@@ -3,12 +3,12 @@
     records of a client of another uid ─ InboxCopy → its inbox → the ring, checked → InboxCopied
     entries that make room             ─ Move → another place of the ring          → Moved
 
-Owns: the mappings of inboxes, and the check of trees that come from them. Does not own places in the ring: the core has
-lent them, and gets the result of each copy through `done`. Nor the records of blocks, which `prefix` checks.
+Owns: the mappings of inboxes, and the check of trees that come from them. Does not own places in the ring (the core has
+lent them), nor the records of blocks, which `prefix` checks.
 
-The event loop itself reads queries (`read_query`), and copies and moves small payloads (`copy_now`). This is faster
-than waking a thread, and a small payload does not wait for other clients' large ones. Large trees are read in the
-thread, which rests meanwhile, so that the event loop does not wait for the interpreter's lock.
+The event loop itself reads queries (`read_query`), and copies and moves small payloads (`copy_now`): this is faster
+than waking a thread, and a small payload does not wait for large ones. While the thread reads a large tree it rests now
+and then, so that the event loop does not wait for the interpreter's lock.
 
 Invariants: uids take turns, and the clients of a uid take turns, TURN_BYTES a turn. The copies of one client are done
 in the order in which they were requested.
@@ -74,7 +74,8 @@ class InboxCopied(Struct, frozen=True):
 
 @dataclass(slots=True)
 class CopyJob:
-    """A payload to be copied, or a span to be moved. `copied_bytes` of it are done."""
+    """A payload to be copied, or a span to be moved. `copied_bytes` of it are done. `client`: whose turn the job takes;
+    0 for a move, which belongs to no client."""
 
     part: InboxCopy | Move
     checksum: xxhash.xxh3_64 = field(default_factory=xxhash.xxh3_64)
@@ -82,7 +83,6 @@ class CopyJob:
 
     @property
     def client(self) -> int:
-        """The client whose turn the job takes. 0 for a move, which belongs to no client."""
         return 0 if isinstance(self.part, Move) else self.part.client
 
 
@@ -97,10 +97,8 @@ class Copier:
         self._recipe = lru_cache(KNOWN_TREES_MAX)(self._new_recipe)
         self._done = done
         self._inboxes: dict[int, Bytes] = {}
-        # Requested jobs, and None at the end. The worker moves them into `_jobs`.
+        # Requested jobs, and None at the end.
         self._asked: SimpleQueue[CopyJob | None] = SimpleQueue()
-        self._jobs: Turns[CopyJob] = Turns()
-        self._stopping = False
         self._thread = threading.Thread(target=self._work, name="tensord-copier", daemon=True)
 
     def start(self) -> None:
@@ -117,11 +115,8 @@ class Copier:
         return len(self._inboxes)
 
     def open_inbox(self, client: int, fd: int, size_bytes: int) -> None:
-        """Maps the inbox of a client, which takes the place of the one before. The caller still owns `fd`.
-
-        Raises:
-            SegmentError: `fd` is not a sealed memfd of that size.
-        """
+        """Maps the inbox of a client, which takes the place of the one before. The caller still owns `fd`. Raises
+        SegmentError if it is not a sealed memfd of that size."""
         check_inbox(fd, size_bytes)
         self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
 
@@ -133,8 +128,7 @@ class Copier:
             The query's record, and its tokens, (n,) uint32.
 
         Raises:
-            LimitReached: the client has no inbox, the bytes exceed it, or are too many for prefix_tokens_max.
-            BadPrefix: the bytes have no valid record.
+            LimitReached, BadPrefix: the bytes are not within an inbox, are too many, or have no valid record.
         """
         if size_bytes > HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + tokens_max * TOKEN_BYTES:
             raise LimitReached(
@@ -167,34 +161,33 @@ class Copier:
         assert done is not None, "a small payload is copied in one turn"
         return done
 
-    def _next(self) -> CopyJob | None:
-        """The next job, by turns. Waits for one. None once the thread is stopping and all jobs are done."""
-        while not self._stopping and (not self._jobs or not self._asked.empty()):
-            job = self._asked.get()
-            if job is None:
-                self._stopping = True
-            else:
-                self._jobs.push(job.part.uid, job.client, job)
-        return self._jobs.take() if self._jobs else None
-
     def _work(self) -> None:
-        while (job := self._next()) is not None:
-            outcome = self._outcome(job)
-            if outcome is not None:
-                self._done(outcome)
-            else:
-                self._jobs.push_first(job.part.uid, job.client, job)
+        jobs: Turns[CopyJob] = Turns()
+        stopping = False
+        while jobs or not stopping:
+            while not stopping and (not jobs or not self._asked.empty()):
+                asked = self._asked.get()
+                if asked is None:
+                    stopping = True
+                else:
+                    jobs.push(asked.part.uid, asked.client, asked)
+            if jobs:
+                job = jobs.take()
+                outcome = self._outcome(job)
+                if outcome is not None:
+                    self._done(outcome)
+                else:
+                    jobs.push_first(job.part.uid, job.client, job)
 
     def _outcome(self, job: CopyJob) -> InboxCopied | Moved | None:
         """Works on a job for one turn. None if the job is not done yet."""
         part = job.part
         try:
             return self._move(job, part) if isinstance(part, Move) else self._carry_out(job, part)
-        except TensordError as error:
-            return _failed(part, error)
         except Exception as error:
-            # The error concerns one put. The store must get a result, or the place of that put is never free.
-            return _failed(part, TensordError(f"the copy failed: {error!r}"))
+            # It concerns one put. The store must get a result, or the place of that put is never free.
+            failure = error if isinstance(error, TensordError) else TensordError(f"the copy failed: {error!r}")
+            return Moved(part.number, failure) if isinstance(part, Move) else InboxCopied(part.client, error=failure)
 
     def _move(self, job: CopyJob, move: Move) -> Moved | None:
         """Copies a span for one turn. The header is written last; it names the new span.
@@ -258,9 +251,3 @@ class Copier:
 def _rest() -> None:
     """Lets the event loop have the interpreter's lock."""
     time.sleep(REST_S)
-
-
-def _failed(part: InboxCopy | Move, error: TensordError) -> InboxCopied | Moved:
-    if isinstance(part, Move):
-        return Moved(part.number, error)
-    return InboxCopied(part.client, error=error)

@@ -1,13 +1,10 @@
 """Saves the learned state of the replacement policy in shared memory beside the ring, for the next daemon.
 
-The file is written at a clean stop, and every SAVE_EVERY_S in case the daemon is killed.
+Owns: the file, its format, and when it is saved: at a clean stop, and every SAVE_EVERY_S in case the daemon is killed.
+Does not own the content (`Replacement.learned`).
 
-Owns: the file, its format, when it is saved and loaded, and the check whether it is usable. A file is usable if its
-format, its ring and its policy are those of the daemon that reads it, and its checksum is right. Any other file is
-ignored, and the policy learns from the start. Does not own the content: it belongs to the policy
-(`Replacement.learned`).
-
-Invariant: the file is replaced atomically, so that a daemon finds the latest version or the one before.
+Invariants: the file is replaced atomically. It is used only if its format, ring and policy are those of the daemon that
+reads it, and its checksum is right; otherwise the policy learns from the start.
 """
 
 from __future__ import annotations
@@ -90,9 +87,8 @@ def load(memory: Segments, policy: Replacement) -> None:
     try:
         policy.learn(data)
     except ValueError as error:
-        _log.warning(
-            "the learned state of a former daemon's policy is unusable; it learns from the start", why=str(error)
-        )
+        text = "the learned state of a former daemon's policy is unusable; it learns from the start"
+        _log.warning(text, why=str(error))
 
 
 def read(memory: Segments, policy: str) -> list[bytes] | None:

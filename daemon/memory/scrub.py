@@ -5,13 +5,10 @@
 
 Until the scrub has come to a recovered entry, every reader checks it itself. A large payload is put without a checksum,
 which would take as long as half of its copy; until the scrub has come to it, its header has 0. While clients put,
-processors and the memory's bandwidth are theirs: with a look after each put, puts of 16 MB back to back took twice as
-long.
+processors and the memory's bandwidth are theirs.
 
-Owns: which slot is looked at next, and what a result changes in the memory. Does not own: what follows for an entry
-that is not as it was stored (the core).
-
-Invariant: nothing is ever ended because it has no checksum.
+Owns: which slot is looked at next, and what a result changes in the memory. Does not own what follows for an entry that
+is not as it was stored (the core). Invariant: nothing is ever ended because it has no checksum.
 """
 
 from __future__ import annotations
