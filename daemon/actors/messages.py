@@ -44,9 +44,6 @@ class HangUp(Struct, frozen=True):
     reason: str
 
 
-SessionInbox = Mailbox[Deliver | HangUp]
-
-
 class Joined(Struct, frozen=True):
     """To the store and the governor: a client has sent Hello. `fenced`: it registered for the membarrier fence."""
 
@@ -55,7 +52,7 @@ class Joined(Struct, frozen=True):
     name: str
     pid: int
     fenced: bool
-    inbox: SessionInbox
+    inbox: Mailbox[Deliver | HangUp]
     version: str = ""
 
     def may_write(self, allowed: str) -> bool:

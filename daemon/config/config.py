@@ -149,21 +149,16 @@ class Config:
         uid = os.geteuid() if uid is None else uid
         known = SETTINGS
         flags = from_flags(argv, {**known, "config": Setting(PATH, None)}, ASKING_FLAGS)
-        given: Given = {}
-        if path := _file(flags.pop("config", None), environ, uid):
-            given |= from_file(path, known)
+        path = _file(flags.pop("config", None), environ, uid)
         variables, ignored = from_environ(environ, known, besides={CONFIG_VARIABLE})
-        given |= variables
-        given |= flags
+        given: Given = {**(from_file(path, known) if path else {}), **variables, **flags}
         values = {key: spec.default for key, spec in known.items()}
         values |= {key: known[key].parse(key, *written) for key, written in given.items()}
         for key, value in _derived(values, environ, uid, available_bytes).items():
             if values[key] is dataclasses.MISSING:
                 values[key] = known[key].parse(key, value, "default")
         sources = {key: given[key][1] if key in given else "default" for key in known}
-        config = _built(values, sources, ignored)
-        config._check()
-        return config
+        return _checked(values, sources, ignored)
 
     @property
     def page_socket(self) -> Path | None:
@@ -195,7 +190,8 @@ class Config:
     def reloaded(self, new: Config) -> Reload:
         """This configuration with those values of `new` that a running daemon can take over."""
         values, sources = {}, {}
-        reload = Reload(self, [], [])
+        applied: list[dict[str, str]] = []
+        waiting: list[dict[str, str]] = []
         for key, spec in SETTINGS.items():
             old, now = self.value(key), new.value(key)
             values[key] = old
@@ -205,14 +201,13 @@ class Config:
             # A password is not shown, and may be all that has changed.
             before, after = spec.show(old), spec.show(now)
             row = {"key": key, "before": before, "after": after if after != before else f"{after} (another password)"}
-            (reload.applied if spec.reload else reload.waiting).append(row)
+            (applied if spec.reload else waiting).append(row)
             if spec.reload:
                 values[key] = now
-        config = _built(values, sources, self.ignored)
-        config._check()
-        return dataclasses.replace(reload, config=config)
+        return Reload(_checked(values, sources, self.ignored), applied, waiting)
 
     def _check(self) -> None:
+        """Raises BadConfiguration if settings contradict each other."""
         for low, high in (
             ("limits.object_bytes_max", "ring_bytes"),
             ("limits.claim_s", "limits.claim_s_max"),
@@ -274,13 +269,15 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 """All settings by their keys, in order."""
 
 
-def _built(values: Mapping[str, Any], sources: Mapping[str, str], ignored: tuple[str, ...]) -> Config:
+def _checked(values: Mapping[str, Any], sources: Mapping[str, str], ignored: tuple[str, ...]) -> Config:
     given: dict[str, dict[str, Any]] = {name: {} for name in ("", *TABLES)}
     for key, value in values.items():
         table, _, name = key.rpartition(".")
         given[table][name] = value
     tables = {name: table(**given[name]) for name, table in TABLES.items()}
-    return Config(**given[""], **tables, sources=sources, ignored=ignored)
+    config = Config(**given[""], **tables, sources=sources, ignored=ignored)
+    config._check()
+    return config
 
 
 def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) -> Path | None:
@@ -289,12 +286,11 @@ def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) ->
         return Path(flag[0])
     if environ.get(CONFIG_VARIABLE):
         return Path(environ[CONFIG_VARIABLE])
-    if _is_system(environ, uid):
+    home, folder = environ.get("HOME"), environ.get("XDG_CONFIG_HOME")
+    if places.daemon_folder(environ, uid) == places.SYSTEM_FOLDER:
         usual = SYSTEM_FILE
-    elif environ.get("XDG_CONFIG_HOME"):
-        usual = Path(environ["XDG_CONFIG_HOME"], USER_FILE)
-    elif environ.get("HOME"):
-        usual = Path(environ["HOME"], ".config", USER_FILE)
+    elif home or folder:
+        usual = Path(folder or f"{home}/.config", USER_FILE)
     else:
         return None
     try:
@@ -307,16 +303,12 @@ def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) ->
         ) from None
 
 
-def _is_system(environ: Mapping[str, str], uid: int) -> bool:
-    return places.daemon_folder(environ, uid) == places.SYSTEM_FOLDER
-
-
 def _derived(
     values: Mapping[str, Any], environ: Mapping[str, str], uid: int, available_bytes: int | None
 ) -> dict[str, Any]:
     """The defaults of the settings that have no fixed default."""
-    usual = "system" if _is_system(environ, uid) else f"user-{uid}"
     folder = places.daemon_folder(environ, uid)
+    usual = "system" if folder == places.SYSTEM_FOLDER else f"user-{uid}"
     if values["instance"] not in (usual, dataclasses.MISSING):
         # A second instance must not use the sockets of the first one.
         folder /= values["instance"]

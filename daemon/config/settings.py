@@ -1,8 +1,7 @@
 """The definition of a setting: its bounds, its default and its kind, which is how its values are written.
 
 Owns: what can be said of any setting, how a value is read and shown, and what is said of a wrong one. Does not own the
-list of settings (sections.py, config.py), the sources of values (sources.py), nor the units of sizes and durations
-(ipc/quantities.py).
+list of settings (sections.py, config.py), nor the sources of values (sources.py).
 
 A setting is a field of a frozen dataclass, made by `setting(...)`; the string below it is its description. Its key is
 its dotted path in the tree. The names of the flag and of the variable are derived from the key:
@@ -14,10 +13,9 @@ Invariant: the text of a value parses to the same value again.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field
 from decimal import Decimal
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,7 +29,6 @@ from ..governor.forms.limits import NeighbourPlace
 from ..neighbours.registry import PORTS
 
 HIDDEN: Final = "***"
-"""Stands for what is not shown, as a password."""
 SIZES_MAX: Final = 64
 SIZES_BYTES_MAX: Final = 16 << 40
 SERVERS_MAX: Final = 16
@@ -40,7 +37,6 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True,
           "false": False, "no": False, "off": False, "0": False}  # fmt: skip
 _ADDRESS: Final = re.compile(r"(?:(?P<host>[^\s:\[\]/]+)|\[(?P<host6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})")
 _SERVER: Final = re.compile(r"(?P<kind>[a-z]+)\s*=\s*http://(?P<place>[^\s/?#@]+)/?(?:\s+on\s+(?P<card>[^\s,]{1,64}))?")
-_PORT_MAX: Final = 65535
 PREFIX: Final = "TENSORD_"
 _USER: Final = re.compile(r"//[^\s,]*@")
 
@@ -57,7 +53,6 @@ class Kind:
 
 
 def choice(*names: str) -> Kind:
-
     def read(given: Any) -> str:
         if given not in names:
             raise ValueError
@@ -69,7 +64,7 @@ def choice(*names: str) -> Kind:
 def host_and_port(text: str) -> tuple[str, int]:
     """Host and port of "127.0.0.1:9477", "metrics.example:9477" or "[::1]:9477". Raises ValueError."""
     found = _ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > _PORT_MAX:
+    if found is None or int(found["port"]) > 65535:
         raise ValueError(text)
     return found["host"] or found["host6"], int(found["port"])
 
@@ -206,13 +201,13 @@ SERVERS: Final = Kind(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Setting:
     """The properties of a setting. `default`: MISSING if it is computed while loading; None if the setting may be none.
     `derived`: how a default that is not fixed is computed, in words."""
 
     kind: Kind
-    default: Any
+    default: Any = MISSING
     low: Any = None
     high: Any = None
     reload: bool = False
@@ -245,29 +240,18 @@ class Setting:
 
     @property
     def wants(self) -> str:
-        bounds = [
-            f"{word} {self.kind.show(bound)}"
-            for word, bound in (("at least", self.low), ("at most", self.high))
-            if bound is not None
-        ]
-        wants = ", ".join([f"must be {self.kind.wants}", " and ".join(bounds)]).rstrip(", ")
+        named = ("at least", self.low), ("at most", self.high)
+        bounds = " and ".join(f"{word} {self.kind.show(bound)}" for word, bound in named if bound is not None)
+        wants = f"must be {self.kind.wants}" + (f", {bounds}" if bounds else "")
         return wants + (", or none" if self.optional else "")
 
     def show(self, value: Any) -> str:
         return "none" if value is None else self.kind.show(value)
 
 
-def setting(
-    kind: Kind,
-    default: Any = dataclasses.MISSING,
-    low: Any = None,
-    high: Any = None,
-    *,
-    reload: bool = False,
-    derived: str = "",
-) -> Any:
-    spec = Setting(kind, default, low, high, reload, derived)
-    return dataclasses.field(default=default, metadata={"setting": spec})
+def setting(kind: Kind, default: Any = MISSING, low: Any = None, high: Any = None, **more: Any) -> Any:
+    """A field with a Setting of these properties."""
+    return field(default=default, metadata={"setting": Setting(kind, default, low, high, **more)})
 
 
 def flag_of(key: str) -> str:

@@ -29,10 +29,8 @@ Given: TypeAlias = dict[str, tuple[Any, str]]
 
 
 def unknown(what: str, given: str, known: Iterable[str], besides: str = "") -> BadConfiguration:
-    """The error for an unknown name. It suggests a known name that is similar.
-
-    `besides`: the common prefix of all names, which is not compared.
-    """
+    """The error for an unknown name. It suggests a known one that is similar; their common prefix `besides` is not
+    compared."""
     rest = {name.removeprefix(besides): name for name in known}
     near = difflib.get_close_matches(given.removeprefix(besides), list(rest), n=1, cutoff=_CLOSE)
     hint = f"; did you mean {rest[near[0]]!r}?" if near else "; `tensord --help` lists all of them"
@@ -40,10 +38,8 @@ def unknown(what: str, given: str, known: Iterable[str], besides: str = "") -> B
 
 
 def from_flags(argv: Sequence[str], known: Mapping[str, Setting], besides: Sequence[str] = ()) -> Given:
-    """Reads flags: `--x V` or `--x=V`, and for switches `--x` and `--no-x`.
-
-    `besides`: flags that are no settings. They are suggested for similar ones.
-    """
+    """Reads flags: `--x V` or `--x=V`, and for switches `--x` and `--no-x`. `besides`: flags that are no settings, and
+    are suggested for similar ones."""
     keys = {flag_of(key): key for key in known}
     offs = {"--no-" + flag[2:]: key for flag, key in keys.items() if known[key].kind is SWITCH}
     found: Given = {}
@@ -73,11 +69,8 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting], besides: Seque
 def from_environ(
     environ: Mapping[str, str], known: Iterable[str], besides: Iterable[str]
 ) -> tuple[Given, tuple[str, ...]]:
-    """Reads the TENSORD_ variables, except those in `besides`. An empty variable counts as not set.
-
-    Returns:
-        The settings, and a text for each unknown variable.
-    """
+    """Reads the TENSORD_ variables, except those in `besides`. An empty one counts as not set. Returns the settings,
+    and a text for each unknown variable."""
     keys = {variable_of(key): key for key in known}
     found: Given = {}
     ignored = []

@@ -35,13 +35,8 @@ _DERIVED: Final = {
 
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """The text that a command line asks for; None if it asks for a daemon.
-
-    `--check-config` names each ignored variable on standard error.
-
-    Raises:
-        BadConfiguration: for `--check-config`: the configuration is invalid.
-    """
+    """The text that a command line asks for; None if it asks for a daemon. `--check-config` names each ignored variable
+    on standard error, and raises BadConfiguration for an invalid configuration."""
     if "--help" in argv or "-h" in argv:
         return help_text()
     if "--version" in argv:
@@ -81,8 +76,8 @@ def check_text(config: Config, as_json: bool = False) -> str:
     rows = config.explain()
     if as_json:
         return json.dumps(rows, indent=2) + "\n"
-    keys, values = (max(len(row[name]) for row in rows) for name in ("key", "value"))
-    return "".join(f"{row['key']:<{keys}}  {row['value']:<{values}}  {row['source']}\n" for row in rows)
+    key_width, value_width = (max(len(row[name]) for row in rows) for name in ("key", "value"))
+    return "".join(f"{row['key']:<{key_width}}  {row['value']:<{value_width}}  {row['source']}\n" for row in rows)
 
 
 def example_text() -> str:

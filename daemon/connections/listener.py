@@ -1,10 +1,8 @@
 """A listening socket, and the actor that accepts its connections and starts a session for each.
 
 Owns: the socket that is accepted from now, the wait for its next connection, and the session tasks. Does not own the
-address (`sockets`), the limits (`Quotas`), nor the sessions' work.
-
-Accepted sockets are raw and non-blocking. asyncio transports are not used, because a transport that reads loses
-descriptors.
+address (`sockets`), the limits (`Quotas`), nor the sessions' work. Accepted sockets are raw and non-blocking, and no
+asyncio transports: one that reads loses descriptors.
 
 Invariant: at most as many sessions run, in total and for each uid, as the quotas allow.
 """
@@ -161,7 +159,8 @@ class Listener:
         why = str(no_descriptor()) if lacks_descriptor(error) else str(error)
         if self._logged.is_new(error.errno, asyncio.get_running_loop().time()):
             _log.error("cannot accept a connection; retrying", why=why)
-        if error.errno == errno.EMFILE and self._give_up_spare():
+        if error.errno == errno.EMFILE and self._spare is not None:
+            self._give_up_spare()
             # The peer that has waited longest is refused. Another thread may have taken the descriptor: then none.
             with suppress(OSError):
                 accepted, _ = self._listening.socket.accept()
@@ -174,12 +173,10 @@ class Listener:
             with suppress(OSError):
                 self._spare = open(os.devnull, "rb")  # noqa: SIM115 - as long as it accepts
 
-    def _give_up_spare(self) -> bool:
-        """Returns False if there was none."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.close()
-        return spare is not None
+    def _give_up_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
 
     def _admit(self, uid: int) -> None:
         rule = self._quotas.rules[self._kind]
@@ -197,8 +194,6 @@ class Listener:
 
 
 def _turn_away(accepted: socket.socket, refusal: LimitReached) -> None:
-    try:
+    with suppress(OSError, TensordError):
         accepted.send(pack(messages.Error.of(refusal)))
-    except (OSError, TensordError):
-        pass
     accepted.close()

@@ -2,7 +2,7 @@
 
 Owns: the channel of one connection, and the client's outgoing messages. Turns a client's messages into messages for the
 store and the governor, and their answers into bytes. Does not own the protocol (`ipc.wire.connection`), nor the meaning
-of a request (the store and the governor).
+of a request.
 
 Invariants: the store and the governor get exactly one ClientLeft for each Joined. At most OUTBOX_MAX messages wait for
 the client; a client that does not read is disconnected.
@@ -25,16 +25,7 @@ from ...ipc.messages.declared import id_of
 from ...ipc.wire.channel import AsyncChannel
 from ...ipc.wire.descriptors import Peer
 from ..actors.mailbox import Mailbox, Sender
-from ..actors.messages import (
-    OUTBOX_MAX,
-    Deliver,
-    GovernorMessage,
-    HangUp,
-    Joined,
-    MemoryRequest,
-    SessionInbox,
-    StoreMessage,
-)
+from ..actors.messages import OUTBOX_MAX, Deliver, GovernorMessage, HangUp, Joined, MemoryRequest, StoreMessage
 from ..claims.quotas import Rates
 from ..forms.events import ClientLeft, Received
 from ..governor.forms.events import Governed
@@ -64,8 +55,9 @@ class Session:
     """For any Hello: without its id and version."""
 
     def __post_init__(self) -> None:
-        self.inbox: SessionInbox = Mailbox(OUTBOX_MAX)
+        self.inbox: Mailbox[Deliver | HangUp] = Mailbox(OUTBOX_MAX)
         self._sender: Sender = (self._peer.uid, self._client)
+        self._who = {"client": self._client, "pid": self._peer.pid}
         self._timer = RequestTimer(self._times, self._client)
         self._joined = False
         self._passing = False
@@ -87,11 +79,10 @@ class Session:
                 raise self._channel.failure
         except ProtocolError as error:
             if self._should_log("protocol error", type(error)):
-                fields = {"client": self._client, "pid": self._peer.pid, "why": str(error)}
-                _log.warning("protocol error; connection closed", **fields)
+                _log.warning("protocol error; connection closed", **self._who, why=str(error))
         except (TensordError, OSError) as error:
             if self._should_log("ended", type(error)):
-                _log.info("connection ended", client=self._client, pid=self._peer.pid, why=str(error))
+                _log.info("connection ended", **self._who, why=str(error))
         finally:
             sending.cancel()
             self._channel.close()
@@ -118,15 +109,8 @@ class Session:
             async with asyncio.timeout(HELLO_S_MAX):
                 async for message, _ in self._channel:
                     self._timer.name = message.name
-                    joined = Joined(
-                        self._client,
-                        self._peer,
-                        message.name,
-                        message.pid,
-                        message.fence,
-                        self.inbox,
-                        message.version,
-                    )
+                    said = message.name, message.pid, message.fence
+                    joined = Joined(self._client, self._peer, *said, self.inbox, message.version)
                     await self._store.tell(joined, self._sender)
                     self._governor.tell_now(joined, self._sender)
                     # From here on the store and the governor must get a ClientLeft, however the connection ends.
@@ -137,12 +121,7 @@ class Session:
                     return True
         except TimeoutError:
             if self._should_log("no Hello"):
-                _log.warning(
-                    "no Hello in time; connection closed",
-                    client=self._client,
-                    pid=self._peer.pid,
-                    hello_s_max=HELLO_S_MAX,
-                )
+                _log.warning("no Hello in time; connection closed", **self._who, hello_s_max=HELLO_S_MAX)
         return False
 
     def _should_log(self, *what: object) -> bool:
@@ -175,9 +154,7 @@ class Session:
                         break
                     self._deliver(delivery)
             if isinstance(delivery, HangUp):
-                _log.warning(
-                    "connection closed by the daemon", client=self._client, pid=self._peer.pid, why=delivery.reason
-                )
+                _log.warning("connection closed by the daemon", **self._who, why=delivery.reason)
                 self._channel.close()
                 self._answered.set()
                 return
@@ -188,8 +165,7 @@ class Session:
         try:
             self._channel.send(message, fds=delivery.fds)
         except TensordError as error:
-            kind = type(message).__name__
-            _log.info("answer not delivered", client=self._client, message=kind, why=str(error))
+            _log.info("answer not delivered", **self._who, message=type(message).__name__, why=str(error))
             if number is not None and not isinstance(message, messages.Error):
                 with suppress(TensordError):
                     self._channel.send(messages.Error.of(error, number))

@@ -5,7 +5,7 @@
     page               none, a Unix socket, or TCP on the loopback interface, as the configuration says
 
 Owns: which sockets there are, and when their files are looked at. Does not own the files (`socket_files`), nor the
-acceptance of connections (`actors.listener`).
+acceptance of connections (`listener`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ class Sockets:
             self.metrics = self._metrics(config, given.get("metrics"))
             self.page = self._page(config)
         except BaseException:
-            self._close()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        for each in self._open:
+            if each.file is not None:
+                each.file.end()
+            each.socket.close()
 
     @property
     def problems(self) -> list[str]:
@@ -70,12 +73,6 @@ class Sockets:
             for each in self._open:
                 if each.file is not None and (made := each.file.look()) is not None:
                     each.replace(made)
-
-    def _close(self) -> None:
-        for each in self._open:
-            if each.file is not None:
-                each.file.end()
-            each.socket.close()
 
     def _given(self, given: socket.socket, mode: int | None, config: Config) -> Listening:
         """A socket that the service manager has passed. `mode`: of its file, if there is none to go by; None if the
@@ -103,11 +100,9 @@ class Sockets:
         return listening
 
     def _page(self, config: Config) -> list[Listening]:
-        if config.http is None:
-            return []
-        if config.page_socket is None:
-            return self._listen_by_tcp("http", config.http)
-        return [self._listen(config.page_socket, config.status_mode, config)]
+        if config.page_socket is not None:
+            return [self._listen(config.page_socket, config.status_mode, config)]
+        return [] if config.http is None else self._listen_by_tcp("http", config.http)
 
     def _listen(self, path: Path, mode: int, config: Config) -> Listening:
         file, made = SocketFile.made(path, mode, config.socket_group)

@@ -36,10 +36,26 @@ _log = logger("status")
 _event_log = logger("event")
 
 
+class _Watcher:
+    def __init__(self, outbox_max: int) -> None:
+        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(outbox_max)
+        self._dropped = 0
+
+    def tell(self, body: dict[str, Any]) -> None:
+        if self._events.full():
+            self._events.get_nowait()
+            self._dropped += 1
+        self._events.put_nowait(body)
+
+    async def next(self) -> messages.Event:
+        body = await self._events.get()
+        dropped, self._dropped = self._dropped, 0
+        return messages.Event(body, dropped)
+
+
 class Watchers:
     """All watchers, and the events that wait for each of them: at most `outbox_max` each. At level debug the log has
-    all events too.
-    """
+    all events too."""
 
     def __init__(self, outbox_max: int = OUTBOX_MAX) -> None:
         self._outbox_max = outbox_max
@@ -68,23 +84,6 @@ class Watchers:
         self._watchers.discard(watcher)
 
 
-class _Watcher:
-    def __init__(self, outbox_max: int) -> None:
-        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(outbox_max)
-        self._dropped = 0
-
-    def tell(self, body: dict[str, Any]) -> None:
-        if self._events.full():
-            self._events.get_nowait()
-            self._dropped += 1
-        self._events.put_nowait(body)
-
-    async def next(self) -> messages.Event:
-        body = await self._events.get()
-        dropped, self._dropped = self._dropped, 0
-        return messages.Event(body, dropped)
-
-
 @dataclass(eq=False, repr=False)
 class Documents:
     """The bodies of answers to queries, merged from the answers of the store and of the governor.
@@ -99,23 +98,20 @@ class Documents:
 
     def __post_init__(self) -> None:
         merges: dict[type[Any], Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
-            messages.StatusQuery: lambda store, governor: {
-                **store,
-                "socket_problems": self._socket_problems(),
-                "governor": governor,
-            },
+            messages.StatusQuery: self._status,
             messages.HealthQuery: self._health,
         }
         self._merges = handlers(messages.DaemonQuery, merges)
 
     async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
-        answer = _new_answer()
-        await self._store.tell(Queried(message, answer), sender)
+        """The body of the answer to a query."""
+        loop = asyncio.get_running_loop()
+        stored, governed = Queried(message, loop.create_future()), Queried(message, loop.create_future())
+        await self._store.tell(stored, sender)
         if not isinstance(message, messages.DaemonQuery):
-            return await answer
-        governed = _new_answer()
-        await self._governor.tell(Queried(message, governed), sender)
-        return self._merges[type(message)](await answer, await governed)
+            return await stored.answer
+        await self._governor.tell(governed, sender)
+        return self._merges[type(message)](await stored.answer, await governed.answer)
 
     async def status(self) -> dict[str, Any]:
         """The body of the answer to a StatusQuery, with that to a LatencyQuery as `latency`."""
@@ -125,6 +121,9 @@ class Documents:
     async def health(self) -> dict[str, Any]:
         """The body of the answer to a HealthQuery."""
         return await self.answer(messages.HealthQuery(0))
+
+    def _status(self, store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
+        return {**store, "socket_problems": self._socket_problems(), "governor": governor}
 
     def _health(self, store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
         problems = store["problems"] + governor["problems"] + self._socket_problems()
@@ -143,10 +142,6 @@ def _limited(figures: Any) -> Any:
             return min(figures, INTEGER_MAX)
         case _:
             return figures
-
-
-def _new_answer() -> asyncio.Future[dict[str, Any]]:
-    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(eq=False, repr=False)

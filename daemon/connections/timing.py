@@ -1,9 +1,7 @@
 """When requests of one connection may be processed, when they begin and end, and how late the event loop is.
 
-Owns: the open requests of a connection, with their begin, and the wait for the rate of a uid. Does not own: the
-histograms (`reports.counters`), the rates (`claims.quotas`).
-
-Invariant: as many requests are open as the connection's protocol allows to be unanswered.
+Owns: the open requests of a connection, with their begin, and the wait for the rate of a uid. Does not own the
+histograms (`reports.counters`), nor the rates (`claims.quotas`).
 """
 
 from __future__ import annotations
@@ -32,34 +30,28 @@ class RequestTimer:
         self.name = name
         self._times = times
         self._client = client
-        self._open: dict[int, tuple[type[Request], int, float]] = {}
+        self._open: dict[int | None, tuple[type[Request], int, float]] = {}
 
     def began(self, request: Request) -> None:
         """A request has arrived. One without an answer is not measured."""
-        number = id_of(request)
-        if number is not None and request.answered_by is not None:
+        if request.answered_by is not None:
             size_bytes = sum(request.sizes) if isinstance(request, messages.AskForGrants) else 0
-            self._open[number] = (type(request), size_bytes, time.monotonic())
+            self._open[id_of(request)] = type(request), size_bytes, time.monotonic()
 
     def answered(self, answer: Answer) -> None:
         """The connection has an answer. Pushes, and the second answer to a claim, are ignored."""
-        found = self._open.get(id_of(answer) or 0)
-        if found is None:
-            return
-        kind, size_bytes, began = found
+        number = id_of(answer)
+        kind, size_bytes, began = self._open.get(number, (Request, 0, 0.0))
         expected: Any = kind.answered_by
-        if isinstance(answer, (expected, messages.Error)):
-            del self._open[id_of(answer) or 0]
+        if expected is not None and isinstance(answer, (expected, messages.Error)):
+            del self._open[number]
             about = {"payload_bytes": size_bytes, "client": self._client, "name": self.name, "unix_s": time.time()}
             self._times.took(kind.__name__, time.monotonic() - began, **about)
 
 
 async def paced(channel: AsyncChannel, rates: Rates, uid: int, cost: float = 1.0) -> None:
     """Returns once a request of the uid may be processed. The request counts `cost` against the rate. The reader of a
-    connection waits here, so the sender gets backpressure.
-
-    Does not wait if the channel is closed, but the request still counts.
-    """
+    connection waits here, so the sender gets backpressure. Does not wait if the channel is closed."""
     delay_s = rates.delay_s(uid, asyncio.get_running_loop().time(), cost)
     if delay_s and not channel.closed:
         await asyncio.sleep(delay_s)
