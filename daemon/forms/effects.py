@@ -1,6 +1,5 @@
-"""The store's effects. The actor begins them in the order given. Move, Drain, Scan, Punch and Allocate may
-end later, each with an event. A Received returns the rest of a request: it comes back as an event before any later
-message of the client. Owns the effects' fields only. Invariant: effects are immutable."""
+"""The store's effects, immutable. The actor begins them in the order given; some end later, each with an event. A
+Received returns the rest of a request: it comes back before any later message of the client. Owns their fields only."""
 
 from __future__ import annotations
 
@@ -21,9 +20,7 @@ class Send(Struct, frozen=True):
 
 class Move(Struct, frozen=True):
     """Copies a span of the ring, header and payload, to another place, where the header names the span `number`.
-
-    Both spans have `size_bytes`, and neither changes until Moved is handled. `uid` stored the entry.
-    """
+    Neither changes until Moved is handled. `uid` stored the entry."""
 
     number: int
     from_offset: int
@@ -55,13 +52,8 @@ class Allocate(Struct, frozen=True):
 
 
 class HostHolds(Struct, frozen=True):
-    """How much of the ring is in memory: an event for the governor.
-
-    Args:
-        resident_bytes: the bytes of the ring that are in memory now.
-        wanted_bytes: the bytes that would be in memory without pressure.
-        settled: the store has done all that the last Pressed asked for, as far as that is possible.
-    """
+    """How much of the ring is in memory: an event for the governor. `wanted_bytes`: what would be without pressure.
+    `settled`: the store has done all that the last Pressed asked for, as far as that is possible."""
 
     resident_bytes: int
     wanted_bytes: int
@@ -69,21 +61,16 @@ class HostHolds(Struct, frozen=True):
 
 
 class Announce(Struct, frozen=True):
-    """An event for watchers. `body["event"]` names it; keys are hexadecimal.
-
-    The names: put, evict, expire, clear, invalidate, refuse, claim, limit, pressed, mode, order, owner, workflow,
-    stuck, requests. The fields of an event are listed where it is announced.
-    """
+    """An event for watchers. `body["event"]` names it; keys are hexadecimal. Its fields are listed where it is
+    announced."""
 
     body: dict[str, Any]
 
 
 class Seek(Struct, frozen=True):
     """Asks the remote store which of `keys`, from the first one on, it has. All are of one namespace and generation; if
-    the store's generation is another one, it is told alone. Answered by Sought.
-
-    `claims_s`: if the store does not have the one key, it is claimed among all hosts for so many seconds; 0: it is not.
-    """
+    the store's generation is another one, it is told alone. Answered by Sought. `claims_s`: if the store does not have
+    the one key, it is claimed among all hosts for so many seconds; 0: it is not."""
 
     keys: tuple[bytes, ...]
     claims_s: float = 0.0
@@ -100,10 +87,7 @@ class ReadRemote(Struct, frozen=True):
 
 class SaveRemote(Struct, frozen=True):
     """Writes the published span at `offset` to the remote store. Its bytes do not change until that has ended. Answered
-    by RemoteSaved.
-
-    `hurried`: the entry is about to be evicted, so the write does not give way.
-    """
+    by RemoteSaved. `hurried`: the entry is about to be evicted, so the write does not give way."""
 
     key: bytes
     offset: int

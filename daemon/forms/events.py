@@ -1,10 +1,9 @@
-"""The store's events. `Store.handle(event, now)` takes one at a time, with the time as argument.
+"""The store's events. `Store.handle(event, now)` takes one at a time. Owns their fields only.
 
-Owns the events' fields only. Invariants, which the actor that delivers the events guarantees:
-- ClientJoined comes before any other event of a client, ClientLeft last. A client number is never used twice.
-- The Received events of a client come in the order of sending.
-- Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
-  each Allocate by one Allocated, each request of the remote store by one RemoteDone.
+Invariants, which the actor guarantees: ClientJoined comes before any other event of a client, ClientLeft last, and a
+client number is never used twice. The Received events of a client come in the order of sending. Each effect is answered
+once: a Drain by Drained, a Scan by Scanned, a Move by Moved, a Punch by Punched, an Allocate by Allocated, a request of
+the remote store by RemoteDone.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ClientLeft(Struct, frozen=True):
 
 class Received(Struct, frozen=True):
     """A validated request of a client. `counted`: the entries counted so far, if this is the rest of a request, which
-    the core returned as an effect. The actor hands a PrefixRequest on as PrefixAsked."""
+    the core returned as an effect."""
 
     client: int
     message: messages.StoreRequest | messages.PrefixRequest
@@ -55,12 +54,9 @@ class WritesInPlace(Struct, frozen=True):
 
 
 class RemoteEntry(Struct, frozen=True):
-    """An entry of the remote store, as the header of its object has it.
-
-    `tree_bytes`: the length of the tree header, with which the payload begins. `tokens`, `cost_ms`: 0 if unknown.
-    `prefix_bytes`: the length of the record of a block of a sequence; 0 if the payload is not a block. `lives_s`: the
-    seconds until the entry expires; None: never. `parent`: the key of its parent. `checksum`: xxh3-64 of the payload.
-    """
+    """An entry of the remote store, as the header of its object has it. `tokens`, `cost_ms`: 0 if unknown.
+    `prefix_bytes`: the length of the record of a block of a sequence; 0 for another entry. `lives_s`: the seconds until
+    the entry expires. `parent`: the key of its parent. `checksum`: xxh3-64 of the payload."""
 
     payload_bytes: int
     tree_bytes: int
@@ -129,11 +125,8 @@ class Drained(Struct, frozen=True):
 
 
 class Accessed(Struct, frozen=True):
-    """The content of a lane's access log and counters since they were last read.
-
-    At most 8,192 span ids (one lane's log), so that the event stays short. Unknown ids are ignored. `misses`: lookups
-    that found nothing. `lost`: further hits whose records were overwritten or left out.
-    """
+    """The content of a lane's access log and counters since they were last read. Unknown ids are ignored. `misses`:
+    lookups that found nothing. `lost`: further hits whose records were overwritten or left out."""
 
     span_ids: Sequence[int] | npt.NDArray[np.uint64]
     misses: int = 0
@@ -141,8 +134,7 @@ class Accessed(Struct, frozen=True):
 
 
 class HoldersCounted(Struct, frozen=True):
-    """The number of clients that hold each of these spans now. Any number of spans is allowed, though one event should
-    stay short. Unknown ids are ignored."""
+    """The number of clients that hold each of these spans now. Unknown ids are ignored."""
 
     span_ids: npt.NDArray[np.uint64]
     holders: npt.NDArray[np.uint32]
@@ -157,14 +149,9 @@ class RingGrown(Struct, frozen=True):
 
 
 class Pressed(Struct, frozen=True):
-    """The limits that the governor sets for the store from now on: an effect of the governor. If all fields have their
-    defaults, there is no pressure. Sent whenever a field has changed, and answered with HostHolds.
-
-    Args:
-        resident_bytes_max: the ring may keep this number of bytes in memory; None: all its bytes.
-        refuse: puts are refused.
-        reason: why puts are refused, for the text of the refusal.
-    """
+    """The limits that the governor sets for the store from now on, answered with HostHolds. With the defaults there is
+    no pressure. `resident_bytes_max`: the ring may keep this number of bytes in memory; None: all. `refuse`: puts are
+    refused, for the `reason`."""
 
     resident_bytes_max: int | None = None
     refuse: bool = False
@@ -185,11 +172,8 @@ class Allocated(Struct, frozen=True):
 
 
 class LimitsChanged(Struct, frozen=True):
-    """The configuration was reloaded. `ring_bytes` does not change.
-
-    Entries over a lowered budget are evicted. Claims, pins and puts over a lowered limit stay, and no more are
-    accepted.
-    """
+    """The configuration was reloaded. `ring_bytes` does not change. Entries over a lowered budget are evicted; claims,
+    pins and puts over a lowered limit stay, and no more are accepted."""
 
     limits: StoreLimits
 
@@ -205,31 +189,12 @@ class Tick(Struct, frozen=True):
 
 
 class AgentsTurned(Struct, frozen=True):
-    """Step graphs have changed. Agents of `finished` have no step left in any of them, agents of `awaited` have one. At
-    most AGENTS_MAX agents in all."""
+    """Step graphs have changed. Agents of `finished` have no step left in any of them, agents of `awaited` have one."""
 
     finished: Sequence[str] = ()
     awaited: Sequence[str] = ()
 
 
-Event = (
-    ClientJoined
-    | ClientLeft
-    | WritesInPlace
-    | Received
-    | Moved
-    | RemoteDone
-    | PrefixAsked
-    | Scanned
-    | Drained
-    | Accessed
-    | HoldersCounted
-    | RingGrown
-    | Pressed
-    | Punched
-    | Allocated
-    | AgentsTurned
-    | LimitsChanged
-    | FoundCorrupt
-    | Tick
-)
+ClientEvent = ClientJoined | ClientLeft | WritesInPlace | Received | PrefixAsked
+MemoryEvent = Moved | Scanned | Drained | Accessed | HoldersCounted | RingGrown | Punched | Allocated | FoundCorrupt
+Event = ClientEvent | MemoryEvent | RemoteDone | Pressed | AgentsTurned | LimitsChanged | Tick

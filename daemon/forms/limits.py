@@ -1,7 +1,7 @@
 """The store's budgets and limits, each under its name in the configuration and in refusals.
 
-Owns the values, and which are in force. Does not own where they come from, nor their bounds (`daemon.config`), nor the
-amounts taken (daemon/room/places). Invariant: `put_bytes_max` is at most `max_bytes`.
+Owns the values, and which are in force. Does not own where they come from, nor the amounts taken. Invariant:
+`put_bytes_max` is at most `max_bytes`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """Bytes, counts and seconds. None means "no limit" where it is allowed.
-
-    `ring_bytes`: the ring's final size. `max_bytes`: limit on the bytes taken in the ring, span headers and alignment
-    included. `pinned_bytes_max`: limit on the bytes that all clients together pin by message (`Pin`). `remote_s`: the
-    longest wait for the remote store; 0: there is none.
-    """
+    """Bytes, counts and seconds. `ring_bytes`: the ring's final size. `max_bytes`: of all that is taken in the ring,
+    span headers and alignment included. `pinned_bytes_max`: of what all clients together pin by message. `remote_s`:
+    the longest wait for the remote store; 0: there is none."""
 
     ring_bytes: int
     max_bytes: int
@@ -40,10 +37,8 @@ class StoreLimits:
 
 @dataclass(slots=True)
 class RingBudget:
-    """The present limits. `max_bytes` changes while running.
-
-    `resident_bytes_max`: the bytes of the ring that are in memory, or will be once it has shrunk. Puts stay within it.
-    No entry is evicted for it alone, since only whole pages return memory to the system.
+    """The present limits. `resident_bytes_max`: the bytes of the ring that are in memory, or will be once it has
+    shrunk. Puts stay within it. No entry is evicted for it alone, since only whole pages return memory to the system.
     """
 
     max_entries: int

@@ -1,9 +1,7 @@
 """The outbox of one core: the effects of one event, the connected clients, and the count of refusals.
 
 Owns the clients' identities and the list of effects. The store and the governor have one each. Does not own how effects
-are carried out.
-
-Invariant: nothing is sent to a client that has left.
+are carried out. Invariant: nothing is sent to a client that has left.
 """
 
 from __future__ import annotations
@@ -24,11 +22,7 @@ Wanted = TypeVar("Wanted")
 
 
 class Outbox(Generic[Client, Wanted]):
-    """Collects effects of type `Wanted` until `take`.
-
-    Args:
-        refusals: counts refusals by the error's code.
-    """
+    """Collects effects of type `Wanted` until `take`. `refusals` counts refusals by the error's code."""
 
     def __init__(self, refusals: Counter[str]) -> None:
         self.clients: dict[int, Client] = {}
@@ -80,8 +74,6 @@ class StoreOutbox(Outbox[ClientJoined, Effect]):
         """Answers the clients that asked for claims."""
         for verdict in verdicts:
             self.counters.claims[verdict.answer] += 1
-            self.send(
-                verdict.client,
-                messages.Claimed(verdict.request, verdict.answer, verdict.token, verdict.lasts_s),
-            )
+            claimed = messages.Claimed(verdict.request, verdict.answer, verdict.token, verdict.lasts_s)
+            self.send(verdict.client, claimed)
             self.announce("claim", client=verdict.client, key=verdict.key.hex(), answer=verdict.answer)
