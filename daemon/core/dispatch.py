@@ -1,9 +1,8 @@
 """Dispatches each event to the part of the store that carries it out, and answers the clients' messages.
 
 Owns the way of each event, the table from message to method, the answers, one to each request, and the propagation of
-new limits to every part. Does not own the order of the steps around an event (`store`), entries, claims or pins.
-
-Invariant: a refused request changes nothing.
+new limits to every part. Does not own the order of the steps around an event (`store`). Invariant: a refused request
+changes nothing.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, assert_never
 
+from msgspec.structs import asdict
+
 from ...errors import LimitReached, TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers, id_of
 from ..claims.claims import Verdict
 from ..forms import events
-from ..forms.events import Pressed, Received
+from ..forms.events import PrefixAsked, Pressed, Received
 from ..forms.limits import StoreLimits
 from ..store.table import LIVE, VICTIM
 from .parts import Parts
 
 DUE_MAX = 128
 """Deadlines of one kind that one Tick processes."""
-
-
 SLICE = 256
 """Keys of one request that one event carries out: 1 to 2 ms."""
 
@@ -66,8 +65,8 @@ class Dispatch:
         """Changes the store as the event says."""
         parts = self._parts
         match event:
-            case events.Received():
-                self._received(event, now)
+            case events.Received() | events.PrefixAsked():
+                self._asked(event, now)
             case events.Tick():
                 self._tick(now)
             case events.Accessed():
@@ -78,11 +77,6 @@ class Dispatch:
                 parts.runway.drained()
             case events.Moved(number, error):
                 parts.runway.moved(number, copied=error is None)
-            case events.PrefixAsked():
-                try:
-                    parts.matching.asked(event, now)
-                except TensordError as error:
-                    parts.outbox.refuse(event.client, event.message.id, error)
             case events.RemoteDone():
                 parts.remote.handle(event, now)
             case events.HoldersCounted(span_ids, holders):
@@ -133,8 +127,7 @@ class Dispatch:
         parts.host_memory.press(event)
         parts.lending.pressed((event.reason or "memory is short") if event.refuse else None)
         if event != before:
-            resident_bytes_max, refuse, reason = event.resident_bytes_max, event.refuse, event.reason
-            parts.outbox.announce("pressed", resident_bytes_max=resident_bytes_max, refuse=refuse, reason=reason)
+            parts.outbox.announce("pressed", **asdict(event))
 
     def _limits_changed(self, limits: StoreLimits) -> None:
         parts, budget, old = self._parts, self._parts.budget, self._parts.limits
@@ -172,19 +165,18 @@ class Dispatch:
         # A parent of a victim may have been put again: then the victim has no ancestors any more.
         parts.lifetimes.end([row for row in failed if states[row] == VICTIM], "capacity")
 
-    # ---- the messages of clients
-
-    def _received(self, event: Received, now: float) -> None:
-        message = event.message
+    def _asked(self, event: Received | PrefixAsked, now: float) -> None:
+        client, message = event.client, event.message
         try:
-            if isinstance(message, messages.Evict | messages.Touch):
-                self._of_keys(event.client, message, now, event.counted)
-            else:
-                self._carry[type(message)](event.client, message, now)
+            match event:
+                case PrefixAsked():
+                    self._parts.matching.asked(event, now)
+                case Received(_, messages.Evict() | messages.Touch() as of_keys, counted):
+                    self._of_keys(client, of_keys, now, counted)
+                case _:
+                    self._carry[type(message)](client, message, now)
         except TensordError as error:
-            number = id_of(message)
-            assert number is not None, "a message without an id is never refused"
-            self._outbox.refuse(event.client, number, error)
+            self._outbox.refuse(client, id_of(message), error)
 
     def _ask_for_grants(self, client: int, request: messages.AskForGrants, now: float) -> None:
         self._parts.lending.returned(client, request.returned)

@@ -35,11 +35,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Reports:
-    """Describes one store, made of these `parts`.
-
-    `unix_at_zero_s`: the Unix time at time 0, for times shown to people. The caller of a query sets it anew, since the
-    wall clock may have been set meanwhile.
-    """
+    """Describes one store, made of these `parts`. `unix_at_zero_s`: the Unix time at time 0, for times shown to people.
+    The caller of a query sets it anew, since the wall clock may have been set meanwhile."""
 
     def __init__(self, parts: Parts, epoch: int) -> None:
         self.unix_at_zero_s = 0.0
@@ -134,11 +131,7 @@ class Reports:
         self, after: bytes | None, count: int, namespace: bytes | None, now: float
     ) -> tuple[list[dict[str, Any]], bytes | None]:
         """Up to `count` published entries, or ENTRIES_MAX, behind the cursor `after`; fewer if many rows have none of
-        them.
-
-        Returns:
-            The entries, and the cursor of the next page; None at the end.
-        """
+        them. And the cursor of the next page; None at the end."""
         table = self._parts.table
         first = 1 if after is None else min(int.from_bytes(after, "big"), table.row_mask) + 1
         rows = slice(first, first + LOOKS_MAX)
@@ -222,12 +215,9 @@ class Reports:
         }
 
     def _standing(self, row: int, now: float, leased: bool | None) -> dict[str, Any]:
-        """The rank of a stored entry in the order of eviction.
-
-        `compared`: the number of other entries not in use that it was compared with; `colder`: how many of these would
-        be evicted before it. `held`: "pin" for a pin by message, "lease" for a pin of a lane, or None. The pins of
-        lanes on other entries are those of the last scan.
-        """
+        """The rank of a stored entry in the order of eviction. `compared`: the number of other entries not in use that
+        it was compared with; `colder`: how many of these would be evicted before it. `held`: "pin" for a pin by
+        message, "lease" for a pin of a lane, or None. The pins of lanes on other entries are those of the last scan."""
         table, spans, policy = self._parts.table, self._parts.spans, self._parts.policy
         created, used, _ = self._times(row, now)
         explained = policy.explain(row)

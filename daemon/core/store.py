@@ -10,9 +10,8 @@
 
 Owns the order of the steps of an event. Does not own shared memory, sockets or threads.
 
-Invariants: `submitted`, `handle` and `recover` are the only ones that change entries. Queries change nothing. No event
-takes long, whatever is stored: each does a bounded amount of work and leaves the rest to the next Tick. `next_timer`
-then asks for a Tick at once, and the caller may handle other events before it.
+Invariants: `submitted`, `handle` and `recover` are the only ones that change entries. No event takes long, whatever is
+stored: each does a bounded amount of work and leaves the rest to the next Tick, which `next_timer` asks for at once.
 """
 
 from __future__ import annotations
@@ -40,13 +39,8 @@ TOGETHER: Final = 64
 
 
 class Store:
-    """The entries of one ring.
-
-    Args:
-        policy: the name of the replacement policy.
-        seed: of the prefix index, and of the keys of grants; 128 random bits that nobody else knows.
-        quotas: the limits on one uid; None: no limits.
-    """
+    """The entries of one ring. `policy`: the name of the replacement policy. `seed`: of the prefix index, and of the
+    keys of grants; 128 random bits that nobody else knows. `quotas`: the limits on one uid; None: no limits."""
 
     def __init__(
         self,
@@ -73,10 +67,8 @@ class Store:
     def submitted(
         self, client: int, records: memoryview, now: float, errors: dict[int, TensordError]
     ) -> tuple[int, list[Effect]]:
-        """Carries out records of a client's queue.
-
-        Args:
-            errors: by the number of a record, why its payload could not be copied out of the client's inbox.
+        """Carries out records of a client's queue. `errors`: by the number of a record, why its payload could not be
+        copied out of the client's inbox.
 
         Returns:
             The number of the last record, and the effects. More may follow from the records with the next event, or
@@ -105,12 +97,8 @@ class Store:
         return last, self._outbox.take()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Changes the store as `event` says, at time `now`: seconds by a clock that never goes back and that the next
-        daemon of this memory uses too.
-
-        Returns:
-            The effects to carry out, in this order.
-        """
+        """Changes the store as `event` says, and returns the effects to carry out, in this order. `now`: seconds by a
+        clock that never goes back and that the next daemon of this memory uses too."""
         self._outbox.now = now
         self._stored(now)
         self._dispatch.carry_out(event, now)
@@ -242,11 +230,8 @@ class Store:
 
     def recover(self, now: float, missing: Iterable[tuple[int, int]] = ()) -> Iterator[None]:
         """Takes over the memory of an earlier daemon, once, before the first event but ClientJoined: in steps of a few
-        milliseconds, after which the store serves.
-
-        `missing`: the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory.
-        They are withdrawn, and taken back as far as the limits allow.
-        """
+        milliseconds. `missing`: the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not
+        in memory. They are withdrawn, and taken back as far as the limits allow."""
         parts = self.parts
         self._outbox.now = now
         for tag in parts.generations.tags():
@@ -280,27 +265,15 @@ class Store:
 
     def take_unsummed(self) -> list[int]:
         """The slots of entries that were stored without a checksum since the last call."""
-        waiting = self.parts.commits.unsummed
-        taken = list(waiting)
-        waiting.clear()
+        taken = list(self.parts.commits.unsummed)
+        self.parts.commits.unsummed.clear()
         return taken
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""
         parts = self.parts
-        for part in (
-            parts.table,
-            parts.holes,
-            parts.families,
-            parts.spans,
-            parts.lending,
-            parts.policy,
-            parts.blocks,
-            parts.claims,
-            parts.lifetimes,
-            parts.host_memory,
-            parts.remote,
-        ):
+        entries = parts.table, parts.holes, parts.families, parts.spans, parts.lending, parts.policy, parts.blocks
+        for part in (*entries, parts.claims, parts.lifetimes, parts.host_memory, parts.remote):
             part.check_invariants()
         for key in parts.table.by_key:
             assert key not in parts.claims.by_key, "a claim on a stored key"

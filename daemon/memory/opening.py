@@ -1,17 +1,13 @@
 """Opens or creates the lock, the ring and the index of an instance when a daemon starts.
 
 Owns: the order in which they are opened and created, the checks of existing memory, and its size. Does not own its
-contents, nor the lanes (`segments`).
+contents, nor the lanes (`segments`). Everything here happens under the instance's lock.
 
-Invariants:
-- Everything here happens under the instance's lock.
-- The number of entries never exceeds the capacity of the existing index.
-- The superblock is written last, so a ring and an index with a superblock are complete.
-- Files of another user are neither opened nor removed.
-- Memory of another layout version is removed, with its entries, which this release cannot read. Mappings that clients
-  have of it stay valid.
-- The daemon's epoch is above the epochs of all existing lanes and confirmed slots, even if the superblock is damaged.
-  So no id of a lane or a span is used twice.
+Invariants: the number of entries never exceeds the capacity of the existing index. The superblock is written last, so a
+ring and an index with a superblock are complete. Files of another user are neither opened nor removed. Memory of
+another layout version is removed, with its entries; mappings that clients have of it stay valid. The daemon's epoch is
+above the epochs of all existing lanes and confirmed slots, even if the superblock is damaged, so that no id of a lane
+or a span is used twice.
 """
 
 from __future__ import annotations
@@ -49,14 +45,10 @@ from ...shm.ring.layout import (
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The memory of an instance, without its lanes. The receiver owns the descriptors.
-
-    `superblock`: the new superblock, not yet written. `recovered`: there was a superblock of a former daemon.
-    `ready_bytes`: the first bytes of the ring, which the former daemon had allocated; the bytes after them are not
-    allocated yet. `missing`: ranges of these bytes, (offset, bytes) of whole pages, that are not in memory: the former
-    daemon had returned them to the kernel, or never had them. `notices`: for an operator. `shortage`: why the ring
-    could not be enlarged to the configured size.
-    """
+    """The memory of an instance, without its lanes. The receiver owns the descriptors. `superblock`: the new one, not
+    yet written. `recovered`: there was one of a former daemon. `ready_bytes`: the first bytes of the ring, which the
+    former daemon had allocated. `missing`: ranges of these, (offset, bytes) of whole pages, that are not in memory.
+    `notices`: for an operator. `shortage`: why the ring could not be enlarged to the configured size."""
 
     superblock: Superblock
     lock_fd: int
@@ -84,18 +76,15 @@ class ConfiguredSizes:
 
 
 def resolved_sizes(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblock, list[str]]:
-    """The superblock with the sizes from now on, and notices for the operator.
-
-    A derived size was computed from the free memory when the ring was created. If each start computed it again, a
-    restart alone could evict entries, so the superblock's is kept. A configured size is applied as far as possible: a
-    ring grows in place; it shrinks by returning pages, while its segment keeps its length; an index cannot grow.
-    """
+    """The superblock with the sizes from now on, and notices for the operator. A derived size was computed from the
+    free memory when the ring was created, and is kept: otherwise a restart alone could evict entries. A configured size
+    is applied as far as possible: a ring grows in place; it shrinks by returning pages, while its segment keeps its
+    length; an index cannot grow."""
     limit_bytes = aligned(asked.configured("ring_bytes") or min(former.limit_bytes, former.ring_bytes))
     wanted = asked.configured("max_entries")
     if wanted is None:
-        wanted = former.max_entries
-        if limit_bytes > former.limit_bytes:
-            wanted = max(wanted, asked.max_entries)
+        grows = limit_bytes > former.limit_bytes
+        wanted = max(former.max_entries, asked.max_entries) if grows else former.max_entries
     room = former.geometry.entries_max
     notices = []
     if wanted > room:
@@ -137,9 +126,12 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: list
     there = segments.existing(instance)
     # Both are opened before either is checked: opening refuses files of other users, which must not be removed later.
     with ExitStack() as closing:
-        ring_fd, index_fd = (_attached(closing, name) if name in there else None for name in (ring_name, index_name))
-        if ring_fd is None or index_fd is None:
+        fds = [segments.attach(name) for name in (ring_name, index_name) if name in there]
+        for fd in fds:
+            closing.callback(os.close, fd)
+        if len(fds) < 2:
             return None
+        ring_fd, index_fd = fds
         page = os.pread(index_fd, PAGE_BYTES, 0)
         if not any(page):
             # A daemon was killed while it created its memory. No client can have attached to that.
@@ -185,11 +177,8 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: list
 
 
 def _unused(missing: list[tuple[int, int]], former: Superblock, ring_fd: int, index_fd: int) -> list[tuple[int, int]]:
-    """The ranges without the pages of spans that were never published.
-
-    These pages look missing because nothing was written to them yet. A client of the former daemon may still write
-    there: it was told of the span, and pins it.
-    """
+    """The ranges without the pages of spans that were never published. These look missing because nothing was written
+    to them yet, and a client of the former daemon may still write there: it was told of the span, and pins it."""
     if not missing:
         return missing
     index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
@@ -212,12 +201,6 @@ def _unused(missing: list[tuple[int, int]], former: Superblock, ring_fd: int, in
             if start < stop
         ]
     return missing
-
-
-def _attached(closing: ExitStack, name: str) -> int:
-    fd = segments.attach(name)
-    closing.callback(os.close, fd)
-    return fd
 
 
 def _former_superblock(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> Superblock:
@@ -245,11 +228,8 @@ def _former_superblock(instance: str, former: Superblock, ring_fd: int, index_fd
 
 
 def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> int:
-    """The highest epoch of the superblock, of this user's lanes (from their names), and of confirmed slots.
-
-    An undamaged superblock has the highest one. The epoch of a slot that no header confirms is ignored, because it is
-    damaged and could be EPOCH_MAX.
-    """
+    """The highest epoch of the superblock, of this user's lanes (from their names), and of confirmed slots: if the
+    superblock is undamaged, its own. A slot that no header confirms is damaged, and could say EPOCH_MAX."""
     lanes = [read_lane_name(instance, name) for name in segments.own(instance)]
     of_lanes = [lane[0] >> LANE_COUNTER_BITS for lane in lanes if lane is not None]
     last = max([former.epoch, *(epoch for epoch in of_lanes if epoch <= EPOCH_MAX)])

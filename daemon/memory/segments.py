@@ -3,12 +3,10 @@
 Owns: creating, finding and removing the segments; the allocation of the ring's pages; the descriptors given to clients;
 the fence before the lanes are read. Does not own what they pin (`lane_scan`), nor the entries (the core).
 
-Invariants:
-- Bytes whose pages may be punched out are read through the descriptor, never through the mapping. A read through the
-  mapping would allocate the page again.
-- A lane is removed only once no process holds it. Until then it is scanned, even if its client's connection has ended.
-- The id of a lane, and the fence that reaches its process, come from the lane's name alone. The lane's memory belongs
-  to its client, which may write anything there.
+Invariants: bytes whose pages may be punched out are read through the descriptor, since a read through the mapping would
+allocate the page again. A lane is removed only once no process holds it. Until then it is scanned, even if its client's
+connection has ended. The id of a lane, and the fence that reaches its process, come from the lane's name alone: its
+memory belongs to its client, which may write anything there.
 """
 
 from __future__ import annotations
@@ -78,17 +76,15 @@ class Segments:
     nothing allocated yet."""
 
     def __init__(self, instance: str, asked: ConfiguredSizes) -> None:
-        """Raises a SegmentError of any kind that `opened` raises."""
+        """Raises the errors of `opened`."""
         found = opened(instance, asked)
         self.instance = instance
         self.superblock = superblock = found.superblock
         self.recovered = found.recovered
         self.missing = found.missing
         self.ready_bytes = found.ready_bytes
-        """The number of the ring's first bytes that a former daemon allocated, including the ranges in `missing`."""
         self.shortage = found.shortage
         self.notices = found.notices
-        """Facts that an operator should know. They do not prevent serving."""
         self._lock_fd = found.lock_fd
         self._ring_fd = found.ring_fd
         try:
@@ -99,9 +95,10 @@ class Segments:
             raise
         self._index_map = mmap(found.index_fd, superblock.geometry.index_bytes)
         os.close(found.index_fd)
-        self._shared_ring_fd = segments.attach(segments.segment_name(instance, "ring"), read_only=True)
-        self._shared_index_fd = segments.attach(segments.segment_name(instance, "index"), read_only=True)
-        self.writable_ring_fd = segments.attach(segments.segment_name(instance, "ring"))
+        ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
+        self._shared_ring_fd = segments.attach(ring_name, read_only=True)
+        self._shared_index_fd = segments.attach(index_name, read_only=True)
+        self.writable_ring_fd = segments.attach(ring_name)
         """The ring for clients that write in place: a file description of its own."""
         words = memoryview(self._index_map)
         geometry = superblock.geometry
@@ -130,24 +127,15 @@ class Segments:
         count_punch(self._index_map)
 
     def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
-        """Allocates the piece of the ring that begins at `start`. Slow: call it in a thread.
-
-        Returns:
-            The end of the piece. The ring may be used up to there.
-
-        Raises:
-            NotEnoughMemory: /dev/shm has no room for it.
-        """
+        """Allocates the piece of the ring that begins at `start`, and returns its end: the ring may be used up to
+        there. Slow: call it in a thread. Raises NotEnoughMemory if /dev/shm has no room for it."""
         size_bytes = min(segments.PREFAULT_PIECE_BYTES, self.superblock.ring_bytes - start)
         self.allocate(start, size_bytes, prefault=prefault, huge_pages=huge_pages)
         return start + size_bytes
 
     def allocate(self, start: int, size_bytes: int, *, prefault: bool, huge_pages: bool = False) -> None:
-        """Allocates pages of the ring, so that they may be written. Slow: call it in a thread.
-
-        Raises:
-            NotEnoughMemory: /dev/shm has no room for them.
-        """
+        """Allocates pages of the ring, so that they may be written. Slow: call it in a thread. Raises NotEnoughMemory
+        if /dev/shm has no room for them."""
         segments.allocate(self._ring_fd, start, size_bytes)
         # madvise(2) takes whole pages, and the ring may have ended within a page.
         within = start % PAGE_BYTES
@@ -170,11 +158,8 @@ class Segments:
         self.ring[offset + SPAN_CHECKSUM_AT :][:8].view(np.uint64)[0] = checksum
 
     def summed(self, slot: Slot) -> tuple[bool, int]:
-        """Whether a span's payload matches its checksum, which it does if nobody has taken one; and its checksum. Slow:
-        call it in a thread.
-
-        The result is meaningless if the span was reused meanwhile.
-        """
+        """Whether a span's payload matches its checksum, which it does if nobody has taken one; and its checksum.
+        Meaningless if the span was reused meanwhile. Slow: call it in a thread."""
         start, fd = slot.offset + SPAN_HEADER_BYTES, self._ring_fd
         end = start + slot.payload_bytes
         header = header_at(fd, slot.offset)
@@ -185,15 +170,9 @@ class Segments:
     def lend_lane(
         self, client: int, *, fenced: bool, former: HeldLane | None, uid: int | None = None
     ) -> tuple[HeldLane, list[int]]:
-        """A lane for `client`: its former lane, from `lane_brought`, or a new one.
-
-        Returns:
-            The lane, and the descriptors (ring, index, lane) to send. The first two belong to this object. The
-            caller closes the last one. It has the lock that shows that the client lives.
-
-        Raises:
-            NotEnoughMemory: there is no memory for a new lane. Logged once, until there is again.
-        """
+        """A lane for `client`: its former lane, from `lane_brought`, or a new one; and the descriptors (ring, index,
+        lane) to send. The caller closes the last one, which has the lock that shows that the client lives. Raises
+        NotEnoughMemory, which is logged once, until there is memory again."""
         try:
             lane = former or self._new_lane(uid, fenced=fenced)
         except NotEnoughMemory as error:
@@ -235,15 +214,14 @@ class Segments:
             if lane.client == client:
                 lane.client = None
 
-    def forget_abandoned(self) -> int:
-        """Removes the lanes that no process holds. Returns their number."""
+    def forget_abandoned(self) -> None:
+        """Removes the lanes that no process holds."""
         gone = [name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()]
         for name in gone:
             lane = self._lanes.pop(name)
             self._places.append(lane.place)
             segments.remove(lane.name)
             lane.reader.close()
-        return len(gone)
 
     @property
     def fence_is_quick(self) -> bool:
@@ -251,23 +229,14 @@ class Segments:
         return all(lane.fenced for lane in self._lanes.values())
 
     def fence(self) -> None:
-        """A memory fence in all client processes, to be made after unpublishing and before reading the lanes.
-
-        After it, a scan of the lanes sees every pin that was stored before the fence. A reader that stores its pin
-        after the fence finds the slot's seq changed, and does not use the entry.
-
-        Raises:
-            OSError: the kernel refused the fence.
-        """
+        """A memory fence in all client processes, to be made after unpublishing and before reading the lanes. After it,
+        a scan of the lanes sees every pin that was stored before it; a reader that stores its pin later finds the
+        slot's seq changed, and does not use the entry. Raises OSError if the kernel refuses it."""
         if self._lanes:
             fence(expedited=self.fence_is_quick)
 
     def fence_quickly(self) -> None:
-        """A memory fence in all client processes that registered for the quick one.
-
-        Raises:
-            OSError: the kernel refused the fence.
-        """
+        """A memory fence in all client processes that registered for the quick one."""
         if self._lanes and self._has_quick_fence:
             fence(expedited=True)
 
@@ -336,21 +305,15 @@ class Segments:
         return lane
 
     def _check_fence(self, *, fenced: bool) -> None:
-        """Checks that a fence reaches the process of a lane.
-
-        Raises:
-            NoFence: the process did not register for the expedited fence, and the slow fence does not work here.
-        """
+        """Raises NoFence if the process of a lane did not register for the expedited fence, and the slow one does not
+        work here."""
         if not (fenced and self._has_quick_fence) and not self._has_slow_fence:
             check()
             self._has_slow_fence = True
 
     def _locked(self, lane: HeldLane) -> int:
-        """A descriptor of the lane with a shared lock. The process that gets the descriptor holds the lock.
-
-        Raises:
-            BlockingIOError: a client has an exclusive lock on the lane.
-        """
+        """A descriptor of the lane with a shared lock, which the process that gets it holds. Raises BlockingIOError if
+        a client has an exclusive lock on the lane."""
         fd = segments.attach(lane.name)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

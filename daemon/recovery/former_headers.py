@@ -1,9 +1,8 @@
 """Headers of spans as arrays: read from the ring, and compared with their slots.
 
 Owns: the reading of many headers at once. Does not own their layout (shm/ring/layout), nor their CRC-32, which costs as
-much as all else together: the scrub looks at it, and every reader of an entry that is not verified.
-
-Invariant: of a header without damage, the fields are those of `SpanHeader.unpack`.
+much as all else together: the scrub looks at it. Invariant: of a header without damage, the fields are those of
+`SpanHeader.unpack`.
 """
 
 from __future__ import annotations

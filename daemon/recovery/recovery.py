@@ -6,22 +6,20 @@
 
 An even seq means a complete entry. Every other slot with a span id is allocated: a grant, or a span that waited for a
 scan; readers from before may still pin it. An entry of a past generation waits too, and so does one whose parent is
-missing: both were about to end. The header has to agree with the slot in key, span id and lengths. Whether its other
-fields and the payload are sound is found later, by the scrub or by the first reader: recovered entries are marked as
-unverified.
+missing: both were about to end. The header has to agree with the slot in key, span id and lengths. Whether all else is
+sound is found later, by the scrub or by the first reader: recovered entries are marked as unverified.
 
-Until the last step the store serves no request; readers need no daemon meanwhile, and clients attach.
-
-Owns: the order of taking over, and what is known only until it has ended. Does not own: the scrub, nor the index of
-cached sequences. Parents and children are tied by `relations`.
+Owns: the order of taking over, the columns of families until it has ended, and what is known only until then. Does not
+own: the scrub, nor the index of cached sequences.
 
 Invariants: a slot that does not agree with its header is not published any more. Rows that overlap are never both LIVE:
-of confirmed ones, the first by offset stays. No byte that an allocated slot names is in a hole before a scan.
+of confirmed ones, the first by offset stays. No byte that an allocated slot names is in a hole before a scan. Whoever
+is tied to a parent has all its ancestors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
@@ -30,13 +28,15 @@ import numpy as np
 
 from ...shm.index.index import SPAN
 from ..store.entries import Entries, OverEntries
+from ..store.families import DEPTH_MAX, Families
 from ..store.grants import LentGrant
-from ..store.table import EDGE, FREE, LIVE, REVOKED, WITHDRAWN
+from ..store.table import EDGE, FREE, LIVE, REVOKED, WITHDRAWN, RowTable
 from .former_slots import FormerSlots
-from .ordering import by_time, sort
-from .relations import tie
 
 ROWS_AT_ONCE: Final = 1 << 15
+SORTED_AT_ONCE: Final = 1 << 17
+STEP_ROWS: Final = 1 << 14
+STEP_LEVELS: Final = 128
 Array = np.ndarray[Any, Any]
 
 
@@ -66,13 +66,6 @@ class Recovery(OverEntries):
         """Once done: the entries in the order of their last uses."""
         self.corrupt = 0
         """Once done: published slots that were not taken over, because of damage."""
-        self.done = False
-
-    def run(self) -> Recovery:
-        """All steps at once."""
-        for _ in self.steps():
-            pass
-        return self
 
     def steps(self) -> Iterator[None]:
         """Takes over; a step ends at each value, none takes more than some 10 ms with a million entries."""
@@ -83,7 +76,6 @@ class Recovery(OverEntries):
         yield from self._tell_policy()
         self.corrupt = self._former.corrupt
         del self._former
-        self.done = True
 
     # ---- rows, their order, and holes
 
@@ -243,3 +235,86 @@ class Recovery(OverEntries):
         self.rows = yield from by_time(self._former.used, depths, self.rows, self._table.row_bits)
         yield
         yield from self._policy.recovering(self.rows, by_put, self._former.uses, self._now)
+
+
+def tie(table: RowTable, families: Families, children: Array, parents: Array) -> Generator[None, None, Array]:
+    """Makes each of `children` a child of its parent; EDGE: its parent is not stored.
+
+    Returns:
+        The rows that were not tied: their parent, or another ancestor, is missing.
+    """
+    if not len(children):
+        return children
+    bits, depths, befores = table.row_bits, table.column("depths"), table.column("befores")
+    # Sorted by parents, so that the children of one are neighbours; among them the order is that of rows.
+    packed = parents.astype(np.uint64) << np.uint64(bits) | children.astype(np.uint64)
+    yield
+    yield from sort(packed)
+    children = (packed & np.uint64(table.row_mask)).astype(np.int64)
+    parents = (packed >> np.uint64(bits)).astype(np.int64)
+    begins = np.flatnonzero(np.concatenate([[True], parents[1:] != parents[:-1]]))
+    counts = np.diff(np.append(begins, len(parents)))
+    first, count = np.zeros(table.row_mask + 1, np.int64), np.zeros(table.row_mask + 1, np.int64)
+    first[parents[begins]], count[parents[begins]] = begins, counts
+    is_child = np.zeros(table.row_mask + 1, np.bool_)
+    is_child[children] = True
+    yield
+    tied = np.zeros(len(children), np.bool_)
+    level = parents[begins][~is_child[parents[begins]] & (parents[begins] != EDGE)]
+    yield
+    levels = rows = 0
+    while len(level):
+        many = count[level]
+        ends = np.cumsum(many)
+        at = np.repeat(first[level] - ends + many, many) + np.arange(int(ends[-1]))
+        tied[at] = True
+        above, level = np.repeat(level, many), children[at]
+        depths[level] = np.minimum(depths[above].astype(np.int64) + 1, DEPTH_MAX)
+        befores[level] = befores[above] + table.column("sizes")[above]
+        level = level[count[level] > 0]
+        levels, rows = levels + 1, rows + len(at)
+        if rows >= STEP_ROWS or levels >= STEP_LEVELS:
+            levels = rows = 0
+            yield
+    lost, children, parents = children[~tied], children[tied], parents[tied]
+    yield
+    table.column("parents")[children] = parents
+    yield
+    same = np.flatnonzero(parents[1:] == parents[:-1])
+    table.column("olders")[children[same + 1]] = children[same]
+    table.column("newers")[children[same]] = children[same + 1]
+    yield
+    begins = np.flatnonzero(np.concatenate([np.ones(min(len(parents), 1), np.bool_), parents[1:] != parents[:-1]]))
+    ends = np.append(begins[1:], len(parents))[: len(begins)]
+    table.column("firsts")[parents[begins]] = children[ends - 1]
+    table.column("children")[parents[begins]] = ends - begins
+    families.linked += len(children)
+    return lost
+
+
+def sort(numbers: Array) -> Iterator[None]:
+    """Sorts in place."""
+    if len(numbers) <= SORTED_AT_ONCE:
+        numbers.sort()
+    else:
+        half = len(numbers) // 2
+        numbers.partition(half)
+        yield
+        yield from sort(numbers[:half])
+        yield from sort(numbers[half:])
+    yield
+
+
+def by_time(times: Array, depths: Array, rows: Array, row_bits: int) -> Generator[None, None, Array]:
+    """Rows in the order of their times, to a millionth of a second or of 2 ** 20 seconds; of equal ones, parents before
+    their children."""
+    if not len(rows):
+        return rows
+    of = times[rows]
+    of -= of.min()
+    scale = min(1e6, (1 << 62 - row_bits) / max(float(of.max()), 1.0))
+    packed = ((of * scale).astype(np.uint64) + depths[rows]) << np.uint64(row_bits) | rows.astype(np.uint64)
+    yield
+    yield from sort(packed)
+    found: Array = (packed & np.uint64((1 << row_bits) - 1)).astype(np.int64)
+    return found
