@@ -26,13 +26,8 @@ from .queues import Queues
 
 @dataclass(eq=False, repr=False)
 class Attachments:
-    """Serves one request after another.
-
-    Args:
-        send: sends an answer to a client; it closes the descriptors of one that cannot be sent.
-        tell_of: tells watchers of an event of a client.
-        writes_in_place: notes that a client writes into the ring itself from now on.
-    """
+    """Serves one request after another. `send` sends an answer to a client; it closes the descriptors of one that
+    cannot be sent. `tell_of` tells watchers of an event of a client."""
 
     _store: Store
     _memory: Segments

@@ -32,16 +32,10 @@ GRACE_S: Final = 1.0
 
 @dataclass(eq=False, repr=False)
 class GovernorActor:
-    """Runs `governor` on the messages of `inbox`.
-
-    Args:
-        clock: gives monotonic seconds.
-        tell_store: sends the store the limits under pressure (`Pressed`), and what step graphs say of agents. Must not
-            block.
-        reading: gives the gauges a device reading from a client. Must not block.
-        hasten: called when `sample_every_s` has become shorter. Must not block.
-        tell_watchers: sends an event to all watchers of the status socket. Must not block.
-    """
+    """Runs `governor` on the messages of `inbox`. `clock` gives monotonic seconds. `tell_store`: sends the store the
+    limits under pressure, and what step graphs say of agents. `reading`: gives the gauges a device reading from a
+    client. `hasten`: called when `sample_every_s` has become shorter. `tell_watchers`: sends an event to all watchers.
+    None may block."""
 
     _governor: Governor
     _: KW_ONLY

@@ -39,14 +39,8 @@ HELD_AT_ONCE: Final = 4096
 
 @dataclass(eq=False, repr=False)
 class LaneJobs:
-    """The jobs on the lanes of `memory`.
-
-    Args:
-        clock: gives monotonic seconds.
-        handle: takes an event for the core.
-        begin: takes a job, as an iterator. Each step of the iterator is one slice.
-        report: takes the result of a slow fence.
-    """
+    """The jobs on the lanes of `memory`. `clock` gives monotonic seconds. `handle` takes an event for the core; `begin`
+    a job, of which each step is one slice; `report` the result of a slow fence."""
 
     _memory: Segments
     _: KW_ONLY
@@ -85,10 +79,8 @@ class LaneJobs:
             self.begin(self._drain())
 
     def scan(self) -> None:
-        """Begins a fence and then a scan, which ends with a Scanned event.
-
-        A slow fence (8 to 16 ms) is made in a thread.
-        """
+        """Begins a fence and then a scan, which ends with a Scanned event. A slow fence (8 to 16 ms) is made in a
+        thread."""
         if self._memory.fence_is_quick:
             self._memory.fence()
             self.begin(self._scan())
@@ -98,11 +90,8 @@ class LaneJobs:
             fence.add_done_callback(lambda done: self.report(Fenced(done.exception())))
 
     def fenced(self, fenced: Fenced) -> None:
-        """Begins the scan after a thread's fence.
-
-        Raises:
-            OSError: the fence failed. Without a fence the scan may miss pins, so no span may be reused.
-        """
+        """Begins the scan after a thread's fence. Raises OSError if that failed: without a fence the scan may miss
+        pins, so no span may be reused."""
         self.fencing = False
         if fenced.error is not None:
             raise fenced.error

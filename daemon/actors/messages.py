@@ -62,11 +62,8 @@ class Joined(Struct, frozen=True):
         return allowed == "group" and (self.peer.uid == os.geteuid() or self.peer.gid == os.getegid())
 
     def deliver(self, delivery: Deliver) -> bool:
-        """Gives `delivery` to the session.
-
-        If the session's inbox is full, the session gets a HangUp instead, and closes its connection. Returns False
-        then; the caller still owns the descriptors.
-        """
+        """Gives `delivery` to the session. If the session's inbox is full, the session gets a HangUp instead, and
+        closes its connection. Returns False then; the caller still owns the descriptors."""
         if self.inbox.offer(delivery):
             return True
         self.inbox.tell_now(HangUp(f"the client does not read: {self.inbox.capacity} messages wait for it"))

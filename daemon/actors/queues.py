@@ -59,15 +59,10 @@ class LaneQueue:
 
 
 class Queues:
-    """The queues of all attached clients.
-
-    Args:
-        submitted: carries records out: (client, records, the errors of payloads by record number) → the number of the
-            last record. Raises BadMessage if a record is none of the client's.
-        is_lent: whether bytes of the ring are those of a client's grant: (client, grant, offset, bytes).
-        ring: sends a client the bell.
-        hang_up: ends the connection of a client whose queue is damaged, for a reason.
-    """
+    """The queues of all attached clients. `submitted` carries records out, of which the errors of payloads are given by
+    number, and returns the number of the last one; it raises BadMessage if a record is none of the client's. `is_lent`:
+    whether bytes of the ring are those of a client's grant. `ring` sends a client the bell. `hang_up` ends the
+    connection of a client whose queue is damaged."""
 
     def __init__(
         self,
@@ -226,9 +221,7 @@ class Queues:
 class Lookout:
     """How the actor waits for further records: after the last one it looks for them for LOOK_S, then it naps for NAP_S,
     so that a client which writes one put after another rings no bell; then it sleeps, and each record wakes it.
-
-    `awake`: the actor has not napped since the last record.
-    """
+    `awake`: the actor has not napped since the last record."""
 
     def __init__(self, memory: Segments, queues: Queues, clock: Callable[[], float]) -> None:
         self.awake = False

@@ -50,14 +50,9 @@ _log = logger("store")
 
 
 class StoreActor:
-    """Runs `core` on the messages of `inbox`, over the shared memory of `memory`.
-
-    Args:
-        clock: gives the seconds of `shm.clock`.
-        tell_watchers: sends an event to all watchers of the status socket. Must not block.
-        tell_governor: sends the governor the sizes of the host tier. Must not block.
-        remote: the store behind the ring.
-    """
+    """Runs `core` on the messages of `inbox`, over the shared memory of `memory`. `clock` gives the seconds of
+    `shm.clock`. `tell_watchers`: sends an event to all watchers of the status socket. `tell_governor`: sends the
+    governor the sizes of the host tier. Neither may block. `remote`: the store behind the ring."""
 
     def __init__(
         self,
@@ -171,10 +166,8 @@ class StoreActor:
             await self._finish()
 
     def _keep_time(self, *, busy: bool) -> float:
-        """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due.
-
-        While the actor is busy, timers are looked at every TIMERS_S: it takes as long as a tenth of a put.
-        """
+        """Runs due timers. Returns the seconds until the next one; 0 or less if it is due. While the actor is busy,
+        timers are looked at every TIMERS_S: it takes as long as a tenth of a put."""
         now = self.clock()
         if busy and now < self._look_at and not self.core.postponed:
             return 0.0

@@ -1,8 +1,6 @@
-"""The store actor's answers to queries of the status socket: status, entries, why, clients,
-health, configuration, times of requests.
+"""The store actor's answers to queries of the status socket.
 
 Owns: the table of queries, and the findings of health. Does not own the figures of the core (`Store.status`).
-
 Invariant: no query changes the store.
 """
 
@@ -36,16 +34,9 @@ _AT_START: Final = "It grows at a start only: free memory, and restart the daemo
 
 @dataclass(eq=False, repr=False)
 class StoreReport:
-    """Answers queries about the store and its memory.
-
-    Args:
-        config: the current configuration. The store actor replaces it after a reload.
-        clients: the connected clients, by their numbers.
-        clock: gives the seconds of `shm.clock`.
-        waiting: gives the number of messages that wait for the actor.
-        times: how long requests took.
-        remote: the threads of the remote store, if there is one.
-    """
+    """Answers queries about the store and its memory. `config`: the current configuration, which the store actor
+    replaces after a reload. `clock` gives the seconds of `shm.clock`, `waiting` the number of messages that wait for
+    the actor. `times`: how long requests took."""
 
     _store: Store
     _memory: Segments
@@ -78,11 +69,7 @@ class StoreReport:
         self._queries = handlers(messages.StatusRequest, queries)
 
     def answer(self, query: messages.StatusRequest) -> dict[str, Any]:
-        """The body of the Document that answers `query`.
-
-        Raises:
-            TensordError: the query cannot be answered.
-        """
+        """The body of the Document that answers `query`. Raises TensordError if it cannot be answered."""
         return self._queries[type(query)](query)
 
     def _entries(self, query: messages.EntriesQuery) -> dict[str, Any]:
@@ -175,20 +162,14 @@ class StoreReport:
         """Every setting in force with its source. Sizes that existing memory or `tensorctl limit` decided differ from
         the configured ones."""
         superblock, limit_bytes = self._memory.superblock, self._store.status()["max_bytes"]
-        decided = {
-            "ring_bytes": (superblock.limit_bytes, "ring"),
-            "max_entries": (superblock.max_entries, "ring"),
-        }
+        decided = {"ring_bytes": (superblock.limit_bytes, "ring"), "max_entries": (superblock.max_entries, "ring")}
         if limit_bytes != min(self.config.max_bytes or superblock.limit_bytes, superblock.limit_bytes):
             decided["max_bytes"] = (limit_bytes, "tensorctl limit")
         return {"settings": self.config.explain(decided), "reload": self.reload}
 
     def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
-        """The health of the store.
-
-        `problems`: findings that an operator must look at; the daemon serves all the same. `healthy`: there are none.
-        `notices`: facts that an operator should know, and that a user of the host or a slow store may have caused.
-        """
+        """The health of the store. `problems`: findings that an operator must look at; the daemon serves all the same.
+        `notices`: facts that an operator should know, and that a user of the host or a slow store may have caused."""
         store = self._store.status()
         ring_bytes = self._memory.superblock.limit_bytes
         problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
@@ -204,17 +185,17 @@ class StoreReport:
                 f"{store['withdrawn_bytes']} bytes of the ring cannot be allocated again; retrying: "
                 f"{store['regrow_error']}"
             )
-        remote = store["remote_state"]
-        if remote is not None and not remote["serves"]:
+        remote = store["remote_state"] or {"serves": True, "refuses_writes": "", "not_agreed": 0, "removals_dropped": 0}
+        if not remote["serves"]:
             problems.append(f"the remote store is left alone for now: {remote['why']}")
-        if remote is not None and remote["refuses_writes"]:
+        if remote["refuses_writes"]:
             problems.append(f"the remote store takes no writes for now: {remote['refuses_writes']}")
-        if remote is not None and remote["not_agreed"]:
+        if remote["not_agreed"]:
             problems.append(
                 f"{remote['not_agreed']} invalidated namespaces are not shared, and other hosts go on with their old "
                 f"entries, until the remote store takes their generation: {remote['not_agreed_why']}"
             )
-        if remote is not None and remote["removals_dropped"]:
+        if remote["removals_dropped"]:
             problems.append(
                 f"{remote['removals_dropped']} evicted entries were not removed from the remote store, since too many "
                 "removals waited: other hosts may still find them; remove them from the store"

@@ -27,11 +27,7 @@ _COUNTED: Final = Path("/proc/thread-self/schedstat")
 
 
 class GivesWay:
-    """The rests of threads.
-
-    Args:
-        ending: ends all rests.
-    """
+    """The rests of threads. `ending` ends all of them."""
 
     def __init__(self, ending: threading.Event) -> None:
         self._ending = ending

@@ -1,7 +1,7 @@
 """Limits of the process under which no daemon can start.
 
 Owns: the check at the start, and the error of a daemon that ends because it can open no more files. Does not own what a
-running daemon without free descriptors does (`actors.listener`, `actors.attachments`).
+running daemon without free descriptors does (`listener`, `attachments`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ DESCRIPTORS_MIN: Final = 48
 
 
 def check_descriptors() -> None:
-    """Checks that the process may open the files of a daemon with a few clients.
-
-    Raises:
-        ProcessLimit: RLIMIT_NOFILE is too small.
-    """
+    """Raises ProcessLimit if the process may not open the files of a daemon with a few clients."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < DESCRIPTORS_MIN:
         raise ProcessLimit(

@@ -1,9 +1,7 @@
 """The format and the destination of the daemon's log: standard error, one line for each event.
 
-Owns: the configuration of structlog, the choice between key=value and JSON, the level, and which events have just been
-logged. Does not own the events.
-
-`level(...)` takes effect at once.
+Owns: the configuration of structlog, the choice between key=value and JSON, the level, which takes effect at once,
+and which events have just been logged. Does not own the events.
 """
 
 from __future__ import annotations
@@ -20,12 +18,7 @@ import structlog
 
 from .printable import escaped
 
-LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FORGOTTEN_S: Final = 600.0
 REPEATS_MAX: Final = 1024
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
@@ -39,15 +32,10 @@ def setup(
     environ: Mapping[str, str] | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Configures logging for this process. A further call replaces the configuration.
-
-    Args:
-        level_name: the lowest level that is logged.
-        format_name: "json", "console" (key=value), or "auto": JSON if `stream` goes to the journal. A line of JSON for
-            the journal begins with its priority, which the journal removes.
-        environ: os.environ unless given.
-        stream: standard error unless given.
-    """
+    """Configures logging for this process to `stream`, standard error unless given. A further call replaces the
+    configuration. `level_name`: the lowest level that is logged. `format_name`: "json", "console" (key=value), or
+    "auto": JSON if `stream` goes to the journal. A line for the journal begins with its priority, which the journal
+    removes."""
     stream = sys.stderr if stream is None else stream
     journal = to_journal(os.environ if environ is None else environ, stream)
     as_json = format_name == "json" or (format_name == "auto" and journal)
@@ -102,10 +90,8 @@ def logger(part: str) -> structlog.BoundLogger:
 
 
 def to_journal(environ: Mapping[str, str], stream: TextIO) -> bool:
-    """True if `stream` goes to the journal: JOURNAL_STREAM names its device and inode.
-
-    The variable alone is not enough: a child process with redirected standard error inherits it too.
-    """
+    """True if `stream` goes to the journal: JOURNAL_STREAM names its device and inode. The variable alone is not
+    enough: a child process with redirected standard error inherits it too."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):

@@ -21,7 +21,6 @@ FIRST_FD: Final = 3
 """The first descriptor of socket activation (SD_LISTEN_FDS_START)."""
 
 METRICS_NAME: Final = "metrics"
-_ANY_FAMILY: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
@@ -29,7 +28,7 @@ WATCHDOG: Final = "WATCHDOG=1"
 
 
 def reloading() -> str:
-    """The line that begins a reload. READY ends it. Newer service managers use the time to wait for the reload."""
+    """The lines that begin a reload. READY ends it. Newer service managers use the time to wait for the reload."""
     return f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
 
@@ -70,15 +69,10 @@ class Notifier:
 
 
 def listen_sockets(environ: MutableMapping[str, str], first_fd: int = FIRST_FD) -> dict[str, socket.socket]:
-    """The listening sockets of socket activation, by name. Empty if there are none, or they are for another process.
-
-    Each is a non-blocking listening stream socket that is closed on exec. Its family is AF_UNIX; `metrics` may also be
-    TCP, because a service manager can listen by TCP for a daemon that has no right to do so.
-
-    Raises:
-        BadConfiguration: two sockets have the same name, or the count or a descriptor is invalid. The descriptors stay
-            open then; the daemon is about to end.
-    """
+    """The listening sockets of socket activation, by name: non-blocking stream sockets that are closed on exec. Empty
+    if there are none, or they are for another process. Their family is AF_UNIX; `metrics` may also be TCP, because a
+    service manager can listen by TCP for a daemon that has no right to do so. Raises BadConfiguration if two have the
+    same name, or the count or a descriptor is invalid."""
     for_pid = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")
     names = environ.pop("LISTEN_FDNAMES", "")
@@ -86,8 +80,7 @@ def listen_sockets(environ: MutableMapping[str, str], first_fd: int = FIRST_FD) 
         return {}
     if not count.isdecimal():
         raise BadConfiguration(f"LISTEN_FDS = {count!r}: must be a number of sockets")
-    called = (names.split(":") if names else []) + ["unknown"] * int(count)
-    called = called[: int(count)]
+    called = [*(names.split(":") if names else []), *["unknown"] * int(count)][: int(count)]
     for name in called:
         if called.count(name) > 1:
             raise BadConfiguration(f"two activated sockets are named {name!r}: give each its own FileDescriptorName=")
@@ -101,8 +94,8 @@ def _listening(fd: int, name: str) -> socket.socket:
     except OSError as error:
         raise BadConfiguration(f"descriptor {fd} ({name}) is not a socket: {error.strerror}") from error
     listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    families = _ANY_FAMILY if name == METRICS_NAME else (socket.AF_UNIX,)
-    if not listens or listener.type != socket.SOCK_STREAM or listener.family not in families:
+    tcp = (socket.AF_INET, socket.AF_INET6) if name == METRICS_NAME else ()
+    if not listens or listener.type != socket.SOCK_STREAM or listener.family not in (socket.AF_UNIX, *tcp):
         listener.detach()
         raise BadConfiguration(
             f"descriptor {fd} ({name}) is not a listening Unix stream socket: "

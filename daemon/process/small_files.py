@@ -1,8 +1,7 @@
 """Reads the small files that settings name.
 
-Owns: the checks before a file is read. Does not own its content.
-Invariants: reading ends, also if the path is a device or a pipe that nobody writes to. No descriptor is left open,
-whatever the path is.
+Owns: the checks before a file is read. Does not own its content. Invariants: reading ends, also if the path is a device
+or a pipe that nobody writes to. No descriptor is left open, whatever the path is.
 """
 
 from __future__ import annotations
@@ -17,12 +16,8 @@ BYTES_MAX: Final = 1 << 20
 
 
 def small_text(path: Path) -> str:
-    """The text of a regular file of at most BYTES_MAX bytes, or of /dev/null.
-
-    Raises:
-        OSError: the file cannot be read, is not a regular file or is too large; `strerror` says which.
-        UnicodeDecodeError: it is not UTF-8.
-    """
+    """The text of a regular file of at most BYTES_MAX bytes, or of /dev/null. Raises OSError if the file cannot be
+    read, is not a regular file or is too large, and UnicodeDecodeError if it is not UTF-8."""
     with open(path, "rb", opener=_open) as file:  # raises for a folder
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) and status.st_rdev != os.stat(os.devnull).st_rdev:
