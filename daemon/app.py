@@ -74,11 +74,8 @@ _LOOK_EVERY_S: Final = 0.005
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the daemon until a signal ends it, or prints the text for `--help`, `--version` or `--check-config`.
-
-    Returns:
-        The exit status: 0 after a clean stop, 2 for a wrong configuration, 1 for any other error that prevents serving.
-    """
+    """Runs the daemon until a signal ends it, or prints the text for `--help`, `--version` or `--check-config`. Returns
+    the exit status: 0 after a clean stop, 2 for a wrong configuration, 1 for any other error that prevents serving."""
     environ = os.environ
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -356,10 +353,8 @@ def _log_reload(verdict: dict[str, Any]) -> str:
 
 
 async def settle(sessions: Collection[Session], store: StoreActor) -> None:
-    """Waits until all requests that have arrived are carried out and answered, for ENDING_S_MAX at most.
-
-    If connections were closed before the answers, clients would treat stored puts as lost, or send them again.
-    """
+    """Waits until all requests that have arrived are carried out and answered, for ENDING_S_MAX at most: clients would
+    treat stored puts without an answer as lost, or send them again."""
     for session in sessions:
         session.stop_reading()
     deadline = time.monotonic() + ENDING_S_MAX

@@ -137,15 +137,9 @@ class Config:
         uid: int | None = None,
         available_bytes: int | None = None,
     ) -> Config:
-        """The settings of a daemon started with `argv` (without the program's name) and `environ`.
-
-        Args:
-            uid: the effective uid of this process unless given.
-            available_bytes: the available memory of this machine unless given.
-
-        Raises:
-            BadConfiguration: names the key, its value, the source and the allowed values.
-        """
+        """The settings of a daemon started with `argv` (without the program's name) and `environ`. `uid`: the effective
+        uid of this process unless given; `available_bytes`: the available memory of this machine. Raises
+        BadConfiguration, which names the key, its value, the source and the allowed values."""
         uid = os.geteuid() if uid is None else uid
         known = SETTINGS
         flags = from_flags(argv, {**known, "config": Setting(PATH, None)}, ASKING_FLAGS)
@@ -174,11 +168,9 @@ class Config:
         return attrgetter(key)(self)
 
     def explain(self, decided: Mapping[str, tuple[Any, str]] = MappingProxyType({})) -> list[dict[str, Any]]:
-        """A row for each setting: `key`, `value`, `source` and `reload`, as `--check-config` shows them.
-
-        `decided`: (value, source) of settings that others than the configuration decide in a running daemon. A value
-        that equals the configured one keeps the configuration's source.
-        """
+        """A row for each setting: `key`, `value`, `source` and `reload`, as `--check-config` shows them. `decided`:
+        (value, source) of settings that others than the configuration decide in a running daemon. A value that equals
+        the configured one keeps the configuration's source."""
         rows = []
         for key, spec in SETTINGS.items():
             shown, source = spec.show(self.value(key)), self.sources[key]

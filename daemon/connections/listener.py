@@ -44,16 +44,9 @@ class Listening:
     async def accepted(
         self, failed: Callable[[OSError], object], ready: Callable[[], Awaitable[object]] | None = None
     ) -> AsyncIterator[socket.socket]:
-        """The connections as they come.
-
-        From the accept to the caller nothing is awaited: a cancellation there would lose the connection unclosed, as
-        one of `loop.sock_accept` does.
-
-        Args:
-            failed: told why a connection cannot be accepted: the peer has closed it already, or the machine is out of
-                descriptors or memory. It stays in the kernel's queue, and is accepted later.
-            ready: awaited once a connection waits, before it is accepted.
-        """
+        """The connections as they come. From the accept to the caller nothing is awaited: a cancellation there would
+        lose the connection unclosed. `failed`: told why a connection cannot be accepted; it stays in the kernel's
+        queue, and is accepted later. `ready`: awaited once a connection waits, before it is accepted."""
         while True:
             await self._readable()
             if ready is not None:
@@ -71,13 +64,12 @@ class Listening:
 
     async def _readable(self) -> None:
         """Returns once a connection waits, or the socket was replaced. An accept may find none all the same."""
-        loop = asyncio.get_running_loop()
         self._look.clear()
-        loop.add_reader(self.socket, self._look.set)
+        asyncio.get_running_loop().add_reader(self.socket, self._look.set)
         try:
             await self._look.wait()
         finally:
-            loop.remove_reader(self.socket)
+            asyncio.get_running_loop().remove_reader(self.socket)
 
     def replace(self, by: socket.socket) -> None:
         """Closes the socket, and accepts from another one from now on. Accepted connections go on."""
@@ -97,11 +89,9 @@ class Listening:
 
 @dataclass(eq=False, repr=False)
 class Listener:
-    """Runs `serve(number, socket)` for each connection on `listening`. `quotas` limit the simultaneous connections.
-
-    A peer for which the process has no descriptor is told so, by a spare one that is given up for a moment. Without it,
-    peers would wait in the kernel's queue until their time limits.
-    """
+    """Runs `serve` for each connection on `listening`. `quotas` limit the simultaneous connections. A peer for which
+    the process has no descriptor is told so, by a spare one that is given up for a moment. Without it, peers would wait
+    in the kernel's queue until their time limits."""
 
     _listening: Listening
     _kind: Kind

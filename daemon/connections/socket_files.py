@@ -15,7 +15,7 @@ import grp
 import os
 import socket
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,10 +30,7 @@ _FOLDER_MODE: Final = 0o700
 
 
 class SocketFile:
-    """The socket at `path`.
-
-    `problem`: why no new client can reach the socket, with what to do; empty while its file is there.
-    """
+    """The socket at `path`. `problem`: why no new client can reach it, with what to do; empty while its file is there."""
 
     def __init__(self, path: Path, mode: int, group: str | int | None) -> None:
         self.path = path
@@ -46,11 +43,8 @@ class SocketFile:
 
     @classmethod
     def made(cls, path: Path, mode: int, group: str | None) -> tuple[Self, socket.socket]:
-        """A new file with its socket, at a start.
-
-        Raises:
-            SocketForbidden, InstanceBusy, BadConfiguration: the socket cannot be created. No file is left behind then.
-        """
+        """A new file with its socket, at a start. Raises SocketForbidden, InstanceBusy or BadConfiguration if it cannot
+        be created. No file is left behind then."""
         file = cls(path, mode, group)
         try:
             make_folder(path.parent)
@@ -61,11 +55,9 @@ class SocketFile:
 
     @classmethod
     def given(cls, listening: socket.socket, mode: int, group: str | None) -> Self | None:
-        """The file of a socket that a service manager has passed. None if the socket has no file.
-
-        A service manager does not look at its sockets' files. If this one is gone, the next `look` makes it, with
-        `mode` and `group`. If a killed daemon has left a file that it had made anew, with those of that file.
-        """
+        """The file of a socket that a service manager has passed. None if the socket has no file. A service manager
+        does not look at its sockets' files. If this one is gone, the next `look` makes it, with `mode` and `group`; if
+        a killed daemon has left a file that it had made anew, with those of that file."""
         name = listening.getsockname()
         if not isinstance(name, str) or not name.startswith("/"):
             return None
@@ -82,11 +74,8 @@ class SocketFile:
         return file
 
     def look(self) -> socket.socket | None:
-        """Sets `problem`, and logs its change. If the file is gone and the path is free, makes both anew.
-
-        Returns:
-            The new socket; None if there is none.
-        """
+        """Sets `problem`, and logs its change. If the file is gone and the path is free, makes both anew, and returns
+        the new socket."""
         before, made = self.problem, None
         try:
             there = os.lstat(self.path)
@@ -113,18 +102,17 @@ class SocketFile:
                 self.path.unlink(missing_ok=True)
 
     def _made_anew(self) -> socket.socket | None:
+        self.problem = ""
         try:
             self._make_folder_anew()
-            listening = self._listening()
+            return self._listening()
         except (OSError, TensordError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self.problem = (
                 f"the file of the socket {self.path} was removed and cannot be made anew: {why}. New clients do not "
                 "reach the daemon, attached ones go on. Let the daemon write to the folder, or restart the daemon"
             )
-            return None
-        self.problem = ""
-        return listening
+        return None
 
     def _make_folder_anew(self) -> None:
         """Makes the folder as it was. Its own folder is only made if it is a default one."""
@@ -140,24 +128,19 @@ class SocketFile:
 
     def _listening(self) -> socket.socket:
         """A new socket with its file. No file is left behind by an error."""
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
+        with ExitStack() as undoing:
+            listening = undoing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
             listening.bind(str(self.path))
-            try:
-                if self._group is not None:
-                    _give_to_group(self.path, self._group)
-                self.path.chmod(self._mode)
-                # Until here every connect is refused, whatever mode the umask has left.
-                listening.listen(BACKLOG)
-                listening.setblocking(False)
-                self._keep(os.lstat(self.path))
-                self._made_here = True
-            except BaseException:
-                self.path.unlink(missing_ok=True)
-                raise
-        except BaseException:
-            listening.close()
-            raise
+            undoing.callback(self.path.unlink, missing_ok=True)
+            if self._group is not None:
+                _give_to_group(self.path, self._group)
+            self.path.chmod(self._mode)
+            # Until here every connect is refused, whatever mode the umask has left.
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+            self._keep(os.lstat(self.path))
+            self._made_here = True
+            undoing.pop_all()
         return listening
 
     def _keep(self, own: os.stat_result) -> None:

@@ -34,10 +34,7 @@ _WITHOUT_TCP: Final = {
 
 class Sockets:
     """`control`, `status`, `metrics` and `page`, non-blocking and listening, for as long as the `with` block lasts.
-
-    Raises:
-        SocketForbidden, InstanceBusy, BadConfiguration: one of the sockets cannot be created. None is left behind then.
-    """
+    Raises SocketForbidden, InstanceBusy or BadConfiguration if one cannot be created. None is left behind then."""
 
     def __init__(self, config: Config, activated: Mapping[str, socket.socket]) -> None:
         self._open: list[Listening] = []

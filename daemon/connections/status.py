@@ -86,11 +86,8 @@ class Watchers:
 
 @dataclass(eq=False, repr=False)
 class Documents:
-    """The bodies of answers to queries, merged from the answers of the store and of the governor.
-
-    Args:
-        socket_problems: which sockets no new client can reach, and why.
-    """
+    """The bodies of answers to queries, merged from the answers of the store and of the governor. `socket_problems`:
+    which sockets no new client can reach, and why."""
 
     _store: Mailbox[StoreMessage]
     _governor: Mailbox[GovernorMessage]
