@@ -1,15 +1,13 @@
-"""Sessions and listeners: what is not sent is known; who does not keep up, or cannot be taken in, is told; the end."""
+"""Sessions: what is not sent is known; who does not keep up is told; requests are measured; the end."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +15,10 @@ import pytest
 from tensord.daemon import app
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, HangUp, Joined, StoreMessage
-from tensord.daemon.claims.quotas import Quotas, Rates
-from tensord.daemon.config.config import Config
-from tensord.daemon.config.limits import quota_rules
-from tensord.daemon.connections.listener import Listener, Listening
+from tensord.daemon.claims.quotas import Rates
 from tensord.daemon.connections.session import Session
 from tensord.daemon.connections.status import Watchers
+from tensord.daemon.connections.timing import RequestTimer
 from tensord.daemon.reports.counters import RequestTimes
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits
@@ -122,41 +118,17 @@ async def test_a_watcher_that_does_not_keep_up_loses_the_oldest_events_and_is_to
     assert not watchers.are_told
 
 
-class Full:
-    """A listening socket that accepts while the listener has given its spare descriptor up."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(str(path))
-        self.socket.listen()
-        self.socket.setblocking(False)
-        self.listener: Listener
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
-
-    def accept(self) -> tuple[socket.socket, object]:
-        if self.listener._spare is not None:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return self.socket.accept()
-
-
-async def served(number: int, accepted: socket.socket) -> None:
-    raise AssertionError("a descriptor was found")
-
-
-async def test_each_peer_for_which_no_descriptor_is_left_is_told_so(tmp_path: Path) -> None:
-    full = Full(tmp_path / "socket")
-    quotas = Quotas(quota_rules(Config.load([], {})), own_uid=0)
-    with full.socket:
-        full.listener = Listener(Listening(full), "clients", quotas, served)  # type: ignore[arg-type]
-        accepting = asyncio.create_task(full.listener.run())
-        for _ in range(2):
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
-            assert b"accepts no more connections" in await asyncio.wait_for(reader.read(), PATIENCE_S)
-            writer.close()
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
+def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
+    times = RequestTimes(0.0, 3)
+    for slow_s in (0.0, 60.0):
+        times.slow_s = slow_s
+        for client in range(1, 6):
+            timer = RequestTimer(times, client)
+            timer.began(messages.Touch(1, [bytes(32)]))
+            timer.answered(messages.Counted(1, 0))
+    told = times.as_dict()
+    assert [row["client"] for row in told["slow"]] == [5, 4, 3]
+    assert sum(told["kinds"]["Touch"]["counts"]) == 10
 
 
 class Part:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-import pytest
-
 from tensord.daemon.actors.mailbox import TURN_S, Mailbox, Pump, Sender
 
 LOUD: Sender = (1000, 1)
@@ -57,19 +55,6 @@ async def test_the_actors_own_messages_come_first_and_never_wait() -> None:
     for number in range(5):
         inbox.tell_now(f"own {number}")
     assert inbox.take(6) == [*(f"own {number}" for number in range(5)), "flood 1 0"]
-
-
-async def test_a_sender_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
-    inbox: Mailbox[str] = Mailbox(1)
-    await inbox.tell("one", LOUD)
-    waiting = asyncio.create_task(inbox.tell("two", LOUD))
-    await turns()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert inbox.take(9) == ["one"]
-    await inbox.tell("three", LOUD)
-    assert inbox.take() == ["three"]
 
 
 async def test_a_waiting_actor_continues_when_a_message_comes_or_the_time_is_over() -> None:

@@ -168,3 +168,4 @@ def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:
             assert why["created_unix_s"] == pytest.approx(entry["created_unix_s"])
             shown.append(entry["created_unix_s"])
         assert shown[1] - shown[0] == pytest.approx(1e6, abs=60)
+        until(lambda: sum(daemon.ask(messages.LatencyQuery)["event_loop_lag"]["counts"]), "the loop's lag")
