@@ -30,7 +30,7 @@ _FOLDER_MODE: Final = 0o700
 
 
 class SocketFile:
-    """The socket at `path`. `problem`: why no new client can reach it, and what to do; empty while its file is there."""
+    """The socket at `path`. `problem`: why no new client reaches it, and what to do; empty while its file is there."""
 
     def __init__(self, path: Path, mode: int, group: str | int | None) -> None:
         self.path = path

@@ -100,12 +100,11 @@ def test_each_lane_is_scanned_whatever_its_client_wrote_into_its_header(small: D
         outlives(small, lambda lane: os.pwrite(hostile.fds[2], struct.pack("Q", lane), LANE_ID_AT))
 
 
-@pytest.mark.parametrize("header", [bytes(4096), b"\xff" * 4096])
-def test_pins_in_a_lane_with_a_foreign_header_count(small: Daemon, header: bytes) -> None:
+def test_pins_in_a_lane_with_a_foreign_header_count(small: Daemon) -> None:
     def damage(lane: int) -> None:
         (path,) = small.lanes()
         with path.open("r+b") as memory:
-            memory.write(header)
+            memory.write(b"\xff" * 4096)
 
     outlives(small, damage)
 

@@ -47,20 +47,22 @@ def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_console_line_is_key_value() -> None:
+def test_a_console_line_is_key_value_and_json_is_json_on_any_stream() -> None:
     stream = lines_of("console")
     logs.logger("store").info("put stored", bytes=5, name="a b")
     time, rest = stream.getvalue().split(" ", 1)
     assert datetime.fromisoformat(time.removeprefix("time=")).utcoffset() is not None
     assert rest == 'level=info part=store event="put stored" bytes=5 name="a b"\n'
-
-
-def test_json_is_json_on_any_stream() -> None:
     stream = lines_of("json")
     logs.logger("store").warning("refused", key=b"\x01")
-    (line,) = parsed(stream)
+    try:
+        raise OSError("disc gone")
+    except OSError:
+        logs.logger("store").exception("failed")
+    line, failed = parsed(stream)
     assert (line["level"], line["part"], line["event"]) == ("warning", "store", "refused")
-    assert line["time"].endswith("Z")
+    assert line["time"].endswith("Z") and failed["level"] == "error"
+    assert failed["exception"].startswith("Traceback") and failed["exception"].endswith("OSError: disc gone")
 
 
 def test_a_line_that_cannot_be_written_is_lost_alone() -> None:
@@ -77,18 +79,6 @@ def test_a_line_is_one_line_and_has_no_character_that_a_terminal_obeys() -> None
         logs.logger("session").info("hello", name="a\nlevel=error \x1b]0;b\x07\x00\x9b\u202e ü", why=ValueError("\x1b"))
         line = stream.getvalue().removesuffix("\n")
         assert line.isprintable() and ("\\x1b" in line or "\\u001b" in line) and "\\u202e" in line
-
-
-def test_an_exception_is_one_line_too() -> None:
-    stream = lines_of("json")
-    try:
-        raise OSError("disc gone")
-    except OSError:
-        logs.logger("store").exception("failed")
-    (line,) = parsed(stream)
-    assert line["level"] == "error"
-    assert line["exception"].startswith("Traceback")
-    assert line["exception"].endswith("OSError: disc gone")
 
 
 def test_the_level_can_be_changed_while_running() -> None:

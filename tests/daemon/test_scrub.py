@@ -88,12 +88,8 @@ def no_thread_more(thread: threading.Thread) -> None:
 
 
 async def checks() -> None:
-    slot = SimpleNamespace(published=True, unverified=True)
-    memory: Any = SimpleNamespace(
-        recovered=True, index=SimpleNamespace(slots=lambda: [slot]), summed=lambda slot: (True, 1)
-    )
-    tell: Any = None
-    scrub = Scrub(memory, tell, lambda: 0.0)
+    memory: Any = Memory((True, True))
+    scrub = Scrub(memory, lambda scrubbed: None, lambda: 0.0)
     scrub.begin()
     await scrub.run()
 

@@ -209,32 +209,22 @@ def test_sockets_come_by_name_non_blocking_and_closed_on_exec(handed_in: int, tm
         listener.detach()
 
 
-def test_two_sockets_of_one_name_are_refused(handed_in: int) -> None:
+def test_what_is_no_listening_socket_of_a_name_of_its_own_is_refused(handed_in: int) -> None:
     with pytest.raises(BadConfiguration, match=r"two activated sockets are named 'control'.*FileDescriptorName="):
         listen_sockets(handed("control:control"), first_fd=handed_in)
-
-
-def test_a_socket_that_does_not_listen_is_refused() -> None:
-    with (
-        socket.socket(socket.AF_UNIX) as silent,
-        pytest.raises(BadConfiguration, match="Accept=no"),
-    ):
+    with socket.socket(socket.AF_UNIX) as silent, pytest.raises(BadConfiguration, match="Accept=no"):
         listen_sockets(handed("control", 1), first_fd=silent.fileno())
-
-
-def test_a_path_that_is_not_a_socket_is_refused() -> None:
-    fd = os.open("/dev/null", os.O_RDONLY)
-    with pytest.raises(BadConfiguration, match=rf"descriptor {fd} \(control\) is not a socket"):
-        listen_sockets(handed("control", 1), first_fd=fd)
-    os.close(fd)
+    with (
+        open("/dev/null") as file,
+        pytest.raises(BadConfiguration, match=rf"descriptor {file.fileno()} \(control\) is not a socket"),
+    ):
+        listen_sockets(handed("control", 1), first_fd=file.fileno())
 
 
 def test_metrics_may_be_listened_for_by_tcp_and_nothing_else_may() -> None:
-    environ = {"LISTEN_PID": str(PID), "LISTEN_FDS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as given:
-        handed = socket.fromfd(given.fileno(), given.family, given.type)
-        found = listen_sockets(environ | {"LISTEN_FDNAMES": "metrics"}, first_fd=handed.detach())
+        found = listen_sockets(handed("metrics", 1), first_fd=os.dup(given.fileno()))
         assert found["metrics"].getsockname() == given.getsockname()
         found["metrics"].close()
         with pytest.raises(BadConfiguration, match="not a listening Unix"):
-            listen_sockets(environ | {"LISTEN_FDNAMES": "control"}, first_fd=given.fileno())
+            listen_sockets(handed("control", 1), first_fd=given.fileno())

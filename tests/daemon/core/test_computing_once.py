@@ -33,21 +33,6 @@ def refused_in_the_queue(stand: Stand, number: int, error: TensordError, token: 
     stand.submit(1, record, errors={stand.records[1]: error})
 
 
-def test_waiters_learn_of_the_commit(make: Make) -> None:
-    stand = make()
-    stand.put(1, claim=claim(stand, 1, 1, 2))
-    assert verdicts(stand, 2) == ["wait", "hit"]
-    stand.send(3, messages.RequestClaim(3, key(1)))
-    assert stand.last(3) == messages.Claimed(3, "hit")
-
-
-def test_a_refused_commit_lets_every_waiter_compute(make: Make) -> None:
-    stand = make()
-    token = claim(stand, 1, 1, 2, 3)
-    assert stand.put(1, tree=0, claim=token) == "BadMessage"
-    assert stand.last(2) == stand.last(3) == messages.Claimed(1, "alone")
-
-
 def test_a_victim_that_comes_back_is_a_hit_for_those_who_wait(make: Make) -> None:
     stand = make(16 * SPAN)
     for number in range(16):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 
 from tensord.daemon.forms.events import Pressed
 from tensord.daemon.room import lending
-from tensord.errors import TensordError
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, span_bytes
 
@@ -167,7 +165,6 @@ def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -
     stand.settle()
     revoked = stand.store.parts.grants.revoked
     assert not stand.store.status()["grants_waiting"] and pin.span_id in revoked
-    stand.check()
     stand.release(pin)
     stand.pass_time(5)
     assert not revoked
@@ -232,22 +229,6 @@ def test_room_for_later_puts_takes_nothing_that_was_just_put(policy: str) -> Non
     stand.check()
 
 
-@pytest.mark.parametrize("policy", ["lru", "hazard"])
-def test_entries_of_many_sizes_are_stored_without_end_and_read_as_they_were_put(policy: str) -> None:
-    stand, chance = stand_of(256 << 10, policy=policy), random.Random(1)
-    sizes = {}
-    for number in range(600):
-        stand.now += 0.01
-        sizes[number] = chance.choice([100, 500, 1000, 5000, 20_000])
-        assert stand.put(number, sizes[number]) == "stored"
-        if not number % 20:
-            stand.check()
-            for each in stand.stored():
-                found = stand.find(key(each))
-                assert found is not None and found.content == key(each)[8:9] * sizes[each]
-    assert stand.store.counters.moves, "survivors move"
-
-
 def test_a_place_that_no_hole_has_room_for_takes_one_scan_and_no_move_among_equally_cold_entries() -> None:
     stand = full(1 << 20, policy="hazard")
     scans = stand.store.counters.scans
@@ -255,27 +236,6 @@ def test_a_place_that_no_hole_has_room_for_takes_one_scan_and_no_move_among_equa
         stand.now += 0.01
         assert stand.put(number, 10_000) == "stored"
     assert stand.store.counters.scans - scans <= 30 and not stand.store.counters.moves
-    stand.check()
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_an_entry_that_ends_while_it_moves_leaves_nothing_behind(copied: bool) -> None:
-    stand = stand_of(16 << 10)
-    for number, size in enumerate([3000, 1000, 3000, 3000, 2000]):
-        assert stand.put(number, size) == "stored"
-    stand.send(1, messages.Evict(5, [key(0), key(2)]))
-    stand.settle()
-    request = stand.ask(1, 5000)
-    while not stand.moves:
-        assert stand.scans, "nothing moves"
-        stand.scan()
-    if copied:
-        stand.send(1, messages.Evict(6, [key(1)]))
-    while stand.moves:
-        stand.move(error=None if copied else TensordError("the copy failed"))
-    stand.settle()
-    answer = stand.answered(1, request)
-    assert answer is not None and answer.grants and not stand.store.counters.moves
     stand.check()
 
 
