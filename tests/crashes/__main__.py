@@ -20,8 +20,8 @@ from itertools import cycle
 from typing import Final
 
 from ..ended_cleanly import end_cleanly
+from .daemon_rounds import KINDS, session
 from .points import Round
-from .sessions import KINDS, session
 
 _ROUNDS: Final = 60
 """The kills that one instance goes through. Then all of its memory must be free."""
@@ -78,11 +78,8 @@ class Report:
 
 
 def run(kills: int, seed: int, report: Report) -> None:
-    """Plays rounds until that many processes were killed.
-
-    Raises:
-        AssertionError: an entry is lost, torn or wrong, or something leaked.
-    """
+    """Plays rounds until that many processes were killed. Raises AssertionError if an entry is lost, torn or wrong, or
+    something leaked."""
     draw = Draw(seed)
     for kind in cycle(KINDS):
         with session(kind) as playing:
@@ -102,11 +99,7 @@ def run(kills: int, seed: int, report: Report) -> None:
 
 
 def run_one(turn: Round, report: Report) -> None:
-    """Plays one round.
-
-    Raises:
-        AssertionError: as `run`.
-    """
+    """Plays one round. Raises AssertionError as `run`."""
     kind = next(kind for kind, points in KINDS.items() if turn.point in points)
     with session(kind) as playing:
         report.add(turn, playing.play(turn))

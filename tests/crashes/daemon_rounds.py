@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Final, Self
 
+from . import client_rounds
 from .instance import Ended, Instance
 from .points import DAEMON, Round, points_of
 
@@ -22,17 +23,8 @@ _ARM: Final = "tests.crashes.points:arm"
 
 Call = Callable[[Instance, random.Random], None]
 
-_MIXED: Final[tuple[Call, ...]] = (
-    Instance.put,
-    Instance.put,
-    Instance.put,
-    Instance.put,
-    Instance.reserve,
-    Instance.compute,
-    Instance.hold,
-    Instance.evict,
-    Instance.sequence,
-)
+_OTHERS: Final = (Instance.reserve, Instance.compute, Instance.hold, Instance.evict, Instance.sequence)
+_MIXED: Final[tuple[Call, ...]] = (*(Instance.put,) * 4, *_OTHERS)
 _OFTEN: Final[dict[str, tuple[Call, ...]]] = {
     "commit": (Instance.put, Instance.reserve, Instance.sequence),
     "lend": (Instance.put, Instance.ask_and_leave),
@@ -40,12 +32,16 @@ _OFTEN: Final[dict[str, tuple[Call, ...]]] = {
     "attach": (Instance.attach,),
     "touch": (Instance.touch,),
     "invalidate": (Instance.invalidate,),
-    "offload": (Instance.device, Instance.device, Instance.device, Instance.fill_card),
+    "offload": (*(Instance.device,) * 3, Instance.fill_card),
 }
-_SMALL: Final[tuple[Call, ...]] = (Instance.put, Instance.put, Instance.put, Instance.put, Instance.hold)
+_SMALL: Final[tuple[Call, ...]] = (*(Instance.put,) * 4, Instance.hold)
 _SMALL_GROUPS: Final = ("reclaim", "pages")
-LARGE_POINTS: Final = points_of({group: DAEMON[group] for group in DAEMON if group not in _SMALL_GROUPS})
-SMALL_POINTS: Final = points_of({group: DAEMON[group] for group in _SMALL_GROUPS})
+KINDS: Final[dict[str, list[str]]] = {
+    "large": points_of({group: DAEMON[group] for group in DAEMON if group not in _SMALL_GROUPS}),
+    "small": points_of({group: DAEMON[group] for group in _SMALL_GROUPS}),
+    "client": client_rounds.POINTS,
+}
+"""The points that each kind of session reaches."""
 
 
 class Session:
@@ -71,14 +67,8 @@ class Session:
 
     def play(self, turn: Round) -> tuple[str, ...]:
         """Plays one round, which begins and ends without a daemon. The next one checks the memory of the last crash.
-
-        Returns:
-            The places at which daemons died; empty if the load did not reach the line and a kill from outside ended
-            the round.
-
-        Raises:
-            AssertionError: an entry is lost, torn or wrong, or something leaked.
-        """
+        Returns the places at which daemons died; none if the load did not reach the line and a kill from outside ended
+        the round. Raises AssertionError if an entry is lost, torn or wrong, or something leaked."""
         instance, chance = self._instance, random.Random(turn.seed)
         daemon = instance.daemon
         told = daemon.folder / "places"
@@ -102,11 +92,7 @@ class Session:
         return tuple(told.read_text().split()) if told.exists() else ()
 
     def finish(self) -> None:
-        """Checks the memory after the last crash, and checks that all of it can be freed.
-
-        Raises:
-            AssertionError: an entry is lost, torn or wrong, or something leaked.
-        """
+        """Checks the memory after the last crash, and that all of it can be freed. Raises AssertionError as `play`."""
         self._start()
         self._instance.finish()
 
@@ -136,3 +122,10 @@ class Session:
                 chance.choice(calls)(self._instance, chance)
             if settle:
                 self._instance.settle()
+
+
+AnySession = Session | client_rounds.Session
+
+
+def session(kind: str) -> AnySession:
+    return client_rounds.Session() if kind == "client" else Session(small=kind == "small")

@@ -24,8 +24,7 @@ from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.raw import RawClient
-from .index_faults import fault_of_index
-from .model import NUMBERS, Model, Name, array_of, namespace, reserved_by, tree_of, version_of
+from .model import NUMBERS, Model, Name, array_of, fault_of_index, namespace, reserved_by, tree_of, version_of
 
 PLACE_BYTES: Final = 48 << 10
 RING_BYTES: Final = 16 * MIB
@@ -250,12 +249,8 @@ class Instance:
     # ---- after a crash
 
     def check(self) -> None:
-        """Checks a daemon that serves again against the model.
-
-        Raises:
-            AssertionError: "lost", "torn", "wrong" or "leaked", with the subject.
-            Ended: the daemon ended meanwhile.
-        """
+        """Checks a daemon that serves again against the model. Raises AssertionError: "lost", "torn", "wrong" or
+        "leaked", with the subject; or Ended."""
         self._await(self._is_connected, "the new connection of the client")
         for name, version, _ in self._puts:
             self.model.put(name, version, "unknown")
@@ -339,13 +334,9 @@ class Instance:
         """What is taken besides the grants that clients have not used."""
         status = self.daemon.status()
         store = status["store"]
-        return {
-            "used_bytes": store["used_bytes"] - store["lent_bytes"],
-            "pins": status["pins"],
-            "claims_held": store["claims_held"],
-            "clients": status["clients"],
-            "lanes": status["lanes"],
-        }
+        counts = {name: status[name] for name in ("pins", "clients", "lanes")}
+        used_bytes = store["used_bytes"] - store["lent_bytes"]
+        return {**counts, "used_bytes": used_bytes, "claims_held": store["claims_held"]}
 
     def _await(self, condition: Callable[[], bool], what: str, seen: Callable[[], str] = str) -> None:
         """Waits until `condition` holds. Raises Ended if the daemon has ended, and AssertionError after PATIENCE_S."""

@@ -1,6 +1,6 @@
 """The entries that are possible after a crash: for each key a set of versions, by the answers so far.
 
-Owns: keys, payloads and the table. Does not own: clients.
+Owns: keys, payloads and the table; and what may be wrong with an index while its daemon is idle. Does not own clients.
 
 An answer leaves one possible version. A call without an answer leaves two: the daemon carried it out or not. The
 version that a read then finds is the right one, and must stay.
@@ -12,13 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
 import tensord
 from tensord.errors import Corrupt
-from tensord.shm.ring.layout import ALIGN_BYTES, SPAN_HEADER_BYTES
+from tensord.shm.index.index import IndexWriter
+from tensord.shm.ring.layout import ALIGN_BYTES, PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, span_bytes
+
+from ..daemon_process import SHM_FOLDER
 
 NUMBERS: Final = 40
 FAMILIES: Final = 3
@@ -84,11 +88,7 @@ def reserved_by(client: tensord.Client, name: Name, tree: Any) -> tensord.Reserv
 
 
 def version_of(name: Name, tree: Any) -> int:
-    """The version of `name` that a payload is.
-
-    Raises:
-        AssertionError: the payload is no version of `name`.
-    """
+    """The version of `name` that a payload is. Raises AssertionError if it is none."""
     words = array_of(name, tree)
     version = int(words[0]) & 0xFFFFFFFF
     assert np.array_equal(words, words_of(name, version)), f"wrong: {name} holds {words[:2]}… of {words.nbytes} bytes"
@@ -152,17 +152,10 @@ class Model:
         return [name for name in self.possible if name.family == family]
 
     def check(self, client: tensord.Client, answers: Callable[[], bool], keep: int = 0) -> None:
-        """Checks that every name has a possible version. The version that is found becomes the only possible one.
-
-        Args:
-            answers: whether the daemon answers. If it has ended by the end of the check, a miss is no evidence: the
-            daemon may
-                have died between the two stores of a publication, and the next daemon completes it.
-            keep: in a lossy store, the number of newest entries that must be cached.
-
-        Raises:
-            AssertionError: "lost", "torn" or "wrong", with the name.
-        """
+        """Checks that every name has a possible version. The one that is found becomes the only possible one.
+        `answers`: whether the daemon answers. If it has ended by the end of the check, a miss is no evidence: it may
+        have died between the two stores of a publication, which the next daemon completes. `keep`: in a lossy store,
+        the number of newest entries that must be cached."""
         kept = set(self.kept[-keep:]) if keep else set()
         missed: list[Name] = []
         for name, possible in self.possible.items():
@@ -199,3 +192,26 @@ class Model:
         if self.lossy:
             return self.possible[name] == {None}
         return name.generation < self.generations[name.family] - 1
+
+
+def fault_of_index(instance: str, holding: set[bytes]) -> str:
+    """ "" if slots and lines agree, spans do not overlap, and only keys in `holding` wait for their pins."""
+    memory = bytearray((SHM_FOLDER / f"tensord.{instance}.index").read_bytes())
+    superblock = Superblock.unpack(bytes(memory[:PAGE_BYTES]))
+    before = bytes(memory)
+    index = IndexWriter(memory, superblock.geometry)
+    if memory != before:
+        return "a line disagrees with its slots"
+    # A slot without a tree is that of a grant, which has entries within.
+    slots = sorted((slot for slot in index.slots() if slot.tree_bytes), key=lambda slot: slot.offset)
+    leaked = [slot for slot in slots if not slot.published and slot.key not in holding]
+    if leaked:
+        return f"unpublished slots without a holder: {leaked}"
+    for one, other in pairwise(slots):
+        if one.offset + span_bytes(one.payload_bytes) > other.offset:
+            return f"spans that overlap: {one}, {other}"
+    try:
+        index.check_invariants()
+    except AssertionError as error:
+        return f"an index that is not sound: {error}"
+    return ""

@@ -14,8 +14,8 @@ import pytest
 
 from tensord.daemon.store.commit import Commits
 
+from .daemon_rounds import KINDS, AnySession, session
 from .points import CLIENT, DAEMON, Round
-from .sessions import KINDS, AnySession, session
 
 AT = 7
 TAKE = "commit/daemon.store.commit:Commits.take"
