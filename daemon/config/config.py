@@ -94,10 +94,7 @@ class Config:
     )
     """Memory for payloads, taken from /dev/shm at the start; an existing ring grows or shrinks to this size."""
     max_entries: int = setting(
-        COUNT,
-        low=16,
-        high=ENTRIES_MAX,
-        derived="one for every 64KiB of the ring when it is created, at least 4096",
+        COUNT, low=16, high=ENTRIES_MAX, derived="one for every 64KiB of the ring when it is created, at least 4096"
     )
     """The most entries; the index is created for this number and does not grow."""
     max_bytes: int | None = setting(SIZE, None, 1 * MIB, 16 * TIB, reload=True)

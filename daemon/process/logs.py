@@ -27,10 +27,7 @@ _least = logging.INFO
 
 
 def setup(
-    level_name: str,
-    format_name: str = "auto",
-    environ: Mapping[str, str] | None = None,
-    stream: TextIO | None = None,
+    level_name: str, format_name: str = "auto", environ: Mapping[str, str] | None = None, stream: TextIO | None = None
 ) -> None:
     """Configures logging for this process to `stream`, standard error unless given. A further call replaces the
     configuration. `level_name`: the lowest level that is logged. `format_name`: "json", "console" (key=value), or

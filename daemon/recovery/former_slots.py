@@ -38,11 +38,7 @@ class FormerSlots(OverEntries):
     """The slots of one index. The arguments are those of `Recovery`."""
 
     def __init__(
-        self,
-        entries: Entries,
-        now: float,
-        missing: Iterable[tuple[int, int]],
-        is_past: Callable[[bytes], bool],
+        self, entries: Entries, now: float, missing: Iterable[tuple[int, int]], is_past: Callable[[bytes], bool]
     ) -> None:
         geometry, table = entries.memory.geometry, entries.table
         super().__init__(entries)

@@ -50,11 +50,7 @@ class Recovery(OverEntries):
     """
 
     def __init__(
-        self,
-        entries: Entries,
-        now: float,
-        missing: Iterable[tuple[int, int]],
-        is_past: Callable[[bytes], bool],
+        self, entries: Entries, now: float, missing: Iterable[tuple[int, int]], is_past: Callable[[bytes], bool]
     ) -> None:
         assert entries.table.count == 0
         super().__init__(entries)

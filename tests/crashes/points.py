@@ -55,10 +55,7 @@ DAEMON: Final = {
         "daemon.store.slots:Slots.unpublish",
         "daemon.lifetimes.removals:Sweeps.clear",
     ),
-    "touch": (
-        "daemon.core.dispatch:Dispatch._of_keys",
-        "daemon.store.details:Details.set_expires",
-    ),
+    "touch": ("daemon.core.dispatch:Dispatch._of_keys", "daemon.store.details:Details.set_expires"),
     "pages": (
         "daemon.host_memory.residency:Residency._withdraw",
         "daemon.actors.store:StoreActor._change_pages",
@@ -95,11 +92,7 @@ DAEMON: Final = {
         "shm.index.index:IndexWriter.create",
         "shm.ring.segments:allocate",
     ),
-    "removal": (
-        "daemon.memory.segments:Segments.close",
-        "shm.ring.segments:existing",
-        "shm.ring.segments:remove",
-    ),
+    "removal": ("daemon.memory.segments:Segments.close", "shm.ring.segments:existing", "shm.ring.segments:remove"),
     "attach": (
         "daemon.actors.attachments:Attachments._attach",
         "daemon.memory.segments:Segments.lend_lane",
@@ -149,10 +142,7 @@ CLIENT: Final = {
         "shm.lanes.records:Submissions.add",
         "client.writing.outcomes:Outcomes.*",
     ),
-    "reserve": (
-        "client.writing.reservation:Reservation.*",
-        "shm.payloads.packing:Whole.write",
-    ),
+    "reserve": ("client.writing.reservation:Reservation.*", "shm.payloads.packing:Whole.write"),
     "claim": (
         "client.computing.claim:Claim.*",
         "client.computing.once:compute_once",

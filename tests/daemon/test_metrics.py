@@ -93,11 +93,7 @@ def test_both_formats_say_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ('a"} 1\nb{x="\\', 'a"} 1\nb{x="\\'),
-        ("card\x1b[2J\x00\u202e\r", r"card\x1b[2J\x00\u202e\r"),
-    ],
+    ("name", "shown"), [('a"} 1\nb{x="\\', 'a"} 1\nb{x="\\'), ("card\x1b[2J\x00\u202e\r", r"card\x1b[2J\x00\u202e\r")]
 )
 def test_a_name_breaks_out_of_no_label_and_has_no_character_that_a_terminal_obeys(name: str, shown: str) -> None:
     governor = documents.governor(gauges=[documents.gauge(name, 1, 2, "normal")])

@@ -32,8 +32,7 @@ class Memory:
 
 
 @pytest.mark.parametrize(
-    ("recovered", "added", "looked_at"),
-    [(True, [], [1, 3]), (False, [0, 2], [0]), (True, [0], [1, 3, 0])],
+    ("recovered", "added", "looked_at"), [(True, [], [1, 3]), (False, [0, 2], [0]), (True, [0], [1, 3, 0])]
 )
 async def test_it_looks_at_recovered_entries_and_then_at_those_without_a_checksum(
     recovered: bool, added: list[int], looked_at: list[int]
@@ -111,11 +110,7 @@ async def saves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "says"),
-    [
-        (checks, "cannot check entries"),
-        (saves, "cannot save the policy's learned state"),
-    ],
+    ("work", "says"), [(checks, "cannot check entries"), (saves, "cannot save the policy's learned state")]
 )
 def test_work_for_which_no_thread_is_left_is_logged_and_left_out(
     work: Any, says: str, monkeypatch: pytest.MonkeyPatch

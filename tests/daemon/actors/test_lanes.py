@@ -74,11 +74,7 @@ class Stand:
             forget_abandoned=self._forget,
         )
         self.lanes = LaneJobs(
-            memory,
-            clock=lambda: self.now,
-            handle=self.heard.append,
-            begin=self.jobs.append,
-            report=lambda fenced: None,
+            memory, clock=lambda: self.now, handle=self.heard.append, begin=self.jobs.append, report=lambda fenced: None
         )
 
     def _fence(self) -> None:

@@ -222,9 +222,7 @@ def test_daemons_of_users_of_the_system_and_of_several_instances_do_not_meet(
     assert status is None or str(config.status_socket) == status
 
 
-def test_the_ring_takes_a_quarter_of_a_small_machine_and_4_gib_of_a_large_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_ring_takes_a_quarter_of_a_small_machine_and_4_gib_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensord.shm.ring.segments.shm_free_bytes", lambda: 1 << 50)
     assert load(available_bytes=64 * GIB).ring_bytes == 4 * GIB
     assert load(available_bytes=2 * GIB).ring_bytes == GIB // 2
