@@ -214,6 +214,11 @@ def test_a_library_that_hangs_leaves_the_rest_alone_and_is_read_again_once_it_an
     assert site.daemon.terminate() == 0
 
 
+def test_a_library_that_hangs_is_reported_before_the_next_sample(site: Site) -> None:
+    site.daemon.flags["gauges_sample_s"] = "1h"
+    begin(site, "open")
+
+
 @pytest.mark.parametrize("point", [*(point for point, *_ in TABLE), "shut", "exit"])
 def test_a_stop_waits_for_no_library_that_hangs_for_ever(site: Site, point: str) -> None:
     """Nor for one that hangs as it is closed, or in a destructor."""

@@ -3,132 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tensord.daemon.actors import pressure
-from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.pressure import PressureActor
-from tensord.daemon.gauges import gauges
 from tensord.daemon.gauges.gauges import Gauges
-from tensord.daemon.gauges.reading import Reading, Result
 from tensord.daemon.governor.forms.events import Sampled
-from tensord.daemon.governor.forms.limits import GovernorLimits
-from tensord.daemon.governor.governor import Governor
 from tensord.daemon.process.logs import logger
 from tensord.errors import DeviceFull
 from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.modes import Tier
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.raw import RawClient
 
-NEVER_S = 3600.0
 
-
-class Reports:
-    """What was sampled, and how long the governor wants to wait for the next."""
-
-    def __init__(self, every_s: float) -> None:
-        self.every_s = every_s
-        self.asked = 0
-        self.count = 0
-        self.last = Sampled(())
-        self.arrived = asyncio.Event()
-
-    def pace(self) -> float:
-        self.asked += 1
-        return self.every_s
-
-    def take(self, sampled: Sampled) -> None:
-        self.last = sampled
-        self.count += 1
-        self.arrived.set()
-
-    async def next(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.arrived.wait()
-        self.arrived.clear()
-
-
-def _actor(reports: Reports, *cards: Any, **more: Any) -> PressureActor:
-    gauges = Gauges([(Tier.DEVICE, [card]) for card in cards], logger("test"))
-    return PressureActor(gauges, clock=time.monotonic, **{"report": reports.take, "every_s": reports.pace, **more})
-
-
-class Full:
-    name = "full"
-
-    def read(self, now: float) -> Result:
-        return {"card": Reading(90, 100)}
-
-    def close(self) -> None:
-        pass
-
-
-class Slow(Full):
-    """A card whose reading returns when the test says so."""
-
-    name = "slow"
-
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-
-    def read(self, now: float) -> Result:
-        assert self.go_on.wait(PATIENCE_S)
-        return {"slow card": Reading(10, 100)}
-
-
-async def test_a_source_that_hangs_is_reported_before_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pressure, gauges):
-        monkeypatch.setattr(module, "DEADLINE_S", 0.05)
-    reports, slow = Reports(NEVER_S), Slow()
-    running = asyncio.create_task(_actor(reports, slow).run())
-    while [each.state for each in reports.last.sources] != ["hanging"]:
-        await reports.next()
-    slow.go_on.set()
-    while [each.state for each in reports.last.sources] != ["ok"]:
-        await reports.next()
-    running.cancel()
-
-
-async def test_a_sample_that_shows_pressure_hastens_the_next_one() -> None:
-    reports = Reports(NEVER_S)
-    governor: GovernorActor
-
-    def report(sampled: Sampled) -> None:
-        # The governor hears of a sample after it was taken; by then its successor is waited for.
-        reports.take(sampled)
-        asyncio.get_running_loop().call_later(0.01, governor.inbox.tell_now, sampled)
-
-    actor = _actor(reports, Full(), report=report, every_s=lambda: governor.sample_every_s)
-    governor = GovernorActor(
-        Governor(GovernorLimits(sample_s=NEVER_S, sample_pressed_s=0.01)),
-        clock=time.monotonic,
-        tell_store=lambda _: None,
-        reading=lambda _: None,
-        hasten=actor.hasten,
-        tell_watchers=lambda _: None,
-    )
-    running = [asyncio.create_task(each.run()) for each in (governor, actor)]
-    for _ in range(3):
-        await reports.next()
-    for each in running:
-        each.cancel()
+def test_a_sample_that_shows_pressure_hastens_the_next_one(tmp_path: Path) -> None:
+    file = tmp_path / "gauges"
+    file.write_text("host 90GiB 100GiB\n")
+    often = {"gauges_sample_s": "1h", "gauges_sample_pressed_s": "10ms"}
+    with Daemon(gauges_device="none", gauges_host="file", gauges_file=file, **often) as daemon:
+        daemon.start().until(lambda status: status["governor"]["gauges"], "the first sample")
+        beside = tmp_path / "new"
+        beside.write_text("host 1GiB 100GiB\n")
+        beside.rename(file)
+        daemon.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == 1 << 30, "the next sample")
 
 
 async def test_a_stall_has_a_sample_taken_at_once() -> None:
-    reports = Reports(NEVER_S)
-    actor = _actor(reports)
+    samples: asyncio.Queue[Sampled] = asyncio.Queue()
+    gauges = Gauges([], logger("test"))
+    actor = PressureActor(gauges, clock=time.monotonic, report=samples.put_nowait, every_s=lambda: 3600.0)
     running = asyncio.create_task(actor.run())
-    await reports.next()
-    actor.sample_now()
-    await reports.next()
-    assert reports.count == 2
+    async with asyncio.timeout(PATIENCE_S):
+        await samples.get()
+        actor.sample_now()
+        await samples.get()
     running.cancel()
 
 

@@ -1,6 +1,6 @@
 """What is written to the remote store, what becomes of an entry meanwhile, and what is written before it is evicted.
 
-The whole core with deadlines, full stores and pressure that ends: tests/daemon/core/test_demotion.py.
+The whole core with deadlines, full stores and pressure that ends: tests/daemon/core/test_host_memory.py.
 """
 
 from __future__ import annotations
