@@ -1,12 +1,13 @@
-"""The store actor's jobs over real lanes: logs, holders, and scans, which find every pin of what is stored."""
+"""The store actor's jobs over real lanes: logs, holders, scans, which find every pin of what is stored; and queues."""
 
 from __future__ import annotations
 
 import os
+from array import array
 from collections import deque
 from collections.abc import Generator, Iterator
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -14,11 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
+from tensord.daemon.actors.queues import Queues
 from tensord.daemon.forms import events
 from tensord.daemon.memory import lane_scan
 from tensord.daemon.memory.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, scanned
+from tensord.errors import BadMessage
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.shm.lanes.reader import LaneReader
+from tensord.shm.lanes.records import (
+    AWAKE,
+    NAP_RECORDS,
+    NAPS,
+    NO_KEY,
+    SLEEPS,
+    SUBMITTED_AT,
+    SubmissionReader,
+    Submissions,
+)
+from tensord.shm.ring.layout import QUEUE_AT, QUEUE_BYTES, RECORD_BYTES
 
 from ...memory_bench import lane_file
 
@@ -182,3 +196,72 @@ def test_a_lane_that_is_forgotten_during_a_scan_pins_nothing() -> None:
     for reader in readers:
         reader.close()
     assert run(scan) == (1, {5: LANES_AT_ONCE})
+
+
+# ---- queues
+
+
+class QueueStand:
+    """One client's queue. The core refuses each record as none of the client's."""
+
+    def __init__(self) -> None:
+        self.fd = lane_file()
+        self.taken = 0
+        self.hung_up: list[str] = []
+        words = memoryview(array("Q", [0]))
+        memory = SimpleNamespace(settled=words, refusals=words)
+        self.queues = Queues(
+            cast(Any, memory),
+            cast(Any, None),
+            submitted=self._submitted,
+            is_lent=lambda *place: False,
+            ring=lambda client: None,
+            hang_up=lambda client, reason: self.hung_up.append(reason),
+        )
+        lane = SimpleNamespace(place=0, queue=SubmissionReader(self.fd))
+        self.queues.attached(1, 0, cast(Any, lane))
+        self.queues.writes_in_place(1)
+
+    def _submitted(self, client: int, records: memoryview, errors: object) -> int:
+        self.taken += 1
+        assert self.taken < 9, "a damaged queue is carried out further"
+        raise BadMessage("the queue is damaged")
+
+    def head(self, number: int) -> None:
+        os.pwrite(self.fd, number.to_bytes(8, "little"), SUBMITTED_AT * 8)
+
+
+def test_a_queue_with_a_huge_head_ends_at_its_first_damage_though_more_is_asked_then() -> None:
+    stand, done = QueueStand(), []
+    stand.head(1 << 62)
+    stand.queues.after_added(1, lambda: done.append("asked"))
+    assert (stand.taken, len(stand.hung_up), done) == (1, 1, ["asked"])
+    assert not stand.queues.waiting and not stand.queues.turn()
+
+
+def test_a_truncated_queue_keeps_nobody_busy() -> None:
+    stand = QueueStand()
+    stand.head(1 << 62)
+    os.ftruncate(stand.fd, QUEUE_AT + RECORD_BYTES // 2)
+    assert not stand.queues.turn()
+    assert not stand.queues.waiting
+
+
+@pytest.mark.parametrize(
+    ("asleep", "first"), [(AWAKE, None), (NAPS, NAP_RECORDS), (SLEEPS, 1)], ids=["awake", "naps", "sleeps"]
+)
+def test_a_client_rings_once_for_a_burst_and_again_when_the_daemon_has_carried_it_out(
+    asleep: int, first: int | None
+) -> None:
+    words, queue = memoryview(array("Q", bytes(8 * (SUBMITTED_AT + 1)))), memoryview(bytearray(QUEUE_BYTES))
+    settled, state = memoryview(array("Q", [0])), memoryview(array("Q", [asleep]))
+    submissions = Submissions(words, SUBMITTED_AT, queue, settled, 0, state)
+    rung = []
+    for number in range(1, 4 * NAP_RECORDS + 1):
+        assert submissions.add(NO_KEY, 0, 64, 0, 0, NO_KEY, 0.0, 0.0, 0, 0, 0, 0, 0, 0) == number
+        if submissions.rings:
+            rung.append(number)
+            submissions.rang()
+        if number == 2 * NAP_RECORDS:
+            settled[0] = number
+    assert rung == ([] if first is None else [first, 2 * NAP_RECORDS + first])
