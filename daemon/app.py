@@ -44,7 +44,6 @@ from .connections.listener import Listener, Serve
 from .connections.session import Session
 from .connections.sockets import Sockets
 from .connections.status import Documents, StatusSession, Watchers
-from .connections.timing import measure_lag
 from .core.store import Store
 from .forms.events import RingGrown
 from .gauges.gauges import THREAD_NAME, open_gauges
@@ -71,6 +70,8 @@ ENDING_S_MAX: Final = 2.0
 """How long connections stay open at the end for the sake of unanswered requests. A put may wait for room that never
 comes."""
 _LOOK_EVERY_S: Final = 0.005
+LAG_EVERY_S: Final = 0.5
+"""How often the lag of the event loop is measured."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,7 +192,7 @@ class _Daemon:
             sockets.keep(),
             self._feed_watchdog(),
             self._reload_when_asked(memory, store, governor),
-            measure_lag(self._times),
+            _measure_lag(self._times),
             watch_stalls(pressure.sample_now, _log),
             self._grow(memory, store),
             scrub.run(),
@@ -365,3 +366,11 @@ async def settle(sessions: Collection[Session], store: StoreActor) -> None:
 async def _fail_with(serving: asyncio.Task[None]) -> None:
     """Ends the task group if the store actor ends, because the daemon cannot serve without it."""
     await asyncio.shield(serving)
+
+
+async def _measure_lag(times: RequestTimes) -> None:
+    """Measures the event loop's lag."""
+    while True:
+        due = time.monotonic() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        times.lagged(time.monotonic() - due)

@@ -1,28 +1,30 @@
 """The store actor's jobs on lanes: scanning pins for the core, draining access logs, counting the holders of spans.
 
-Owns: these jobs, and the times at which logs are drained and holders counted. Does not own the lanes (`memory`), nor
-the consequences of a job: each result is an event for `handle`.
+Owns: these jobs, their bounds on time and memory, and the times at which logs are drained and holders counted. Does not
+own the lanes (`memory`), nor the consequences of a job: each result is an event for `handle`.
 
-Invariants: each job runs in short slices. A round of draining takes about DRAIN_RECORDS records from all lanes
-together, and at least DRAIN_RECORDS_MIN from each lane it reaches; the next round begins where the last one ended. If
-clients read faster than that, the log is a sample: only the latest records of each lane count.
+Invariants: one slice of a scan reads at most LANES_AT_ONCE lanes, and ends with the lane that reaches WORDS_AT_ONCE
+pins. A span that is pinned, and has a slot from the start to the end of the scan, is found. At most UNCHECKED_MAX ids
+are found that no slot has, whatever clients write into their lanes. A round of draining takes about DRAIN_RECORDS
+records from all lanes together, and at least DRAIN_RECORDS_MIN from each lane it reaches; the next one begins where the
+last one ended. If clients read faster than that, only the latest records of each lane count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from ...shm.lanes.reader import LaneRecords
+from ...shm.lanes.reader import LaneReader, LaneRecords
+from ...shm.ring.layout import LANE_WORDS
 from ..forms import events
-from ..memory import lane_scan
-from ..memory.lane_scan import LANES_AT_ONCE
-from ..memory.segments import Segments
+from ..memory.segments import HeldLane, Segments
 from .messages import Fenced
 
 DRAIN_EVERY_S: Final = 0.1
@@ -35,6 +37,17 @@ ACCESSED_AT_ONCE: Final = 512
 """The most records in one event for the core: some 0.5 ms, or 2 ms in a small ring, where all keys are sampled."""
 HELD_AT_ONCE: Final = 4096
 """The most spans in one event about holders."""
+LANES_AT_ONCE: Final = 16
+"""Lanes in one slice: 0.1 ms if there are few pins."""
+WORDS_AT_ONCE: Final = 8192
+"""Pins in one slice: 2 ms."""
+UNCHECKED_MAX: Final = 16_384
+"""Pins that a scan takes without checking that their spans are in the index."""
+LANES_READ_MAX: Final = 1024
+"""The most lanes that one query about pins reads: 6 to 8 ms."""
+LANES_SEARCHED_MAX: Final = 256
+"""The most lanes that one query about a single span reads: 2 to 4 ms."""
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(eq=False, repr=False)
@@ -98,7 +111,7 @@ class LaneJobs:
         self.begin(self._scan())
 
     def _scan(self) -> Iterator[None]:
-        holders = yield from lane_scan.scanned(self._memory.readers, self._memory.index.span_ids)
+        holders = yield from scanned(self._memory.readers, self._memory.index.span_ids)
         self.handle(events.Scanned(holders.keys()))
 
     def _drain(self) -> Iterator[None]:
@@ -138,7 +151,7 @@ class LaneJobs:
     def _count_holders(self) -> Iterator[None]:
         """Reports the holders of all spans that a lane pins now, or did at the last count."""
         began = self.clock()
-        holders = yield from lane_scan.scanned(self._memory.readers, self._memory.index.span_ids)
+        holders = yield from scanned(self._memory.readers, self._memory.index.span_ids)
         spans = [*holders, *(self._held - holders.keys())]
         self._held = set(holders)
         for first in range(0, len(spans), HELD_AT_ONCE):
@@ -148,3 +161,77 @@ class LaneJobs:
             yield
         now = self.clock()
         self._holders_at = now + max(HOLDERS_EVERY_S, HOLDERS_SHARE * (now - began))
+
+
+def read_pins(lanes: Iterable[HeldLane], lent: Collection[int]) -> list[tuple[HeldLane, int]]:
+    """All lanes, and how many entries each pins. `lent`: the span ids of grants, which are no entries. For display
+    only: the pins are read without a fence, so no span may be reclaimed because of them.
+
+    Only the first LANES_READ_MAX lanes are read. The others have the numbers of the last scan.
+    """
+    grants = np.fromiter(lent, np.uint64, len(lent))
+    scratch = np.empty(LANE_WORDS, np.uint64)
+    found: list[tuple[HeldLane, int]] = []
+    for number, lane in enumerate(lanes):
+        pinned = lane.reader.pinned
+        if number < LANES_READ_MAX:
+            ids = lane.reader.pins(scratch)
+            pinned = len(ids) - int(np.isin(ids, grants).sum()) if len(ids) else 0
+        found.append((lane, pinned))
+    return found
+
+
+def lanes_pinning(lanes: Sequence[HeldLane], span_id: int) -> list[HeldLane] | None:
+    """The lanes that pin a span now, for display only, as `read_pins`. None if there are more than LANES_SEARCHED_MAX
+    lanes: then none is read."""
+    if len(lanes) > LANES_SEARCHED_MAX:
+        return None
+    scratch = np.empty(LANE_WORDS, np.uint64)
+    return [lane for lane in lanes if span_id in lane.reader.pins(scratch)]
+
+
+def scanned(
+    readers: Sequence[LaneReader], span_ids: Callable[[], Iterable[Array]]
+) -> Generator[None, None, Counter[int]]:
+    """Every span pinned at the start, with the number of lanes that pin it. Each step is one slice.
+
+    `span_ids` gives the ids in the index in sorted pieces, (n,) uint64, without common ids. It is called once, and only
+    if the lanes hold more than UNCHECKED_MAX pins.
+    """
+    holders: Counter[int] = Counter()
+    unchecked, stored = 0, None
+    for lanes in _pins(readers):
+        unchecked += sum(map(len, lanes))
+        if unchecked > UNCHECKED_MAX and stored is None:
+            pieces = []
+            for piece in span_ids():
+                pieces.append(piece)
+                yield
+            # The stable algorithm is fast here: it merges the sorted pieces.
+            stored = np.sort(np.concatenate(pieces), kind="stable")
+        for words in lanes:
+            holders.update(set((words if stored is None else _among(words, stored)).tolist()))
+        yield
+    return holders
+
+
+def _pins(readers: Sequence[LaneReader]) -> Iterator[list[Array]]:
+    """The pins of the lanes of each slice, (n,) uint64 each."""
+    scratch = np.empty(LANE_WORDS, np.uint64)
+    lanes: list[Array] = []
+    words = 0
+    for reader in readers:
+        lanes.append(reader.pins(scratch))
+        words += len(lanes[-1])
+        if len(lanes) >= LANES_AT_ONCE or words >= WORDS_AT_ONCE:
+            yield lanes
+            lanes, words = [], 0
+    if lanes:
+        yield lanes
+
+
+def _among(words: Array, stored: Array) -> Array:
+    """Those words that are in `stored`, which is sorted."""
+    places = np.minimum(stored.searchsorted(words), len(stored) - 1)
+    found: Array = words[stored[places] == words] if len(stored) else stored
+    return found

@@ -3,15 +3,14 @@
 Owns: the queued messages, the tasks that wait for room or for a message, the order of work and the end of a turn. Does
 not own the meaning of messages, nor what a job does.
 
-A client's message waits for room. Each client has its own room, so a client that floods the inbox slows only itself.
-Messages of clients are taken in turns of uids, and of the clients of a uid. Messages without a sender, from the actor's
-own workers and timers, are taken first. They do not wait for room: a worker that waits for the actor, while the actor
-waits for the worker, would be a deadlock. Their number is bounded by the workers.
+A client's message waits for room, and each client has its own, so a client that floods the inbox slows only itself.
+Uids take turns, and so do the clients of a uid. Messages of the actor's own workers and timers come first, and do not
+wait: a worker that waits for the actor, while the actor waits for the worker, would be a deadlock.
 
 Invariants: at most `capacity` messages of one sender wait, not counting those of `tell_now` and `tell_first`. Messages
 of one sender, and those without one, are taken in the order of their arrival, except those of `tell_first`. A turn
 begins no item after TURN_S, and has at most ITEMS_MAX items: one message and one slice of one job each. No handler
-calls `turn`: what a handler causes is queued as a message or a job, so that the stack does not grow with the events.
+calls `turn`: what a handler causes is queued, so that the stack does not grow with the events.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from ...shm.ring.layout import unix_at_boot_s
 from ..config.config import Config
 from ..core.store import Store
 from ..memory.copier import Copier
-from ..memory.lane_scan import lanes_pinning, read_pins
 from ..memory.segments import HeldLane, Segments
 from ..remote_stores.threads import RemoteThreads
 from ..reports.counters import RequestTimes
+from .lanes import lanes_pinning, read_pins
 from .messages import Joined
 
 HELD_BY_MAX: Final = 4

@@ -3,10 +3,8 @@
 Owns: the settings above all tables, and the conditions between settings. Does not own the tables (sections.py), how a
 value is written (settings.py), nor the sources of values (sources.py).
 
-Flags have precedence over TENSORD_* variables, these over the TOML file, and the file over the defaults. Sizes are in
-bytes, times in seconds. `reload=True` marks a setting that SIGHUP changes in a running daemon.
-
-Invariant: a Config is complete and consistent. Invalid values are refused while loading.
+Flags have precedence over TENSORD_* variables, these over the TOML file, and the file over the defaults. `reload=True`
+marks a setting that SIGHUP changes in a running daemon. Invariant: a Config is complete and consistent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A listening socket, and the actor that accepts its connections and starts a session for each.
 
 Owns: the socket that is accepted from now, the wait for its next connection, and the session tasks. Does not own the
-address (`sockets`), the limits (`Quotas`), nor the sessions' work. Accepted sockets are raw and non-blocking, and no
-asyncio transports: one that reads loses descriptors.
-
-Invariant: at most as many sessions run, in total and for each uid, as the quotas allow.
+address (`sockets`), the limits (`Quotas`), nor the sessions' work. Accepted sockets are raw, since an asyncio transport
+that reads loses descriptors. Invariant: at most as many sessions run, in total and for each uid, as the quotas allow.
 """
 
 from __future__ import annotations

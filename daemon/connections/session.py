@@ -1,8 +1,7 @@
 """A session actor: serves the connection of one client on the control socket.
 
-Owns: the channel of one connection, and the client's outgoing messages. Turns a client's messages into messages for the
-store and the governor, and their answers into bytes. Does not own the protocol (`ipc.wire.connection`), nor the meaning
-of a request.
+Owns: the channel of one connection, the client's outgoing messages, the wait for the rate of a uid, and the begin of
+open requests. Does not own the protocol (`ipc.wire.connection`), nor the meaning of a request.
 
 Invariants: the store and the governor get exactly one ClientLeft for each Joined. At most OUTBOX_MAX messages wait for
 the client; a client that does not read is disconnected.
@@ -12,16 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from ...errors import ProtocolError, TensordError
 from ...ipc.messages import control as messages
-from ...ipc.messages.declared import id_of
+from ...ipc.messages.declared import Answer, Request, id_of
 from ...ipc.wire.channel import AsyncChannel
 from ...ipc.wire.descriptors import Peer
 from ..actors.mailbox import Mailbox, Sender
@@ -31,13 +31,49 @@ from ..forms.events import ClientLeft, Received
 from ..governor.forms.events import Governed
 from ..process.logs import Repeats, logger
 from ..reports.counters import RequestTimes
-from .timing import RequestTimer, paced
 
 HELLO_S_MAX: Final = 5.0
 """The time in which a new connection must send Hello."""
 _log = logger("session")
 _logged = Repeats()
 _TURN_MESSAGES = 64
+
+
+class RequestTimer:
+    """Measures the requests of one connection, from their arrival until the connection has their answer.
+
+    `client`: 0 for a reader of the status socket. `name`: the client's, once it is known.
+    """
+
+    def __init__(self, times: RequestTimes, client: int, name: str = "") -> None:
+        self.name = name
+        self._times = times
+        self._client = client
+        self._open: dict[int | None, tuple[type[Request], int, float]] = {}
+
+    def began(self, request: Request) -> None:
+        """A request has arrived. One without an answer is not measured."""
+        if request.answered_by is not None:
+            size_bytes = sum(request.sizes) if isinstance(request, messages.AskForGrants) else 0
+            self._open[id_of(request)] = type(request), size_bytes, time.monotonic()
+
+    def answered(self, answer: Answer) -> None:
+        """The connection has an answer. Pushes, and the second answer to a claim, are ignored."""
+        number = id_of(answer)
+        kind, size_bytes, began = self._open.get(number, (Request, 0, 0.0))
+        expected: Any = kind.answered_by
+        if expected is not None and isinstance(answer, (expected, messages.Error)):
+            del self._open[number]
+            about = {"payload_bytes": size_bytes, "client": self._client, "name": self.name, "unix_s": time.time()}
+            self._times.took(kind.__name__, time.monotonic() - began, **about)
+
+
+async def paced(channel: AsyncChannel, rates: Rates, uid: int, cost: float = 1.0) -> None:
+    """Returns once a request of the uid may be processed. The request counts `cost` against the rate. The reader of a
+    connection waits here, so the sender gets backpressure. Does not wait if the channel is closed."""
+    delay_s = rates.delay_s(uid, asyncio.get_running_loop().time(), cost)
+    if delay_s and not channel.closed:
+        await asyncio.sleep(delay_s)
 
 
 @dataclass(eq=False, repr=False)

@@ -1,9 +1,8 @@
 """The files of the daemon's Unix sockets: made, looked at while the daemon serves, made anew, removed.
 
 Owns: the file of one listening socket, with its mode, its group and its folder. Does not own which sockets there are
-(`sockets`), nor the acceptance of connections (`listener`). A cleaner of /tmp may remove the file of a socket on which
-a daemon listens: no new client reaches it then. A bound socket keeps its inode, so device and inode tell whether a file
-is this socket's.
+(`sockets`), nor the acceptance of connections (`listener`). A bound socket keeps its inode, so device and inode tell
+whether a file is this socket's.
 
 Invariants: no process can connect to a socket before its mode is set. A file that is not this socket's is never removed
 while the daemon serves. At a start the socket of a killed daemon is removed, and one on which a process listens is not.

@@ -24,7 +24,7 @@ from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage
 from ..claims.quotas import Rates
 from ..process.logs import logger, shows
 from ..reports.counters import RequestTimes
-from .timing import RequestTimer, paced
+from .session import RequestTimer, paced
 
 INTEGER_MAX: Final = (1 << 64) - 1
 QUERY_COST: Final = 20.0

@@ -85,11 +85,7 @@ class Parts(Entries):
         return self.generations.is_past(key)
 
     def invalidate(self, tag: bytes, generation: int) -> None:
-        """Raises a namespace's generation for the daemon itself.
-
-        Raises:
-            LimitReached: as `Sweeps.invalidate`.
-        """
+        """Raises a namespace's generation for the daemon itself. Raises LimitReached as `Sweeps.invalidate`."""
         self.lifetimes.sweeps.invalidate(NOBODY, messages.Invalidate(0, tag, generation - 1))
 
     def apply_commit_limits(self) -> None:

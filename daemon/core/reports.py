@@ -3,8 +3,7 @@
 Owns the form of answers, and the cursor of pages. Does not own entries, records or the policy's memory.
 
 Invariants: nothing is changed. The cost of a status does not depend on the number of entries, but for the window, which
-takes 3 ms for a million rows. An entry that is stored during all pages is on exactly one of them. A page looks at
-LOOKS_MAX rows at most; COMPARED entries are compared with the one that is asked for.
+takes 3 ms for a million rows. An entry that is stored during all pages is on exactly one of them.
 """
 
 from __future__ import annotations

@@ -68,16 +68,9 @@ class Store:
         self, client: int, records: memoryview, now: float, errors: dict[int, TensordError]
     ) -> tuple[int, list[Effect]]:
         """Carries out records of a client's queue. `errors`: by the number of a record, why its payload could not be
-        copied out of the client's inbox.
-
-        Returns:
-            The number of the last record, and the effects. More may follow from the records with the next event, or
-            with the next call for another client; `next_timer` sees to it.
-
-        Raises:
-            BadMessage: a record is none of the client's. Those before it are carried out; their effects come with the
-                next event.
-        """
+        copied out of the client's inbox. Returns the number of the last record, and the effects; more may follow with
+        the next event, or with the next call for another client: `next_timer` sees to it. Raises BadMessage if a record
+        is none of the client's; those before it are carried out, and their effects come with the next event."""
         parts = self.parts
         self._outbox.now = now
         if client != self._putter:

@@ -4,11 +4,8 @@
     entries that make room             ─ Move → another place of the ring          → Moved
 
 Owns: the mappings of inboxes, and the check of trees that come from them. Does not own places in the ring (the core has
-lent them), nor the records of blocks, which `prefix` checks.
-
-The event loop itself reads queries (`read_query`), and copies and moves small payloads (`copy_now`): this is faster
-than waking a thread, and a small payload does not wait for large ones. While the thread reads a large tree it rests now
-and then, so that the event loop does not wait for the interpreter's lock.
+lent them), nor the records of blocks, which `prefix` checks. The event loop itself reads queries, and copies and moves
+small payloads (`copy_now`): this is faster than waking a thread, and does not wait for large ones.
 
 Invariants: uids take turns, and the clients of a uid take turns, TURN_BYTES a turn. The copies of one client are done
 in the order in which they were requested.
@@ -121,15 +118,9 @@ class Copier:
         self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
 
     def read_query(self, client: int, offset: int, size_bytes: int, tokens_max: int) -> tuple[PrefixRecord, Tokens]:
-        """Copies a prefix query out of a client's inbox, in the caller's thread. The client may write there meanwhile,
-        so only the copy is used.
-
-        Returns:
-            The query's record, and its tokens, (n,) uint32.
-
-        Raises:
-            LimitReached, BadPrefix: the bytes are not within an inbox, are too many, or have no valid record.
-        """
+        """Copies a prefix query out of a client's inbox, in the caller's thread: its record, and its tokens, (n,)
+        uint32. The client may write there meanwhile, so only the copy is used. Raises LimitReached or BadPrefix if the
+        bytes are not within an inbox, are too many, or have no valid record."""
         if size_bytes > HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + tokens_max * TOKEN_BYTES:
             raise LimitReached(
                 f"the query has {size_bytes} bytes, too many for prefix_tokens_max = {tokens_max}: send fewer tokens, "
@@ -190,11 +181,8 @@ class Copier:
             return Moved(part.number, failure) if isinstance(part, Move) else InboxCopied(part.client, error=failure)
 
     def _move(self, job: CopyJob, move: Move) -> Moved | None:
-        """Copies a span for one turn. The header is written last; it names the new span.
-
-        Raises:
-            Corrupt: the old span has no valid header.
-        """
+        """Copies a span for one turn. The header is written last, and names the new span. Raises Corrupt if the old
+        span has no valid one."""
         low = max(job.copied_bytes, SPAN_HEADER_BYTES)
         high = min(job.copied_bytes + TURN_BYTES, move.size_bytes)
         np.copyto(
@@ -232,11 +220,7 @@ class Copier:
         return inbox[offset : offset + size_bytes]
 
     def check(self, offset: int, payload_bytes: int, tree_bytes: int) -> None:
-        """Checks the tree of a payload in the ring. Any thread may call it.
-
-        Raises:
-            BadTree, BadMessage: the payload is not what its record says.
-        """
+        """Raises BadTree or BadMessage if a payload in the ring is not what its record says. Any thread may call it."""
         # The checks read the bytes in the ring: a client may change its inbox now, but not what was copied.
         payload = self._ring[offset : offset + payload_bytes]
         if not 0 < tree_bytes <= payload_bytes:

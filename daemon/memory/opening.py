@@ -98,14 +98,9 @@ def resolved_sizes(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblo
 
 def opened(instance: str, asked: ConfiguredSizes) -> Opened:
     """The instance's ring and index as a former daemon left them. Without them, new ones with nothing allocated yet.
-
-    Raises:
-        InstanceBusy: another daemon serves the instance.
-        LayoutMismatch: the existing memory is damaged, or has impossible sizes.
-        NotEnoughMemory: the machine has no room for a new ring.
-        NoFence: the kernel has no membarrier fence, without which no memory can be reused.
-        SegmentError: a file of the same name belongs to another user, or the epochs are used up.
-    """
+    Raises InstanceBusy if another daemon serves the instance; LayoutMismatch if the existing memory is damaged;
+    NotEnoughMemory; NoFence if the kernel has no membarrier fence, without which no memory can be reused; SegmentError
+    if a file of the same name belongs to another user, or the epochs are used up."""
     if not fence.is_quick():
         fence.check()
     lock_fd = segments.claim_instance(instance)

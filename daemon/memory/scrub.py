@@ -4,8 +4,7 @@
     entries whose clients took no checksum ─┴→ one at a time → Scrubbed
 
 Until the scrub has come to a recovered entry, every reader checks it itself. A large payload is put without a checksum,
-which would take as long as half of its copy; until the scrub has come to it, its header has 0. While clients put,
-processors and the memory's bandwidth are theirs.
+and its header has 0 until then. While clients put, processors and the memory's bandwidth are theirs.
 
 Owns: which slot is looked at next, and what a result changes in the memory. Does not own what follows for an entry that
 is not as it was stored (the core). Invariant: nothing is ever ended because it has no checksum.
@@ -60,11 +59,8 @@ def applied(memory: Segments, scrubbed: Scrubbed) -> FoundCorrupt | None:
 
 
 class Scrub:
-    """Looks at the entries of one ring. `tell` takes the results.
-
-    Args:
-        worked_at: gives the time of the store's last put, by time.monotonic.
-    """
+    """Looks at the entries of one ring. `tell` takes the results. `worked_at` gives the time of the store's last put,
+    by time.monotonic."""
 
     def __init__(self, memory: Segments, tell: Callable[[Scrubbed], object], worked_at: Callable[[], float]) -> None:
         self._memory = memory

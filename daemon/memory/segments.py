@@ -1,12 +1,11 @@
 """The daemon's access to the shared memory of its instance: the ring, the index and all lanes.
 
 Owns: creating, finding and removing the segments; the allocation of the ring's pages; the descriptors given to clients;
-the fence before the lanes are read. Does not own what they pin (`lane_scan`), nor the entries (the core).
+the fence before the lanes are read. Does not own what they pin (`actors.lanes`), nor the entries (the core).
 
 Invariants: bytes whose pages may be punched out are read through the descriptor, since a read through the mapping would
-allocate the page again. A lane is removed only once no process holds it. Until then it is scanned, even if its client's
-connection has ended. The id of a lane, and the fence that reaches its process, come from the lane's name alone: its
-memory belongs to its client, which may write anything there.
+allocate the page again. A lane is scanned until no process holds it, and then removed. The id of a lane, and the fence
+that reaches its process, come from the lane's name alone: its client may write anything into its memory.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
                                  └ any other → waits for a scan (REVOKED), as far as no entry lies there
     then: order of offsets, holes → parents and children → sums → the policy learns of the entries → done
 
-An even seq means a complete entry. Every other slot with a span id is allocated: a grant, or a span that waited for a
-scan; readers from before may still pin it. An entry of a past generation waits too, and so does one whose parent is
-missing: both were about to end. The header has to agree with the slot in key, span id and lengths. Whether all else is
-sound is found later, by the scrub or by the first reader: recovered entries are marked as unverified.
+An even seq means a complete entry. Every other slot with a span id is allocated, and readers from before may still pin
+it. An entry of a past generation waits too, and so does one whose parent is missing: both were about to end. The header
+has to agree with the slot in key, span id and lengths. Whether all else is sound is found later, by the scrub or by the
+first reader: recovered entries are marked as unverified.
 
 Owns: the order of taking over, the columns of families until it has ended, and what is known only until then. Does not
 own: the scrub, nor the index of cached sequences.
@@ -41,13 +41,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Recovery(OverEntries):
-    """The taking over of one ring, by a store without entries.
-
-    Args:
-        now: the time, by the clock of the headers.
-        missing: the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory.
-        is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
-    """
+    """The taking over of one ring, by a store without entries. `now`: the time, by the clock of the headers. `missing`:
+    the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory. `is_past`:
+    whether a key's generation is past; asked for namespaces in `tenants.invalidated`."""
 
     def __init__(
         self, entries: Entries, now: float, missing: Iterable[tuple[int, int]], is_past: Callable[[bytes], bool]
@@ -234,11 +230,8 @@ class Recovery(OverEntries):
 
 
 def tie(table: RowTable, families: Families, children: Array, parents: Array) -> Generator[None, None, Array]:
-    """Makes each of `children` a child of its parent; EDGE: its parent is not stored.
-
-    Returns:
-        The rows that were not tied: their parent, or another ancestor, is missing.
-    """
+    """Makes each of `children` a child of its parent; EDGE: its parent is not stored. Returns the rows that were not
+    tied, since their parent or another ancestor is missing."""
     if not len(children):
         return children
     bits, depths, befores = table.row_bits, table.column("depths"), table.column("befores")

@@ -16,9 +16,8 @@ from tensord.daemon import app
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import Deliver, GovernorMessage, HangUp, Joined, StoreMessage
 from tensord.daemon.claims.quotas import Rates
-from tensord.daemon.connections.session import Session
+from tensord.daemon.connections.session import RequestTimer, Session
 from tensord.daemon.connections.status import Watchers
-from tensord.daemon.connections.timing import RequestTimer
 from tensord.daemon.reports.counters import RequestTimes
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION, ClientLimits

@@ -53,8 +53,8 @@ def test_a_seed_is_the_same_run_each_time() -> None:
 
 SABOTAGES = {
     "pins are ignored": """
-from tensord.daemon.memory import lane_scan
-lane_scan._pins = lambda readers: iter(())
+from tensord.daemon.actors import lanes
+lanes._pins = lambda readers: iter(())
 """,
     "a fork does not freeze lanes": """
 from tensord.shm.lanes.lane import Lane

@@ -14,11 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
+from tensord.daemon.actors import lanes as lane_jobs
+from tensord.daemon.actors.lanes import (
+    ACCESSED_AT_ONCE,
+    DRAIN_EVERY_S,
+    HOLDERS_EVERY_S,
+    LANES_AT_ONCE,
+    UNCHECKED_MAX,
+    LaneJobs,
+    scanned,
+)
 from tensord.daemon.actors.queues import Queues
 from tensord.daemon.forms import events
-from tensord.daemon.memory import lane_scan
-from tensord.daemon.memory.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, scanned
 from tensord.errors import BadMessage
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.shm.lanes.reader import LaneReader
@@ -172,11 +179,11 @@ def test_all_that_is_pinned_and_stored_is_found_and_a_lane_counts_once(
     lanes: list[list[int]], unchecked_max: int
 ) -> None:
     readers = [lane_with(*pins) for pins in lanes]
-    before, lane_scan.UNCHECKED_MAX = lane_scan.UNCHECKED_MAX, unchecked_max  # type: ignore[misc]
+    before, lane_jobs.UNCHECKED_MAX = lane_jobs.UNCHECKED_MAX, unchecked_max  # type: ignore[misc]
     try:
         slices, holders = run(scanned(readers, lambda: [STORED[1::2], STORED[::2]]))
     finally:
-        lane_scan.UNCHECKED_MAX = before  # type: ignore[misc]
+        lane_jobs.UNCHECKED_MAX = before  # type: ignore[misc]
         for reader in readers:
             reader.close()
     sets = [set(pins) for pins in lanes]
