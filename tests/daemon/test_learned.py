@@ -65,17 +65,6 @@ def test_every_damaged_or_shortened_byte_makes_it_ignored(memory: Any) -> None:
     assert learned.read(memory, "lru") == [b"learned", b""]
 
 
-def test_a_file_of_another_mode_or_kind_is_ignored(memory: Any) -> None:
-    learned.save(memory, "lru", [b"learned", b""])
-    path = kept(memory)
-    path.chmod(0o666)
-    assert learned.read(memory, "lru") is None
-    path.unlink()
-    path.symlink_to("/etc/hostname")
-    assert learned.read(memory, "lru") is None
-    path.unlink()
-
-
 def test_where_there_is_no_room_what_was_kept_before_stays(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     learned.save(memory, "lru", [b"first", b""])
 

@@ -141,14 +141,6 @@ def test_no_request_bytes_end_the_metrics_server(serving: Serving, said: bytes, 
     assert serving.ask()[0].status == 200
 
 
-def test_a_scraper_that_disconnects_at_once_does_no_harm(serving: Serving) -> None:
-    for said in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
-        for _ in range(2 * CONNECTIONS_MAX):
-            with serving.connect() as sock:
-                sock.sendall(said)
-    assert serving.ask()[0].status == 200
-
-
 def test_an_answer_that_is_being_made_is_not_cut_off(serving: Serving) -> None:
     """Its route takes ANSWER_S_MAX, others wait for its place meanwhile, and have no request."""
     serving.health = None
@@ -199,15 +191,6 @@ def test_a_daemon_that_answers_is_healthy_and_one_without_problems_is_ready(
         assert (response.status, text) == told
     response, text = serving.ask("HEAD", "/healthz")
     assert (response.status, text) == (healthz[0], "")
-
-
-def test_cancelling_the_metrics_server_ends_every_connection(tmp_path: Path) -> None:
-    with Serving(tmp_path, PATIENCE_S) as serving:
-        held = serving.connect()
-        # One behind it was answered, so it has been accepted.
-        assert serving.ask()[0].status == 200
-    with held:
-        assert held.recv(1) == b""
 
 
 def test_a_daemon_does_not_load_the_library_of_metrics_before_it_is_scraped() -> None:

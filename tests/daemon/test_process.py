@@ -161,16 +161,13 @@ def test_an_old_repeat_counts_as_new_and_the_memory_has_a_limit() -> None:
 def test_a_path_that_is_no_small_file_is_refused_and_leaves_no_descriptor_open(
     what: str, why: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "given"
-    match what:
-        case "a folder":
-            path.mkdir()
-        case "a pipe":
-            os.mkfifo(path)
-        case "a device":
-            path = Path("/dev/zero")
-        case "too large":
-            path.write_bytes(b"x" * (BYTES_MAX + 1))
+    path = Path("/dev/zero") if what == "a device" else tmp_path / "given"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a pipe":
+        os.mkfifo(path)
+    elif what == "too large":
+        path.write_bytes(b"x" * (BYTES_MAX + 1))
     before = _open_at(path)
 
     with pytest.raises(OSError, match=why):

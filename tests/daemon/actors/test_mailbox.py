@@ -57,18 +57,6 @@ async def test_the_actors_own_messages_come_first_and_never_wait() -> None:
     assert inbox.take(6) == [*(f"own {number}" for number in range(5)), "flood 1 0"]
 
 
-async def test_a_waiting_actor_continues_when_a_message_comes_or_the_time_is_over() -> None:
-    inbox: Mailbox[str] = Mailbox(2)
-    await inbox.wait(0.001)
-    for sender in (None, LOUD):
-        waiting = asyncio.create_task(inbox.wait(60.0))
-        await turns()
-        assert not waiting.done()
-        inbox.tell_now("a", sender)
-        await waiting
-        assert inbox.take() == ["a"]
-
-
 # ---- the work loop
 
 

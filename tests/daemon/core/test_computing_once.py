@@ -111,16 +111,6 @@ def test_only_the_holder_of_a_claim_can_say_that_its_value_cannot_be_stored(make
     assert not stand.store.status()["unstorable"]
 
 
-def test_only_the_holder_of_a_claim_renews_it(make: Make) -> None:
-    stand = make(claim_s=10.0, claim_s_max=60.0)
-    token = claim(stand, 1, 1, 2)
-    for renews, after_s, waits in ((1, 8, "wait"), (3, 1, "compute")):
-        stand.pass_time(after_s)
-        stand.send(renews, messages.Renew([token]))
-        stand.pass_time(8)
-        assert stand.last(2).answer == waits
-
-
 def test_keys_and_reasons_that_are_remembered_are_bounded_and_of_known_names(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,13 +153,6 @@ def test_a_ring_that_grows_stays_within_what_may_be_in_memory(make: Make) -> Non
     assert resident(stand) == 128
 
 
-def test_a_daemon_that_is_about_to_end_evicts_nothing_for_pages(make: Make) -> None:
-    stand = full(make)
-    stand.store.evict_only_for_puts()
-    stand.press(RING // 2)
-    assert stand.stored() == STORED
-
-
 # ---- with a remote store, to which entries that go for memory are written first
 
 SMALL_RING = 16 * PAGE_BYTES
