@@ -40,7 +40,7 @@ from .claims.quotas import Quotas
 from .config import usage
 from .config.config import Config
 from .config.limits import NAMESPACES_MAX, governor_limits, quota_rules, store_limits, wire_limits
-from .connections.listener import Listener, Serve
+from .connections.listener import Listener
 from .connections.session import Session
 from .connections.sockets import Sockets
 from .connections.status import Documents, StatusSession, Watchers
@@ -164,27 +164,17 @@ class _Daemon:
         scrub = Scrub(memory, store.inbox.tell_now, lambda: store.worked_at)
         store.scrub = scrub.add
         policy = store.core.policy
-        ready_bytes = memory.ready_bytes
         if memory.recovered:
-
-            def taken_over() -> None:
-                learned.load(memory, policy)
-                scrub.begin()
-
-            store.recover(taken_over)
             governor.inbox.tell_now(governor_events.FormerDaemonFound())
-        else:
-            ready_bytes = memory.grow(0, prefault=False)
-        store.inbox.tell_now(RingGrown(ready_bytes, more=ready_bytes < memory.superblock.ring_bytes))
+        _take_over(memory, store, scrub)
         documents = Documents(store.inbox, governor.inbox, lambda: sockets.problems)
         sessions: set[Session] = set()
-        listeners = [
-            Listener(sockets.control, "clients", self._quotas, self._client_server(memory, store, governor, sessions)),
-            Listener(sockets.status, "status_clients", self._quotas, self._reader_server(memory, documents, watchers)),
-        ]
+        clients = self._client_listener(memory, sockets, store, governor, sessions)
+        readers = self._reader_listener(memory, sockets, documents, watchers)
         serving = asyncio.create_task(store.run())
         work = [
-            *(listener.run() for listener in listeners),
+            clients.run(),
+            readers.run(),
             governor.run(),
             pressure.run(),
             metrics_server(sockets.metrics, documents.status, documents.health).run(),
@@ -214,8 +204,8 @@ class _Daemon:
             await self._stop.wait()
             self._notifier.send(notify.STOPPING)
             _log.info("stopping", drop=self._drop)
-            for listener in listeners:
-                listener.stop_accepting()
+            clients.stop_accepting()
+            readers.stop_accepting()
             if not self._drop:
                 await settle(sessions, store)
             for task in running:
@@ -263,10 +253,10 @@ class _Daemon:
         )
         return store, governor, pressure
 
-    def _client_server(
-        self, memory: Segments, store: StoreActor, governor: GovernorActor, sessions: set[Session]
-    ) -> Serve:
-        """Serves the connections of the control socket. Keeps `sessions` current."""
+    def _client_listener(
+        self, memory: Segments, sockets: Sockets, store: StoreActor, governor: GovernorActor, sessions: set[Session]
+    ) -> Listener:
+        """Listens on the control socket. Keeps `sessions` current."""
         config, superblock = self._config, memory.superblock
         limits = wire_limits(config, superblock.limit_bytes)
         has_remote = config.remote.url is not None
@@ -282,10 +272,12 @@ class _Daemon:
             finally:
                 sessions.discard(session)
 
-        return serve
+        return Listener(sockets.control, "clients", self._quotas, serve)
 
-    def _reader_server(self, memory: Segments, documents: Documents, watchers: Watchers) -> Serve:
-        """Serves the connections of the status socket."""
+    def _reader_listener(
+        self, memory: Segments, sockets: Sockets, documents: Documents, watchers: Watchers
+    ) -> Listener:
+        """Listens on the status socket."""
         limits = wire_limits(self._config, memory.superblock.limit_bytes)
 
         async def serve(number: int, accepted: socket.socket) -> None:
@@ -293,7 +285,7 @@ class _Daemon:
             uid, rates = peer_of(accepted).uid, self._quotas.rates
             await StatusSession(number, uid, channel, documents, watchers, rates, self._times).run()
 
-        return serve
+        return Listener(sockets.status, "status_clients", self._quotas, serve)
 
     async def _reload_when_asked(self, memory: Segments, store: StoreActor, governor: GovernorActor) -> None:
         for number in count(1):
@@ -336,6 +328,21 @@ class _Daemon:
                 store.inbox.tell_now(RingGrown(ready, more=False, why=str(error)))
                 return
             store.inbox.tell_now(RingGrown(ready, more=ready < ring_bytes))
+
+
+def _take_over(memory: Segments, store: StoreActor, scrub: Scrub) -> None:
+    """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
+    ready_bytes = memory.ready_bytes
+    if memory.recovered:
+
+        def taken_over() -> None:
+            learned.load(memory, store.core.policy)
+            scrub.begin()
+
+        store.recover(taken_over)
+    else:
+        ready_bytes = memory.grow(0, prefault=False)
+    store.inbox.tell_now(RingGrown(ready_bytes, more=ready_bytes < memory.superblock.ring_bytes))
 
 
 def _log_reload(verdict: dict[str, Any]) -> str:

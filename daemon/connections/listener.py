@@ -27,8 +27,6 @@ from .socket_files import SocketFile
 
 _PAUSE_S: Final = 0.1
 _log = logger("listener")
-Serve = Callable[[int, socket.socket], Coroutine[None, None, None]]
-"""Serves a connection with its number."""
 
 
 class Listening:
@@ -94,7 +92,7 @@ class Listener:
     _listening: Listening
     _kind: Kind
     _quotas: Quotas
-    _serve: Serve
+    _serve: Callable[[int, socket.socket], Coroutine[None, None, None]]
 
     def __post_init__(self) -> None:
         self._numbers = count(1)

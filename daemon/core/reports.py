@@ -109,11 +109,12 @@ class Reports:
         owners = {uid: owner for uid, owner in tenants.owner_of.items() if tenants.owned_bytes[owner]}
         rows: dict[int, dict[str, int]] = {}
         for uid in {*besides, *owners, *claims, *namespaces}:
-            owner = owners.get(uid)
+            owned = tenants.owned_bytes, tenants.owned_entries, tenants.owned_tokens
+            span_bytes, entries, tokens = (each[owners[uid]] if uid in owners else 0 for each in owned)
             rows[uid] = {
-                "span_bytes": 0 if owner is None else tenants.owned_bytes[owner],
-                "entries": 0 if owner is None else tenants.owned_entries[owner],
-                "tokens": 0 if owner is None else tenants.owned_tokens[owner],
+                "span_bytes": span_bytes,
+                "entries": entries,
+                "tokens": tokens,
                 "claims": claims[uid],
                 "namespaces": namespaces[uid],
                 "lent_bytes": lent[uid],
