@@ -33,8 +33,6 @@ SIZES_MAX: Final = 64
 SIZES_BYTES_MAX: Final = 16 << 40
 SERVERS_MAX: Final = 16
 
-_WORDS = {"true": True, "yes": True, "on": True, "1": True,
-          "false": False, "no": False, "off": False, "0": False}  # fmt: skip
 _ADDRESS: Final = re.compile(r"(?:(?P<host>[^\s:\[\]/]+)|\[(?P<host6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})")
 _SERVER: Final = re.compile(r"(?P<kind>[a-z]+)\s*=\s*http://(?P<place>[^\s/?#@]+)/?(?:\s+on\s+(?P<card>[^\s,]{1,64}))?")
 PREFIX: Final = "TENSORD_"
@@ -89,10 +87,10 @@ def _share(given: Any) -> float:
 
 
 def _switch(given: Any) -> bool:
-    try:
-        return given if isinstance(given, bool) else _WORDS[str(given).strip().lower()]
-    except KeyError:
-        raise ValueError from None
+    word = str(given).strip().lower()
+    if word not in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+        raise ValueError
+    return word in ("true", "yes", "on", "1")
 
 
 def _mode(given: Any) -> int:

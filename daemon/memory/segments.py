@@ -54,11 +54,9 @@ _log = logger("store")
 
 @dataclass(slots=True)
 class HeldLane:
-    """A lane and its holder.
-
-    `client`: None once the client's connection has ended. `fenced`: the client's process registered for the expedited
-    fence. `uid`: that of the client that last got the lane; None for a lane of a former daemon whose name has no uid.
-    """
+    """A lane and its holder. `client`: None once the client's connection has ended. `fenced`: the client's process
+    registered for the expedited fence. `uid`: that of the client that last got the lane; None for a lane of a former
+    daemon whose name has no uid."""
 
     reader: LaneReader
     name: str
@@ -99,7 +97,7 @@ class Segments:
         self._shared_index_fd = segments.attach(index_name, read_only=True)
         self.writable_ring_fd = segments.attach(ring_name)
         """The ring for clients that write in place: a file description of its own."""
-        words = memoryview(self._index_map)
+        self.index_memory = words = memoryview(self._index_map)
         geometry = superblock.geometry
         self.settled = words[geometry.settled_at : geometry.settled_at + 8 * LANE_PLACES].cast("Q")
         """By the lane's place: the number of the last record that was carried out."""
@@ -112,16 +110,13 @@ class Segments:
         self._has_quick_fence, self._has_slow_fence = is_quick(), False
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
         self.ring_memory = memoryview(self._ring_map)
-        self.index_memory = memoryview(self._index_map)
+        new = not found.recovered
+        self.index = IndexWriter.create(geometry, self._index_map) if new else IndexWriter(self._index_map, geometry)
+        # After the index: one with a superblock is complete.
         packed = superblock.pack()
-        if found.recovered:
-            self.index = IndexWriter(self._index_map, superblock.geometry)
-            self._index_map[: len(packed)] = packed
+        self._index_map[: len(packed)] = packed
+        if not new:
             self._find_lanes()
-        else:
-            self.index = IndexWriter.create(superblock.geometry, self._index_map)
-            # Last: an index with a superblock is complete.
-            self._index_map[: len(packed)] = packed
         # The daemon before may have been killed between a punch and its count, and `opened` may have punched.
         count_punch(self._index_map)
 
@@ -323,10 +318,9 @@ class Segments:
 
     def _find_lanes(self) -> None:
         """Opens the existing lanes of the instance, whichever process holds them."""
-        prefix = segments.segment_name(self.instance, "lane.")
-        foreign = 0
+        foreign: list[str] = []
         for name in segments.existing(self.instance):
-            if not name.startswith(prefix):
+            if not name.startswith(segments.segment_name(self.instance, "lane.")):
                 continue
             said = read_lane_name(self.instance, name)
             try:
@@ -335,11 +329,10 @@ class Segments:
                 lane_id, uid, fenced = said
                 fd = segments.attach(name, read_only=True)
             except SegmentError as error:
-                foreign += 1
-                if foreign <= _FOREIGN_NAMED:
-                    self.notices.append(str(error))
+                foreign.append(str(error))
                 continue
             self._check_fence(fenced=fenced)
             self._hold(name, fd, lane_id, uid, fenced=fenced)
-        if foreign > _FOREIGN_NAMED:
-            self.notices.append(f"and {foreign - _FOREIGN_NAMED} more files like these")
+        self.notices += foreign[:_FOREIGN_NAMED]
+        if len(foreign) > _FOREIGN_NAMED:
+            self.notices.append(f"and {len(foreign) - _FOREIGN_NAMED} more files like these")
