@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,52 +37,41 @@ _log = logger("status")
 _event_log = logger("event")
 
 
-class _Watcher:
-    def __init__(self, outbox_max: int) -> None:
-        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(outbox_max)
-        self._dropped = 0
-
-    def tell(self, body: dict[str, Any]) -> None:
-        if self._events.full():
-            self._events.get_nowait()
-            self._dropped += 1
-        self._events.put_nowait(body)
-
-    async def next(self) -> messages.Event:
-        body = await self._events.get()
-        dropped, self._dropped = self._dropped, 0
-        return messages.Event(body, dropped)
-
-
 class Watchers:
-    """All watchers, and the events that wait for each of them: at most `outbox_max` each. At level debug the log has
-    all events too."""
+    """The events that wait for each watcher: at most `outbox_max`. At level debug the log has all events too."""
 
     def __init__(self, outbox_max: int = OUTBOX_MAX) -> None:
         self._outbox_max = outbox_max
-        self._watchers: set[_Watcher] = set()
+        self._dropped: dict[asyncio.Queue[dict[str, Any]], int] = {}
 
     def tell(self, event: dict[str, Any]) -> None:
         """Queues an event (`Announce.body`) for all watchers. Never blocks."""
         if shows("debug"):
             _event_log.debug(**event)
-        if self._watchers:
+        if self._dropped:
             body = {**event, "unix_s": time.time()}
-            for watcher in self._watchers:
-                watcher.tell(body)
+            for waiting in self._dropped:
+                if waiting.full():
+                    waiting.get_nowait()
+                    self._dropped[waiting] += 1
+                waiting.put_nowait(body)
 
     @property
     def are_told(self) -> bool:
         """Whether an event goes anywhere."""
-        return bool(self._watchers) or shows("debug")
+        return bool(self._dropped) or shows("debug")
 
-    def add(self) -> _Watcher:
-        watcher = _Watcher(self._outbox_max)
-        self._watchers.add(watcher)
-        return watcher
-
-    def remove(self, watcher: _Watcher) -> None:
-        self._watchers.discard(watcher)
+    async def events(self) -> AsyncGenerator[messages.Event, None]:
+        """The events from now on, for one more watcher."""
+        waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(self._outbox_max)
+        self._dropped[waiting] = 0
+        try:
+            while True:
+                body = await waiting.get()
+                dropped, self._dropped[waiting] = self._dropped[waiting], 0
+                yield messages.Event(body, dropped)
+        finally:
+            del self._dropped[waiting]
 
 
 @dataclass(eq=False, repr=False)
@@ -191,13 +181,10 @@ class StatusSession:
             return messages.Error.of(error, message.id)
 
     async def _send_events(self) -> None:
-        watcher = self._watchers.add()
         try:
-            while True:
-                event = await watcher.next()
-                await self._channel.drained()
-                self._channel.send(event)
+            async with aclosing(self._watchers.events()) as events:
+                async for event in events:
+                    await self._channel.drained()
+                    self._channel.send(event)
         except (TensordError, OSError):
             self._channel.close()
-        finally:
-            self._watchers.remove(watcher)

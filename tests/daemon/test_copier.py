@@ -150,19 +150,6 @@ def test_an_inbox_that_could_harm_the_daemon_is_refused_and_a_later_one_takes_it
 
 
 @IDLE
-def test_a_clients_backlog_delays_anothers_copy_by_one_turn(desk: Desk) -> None:
-    desk.copier.open_inbox(2, desk.inbox.fd, desk.inbox.size_bytes)
-    part = desk.part(payload_of(50))
-    for _ in range(30):
-        desk.copier.copy(part)
-    desk.copier.copy(replace(part, client=2))
-    desk.copier.start()
-    done = [desk.copied.get() for _ in range(31)]
-    assert [copied.client for copied in done].index(2) == 1
-    assert not any(copied.error for copied in done)
-
-
-@IDLE
 def test_a_large_payload_is_copied_in_turns_with_another_clients(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copier, "TURN_BYTES", 100)
     desk.copier.open_inbox(2, desk.inbox.fd, desk.inbox.size_bytes)

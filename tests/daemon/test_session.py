@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -107,13 +107,15 @@ async def test_a_session_that_does_not_keep_up_is_disconnected_with_the_reason()
 
 async def test_a_watcher_that_does_not_keep_up_loses_the_oldest_events_and_is_told_how_many() -> None:
     watchers = Watchers(outbox_max=2)
-    watcher = watchers.add()
-    for number in range(5):
-        watchers.tell({"event": "put", "n": number})
-    events = [await watcher.next() for _ in range(2)]
-    assert [(event.body["n"], event.dropped) for event in events] == [(3, 3), (4, 0)]
+    events = []
+    async with aclosing(watchers.events()) as told:
+        first = asyncio.ensure_future(anext(told))
+        await asyncio.sleep(0)
+        for number in range(6):
+            watchers.tell({"event": "put", "n": number})
+        events = [await first, await anext(told)]
+    assert [(event.body["n"], event.dropped) for event in events] == [(4, 4), (5, 0)]
     assert events[0].body["unix_s"] <= time.time()
-    watchers.remove(watcher)
     assert not watchers.are_told
 
 

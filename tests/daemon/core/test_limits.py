@@ -105,17 +105,6 @@ def test_a_raised_generation_is_answered_after_the_old_entries_are_gone(make: Ma
     assert stand.last(3) == messages.Generation(6, 1, 0)
 
 
-def test_more_keys_than_one_slice_are_evicted_and_counted_in_one_request(make: Make) -> None:
-    stand = make(1 << 20, max_entries=3000)
-    for number in range(600):
-        stand.put(number)
-    stand.send(1, messages.Evict(5, [key(number) for number in range(700)] + [key(0)]))
-    stand.settle()
-    assert stand.last() == messages.Counted(5, 600)
-    stand.send(1, messages.Touch(6, [key(0)] * 1025))
-    assert stand.last().code == "LimitReached"
-
-
 # ---- a reload
 
 
@@ -213,22 +202,6 @@ def test_a_ring_that_stops_growing_early_refuses_what_waited(make: Make) -> None
 
 
 # ---- what status and watchers are told
-
-
-def test_watchers_get_every_announced_event_and_nothing_is_made_without_them(make: Make) -> None:
-    stand = make(2 * SPAN)
-    stand.put(1)
-    stand.put(2)
-    stand.put(3, parent=key(9))
-    stand.send(1, messages.RequestClaim(1, key(3)))
-    stand.send(1, messages.Limit(1, 9999))
-    stand.send(1, messages.Clear(2))
-    events = [event["event"] for event in stand.told]
-    assert [each for each in events if each != "evict"] == ["put", "put", "refuse", "claim", "limit", "clear"]
-    assert "evict" in events
-    stand.store.parts.outbox.is_watched = lambda: False
-    stand.put(4)
-    assert len(stand.told) == len(events)
 
 
 def test_puts_are_counted_by_outcome_and_bytes_by_what_has_them(make: Make) -> None:

@@ -138,23 +138,6 @@ def test_a_client_has_a_share_ahead_of_need_and_another_for_puts_that_wait() -> 
     stand.check()
 
 
-def test_clients_and_uids_take_turns() -> None:
-    stand, got = full(), list[int]()
-    for client, uid in ((2, 1), (3, 1), (4, 2)):
-        stand.join(client, uid=uid)
-    lent = stand._lent
-    stand._lent = lambda client, answer: (got.append(client), lent(client, answer))  # type: ignore[assignment,method-assign,func-returns-value]
-    for client in (2, 2, 3, 4):
-        stand.ask(client, 20_000)
-    for _ in range(20):
-        stand.settle()
-        for client in (2, 3, 4):
-            numbers = [place.grant for place in stand.places[client]]
-            stand.give_up(client, stand.places[client][:])
-            stand.send(client, messages.ReturnGrants(numbers))
-    assert got == [2, 4, 3, 2]
-
-
 def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -> None:
     stand = full()
     stand.join(2, uid=0)
