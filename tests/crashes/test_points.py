@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
-from importlib import import_module
+from collections.abc import Sequence
 
 import pytest
 
@@ -74,21 +72,3 @@ def die_at(playing: AnySession, point: str, seed: int) -> None:
         if playing.play(Round(point, at, drawn)):
             return
     pytest.fail(f"{point}: no load reaches this point; if the function was renamed, change points.py")
-
-
-# ---- a renamed function would silently be killed nowhere
-
-
-def functions(module: str) -> Iterator[str]:
-    for name, found in vars(import_module(f"tensord.{module}")).items():
-        if inspect.isfunction(found):
-            yield name
-        elif inspect.isclass(found):
-            yield from (f"{name}.{each}" for each in vars(found) if inspect.isroutine(getattr(found, each, None)))
-
-
-@pytest.mark.parametrize("pattern", [each for group in (DAEMON, CLIENT) for some in group.values() for each in some])
-def test_the_functions_that_a_crash_point_names_are_there(pattern: str) -> None:
-    module, _, name = pattern.partition(":")
-    outer = name.partition(".<locals>")[0]
-    assert any(fnmatchcase(each, outer) for each in functions(module)), pattern
