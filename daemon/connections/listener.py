@@ -23,18 +23,16 @@ from ...ipc.wire.descriptors import lacks_descriptor, no_descriptor, peer_of
 from ...ipc.wire.frames import pack
 from ..claims.quotas import Kind, Quotas
 from ..process.logs import Repeats, logger
-from .socket_files import SocketFile
 
 _PAUSE_S: Final = 0.1
 _log = logger("listener")
 
 
 class Listening:
-    """A non-blocking listening `socket`, and its `file` if it has one to look at. One task accepts from it."""
+    """A non-blocking listening `socket`. One task accepts from it."""
 
-    def __init__(self, listening: socket.socket, file: SocketFile | None = None) -> None:
+    def __init__(self, listening: socket.socket) -> None:
         self.socket = listening
-        self.file = file
         self._look = asyncio.Event()
 
     async def accepted(
