@@ -20,7 +20,7 @@ from itertools import cycle
 from typing import Final
 
 from ..ended_cleanly import end_cleanly
-from .daemon_rounds import KINDS, session
+from .daemon_rounds import KINDS, AnySession, session
 from .points import Round
 
 _ROUNDS: Final = 60
@@ -81,30 +81,24 @@ def run(kills: int, seed: int, report: Report) -> None:
     """Plays rounds until that many processes were killed. Raises AssertionError if an entry is lost, torn or wrong, or
     something leaked."""
     draw = Draw(seed)
-    for kind in cycle(KINDS):
+    kinds = cycle(KINDS)
+    while report.kills < kills:
+        kind = next(kinds)
         with session(kind) as playing:
             for _ in range(_ROUNDS):
-                if report.kills >= kills:
-                    break
-                turn = draw.next(KINDS[kind])
-                report.last.append((turn, ()))
-                places = playing.play(turn)
-                report.last.pop()
-                draw.played(turn, places)
-                report.add(turn, places)
+                if report.kills < kills:
+                    draw.played(*play(playing, draw.next(KINDS[kind]), report))
             playing.finish()
             report.checked += playing.checked
-        if report.kills >= kills:
-            return
 
 
-def run_one(turn: Round, report: Report) -> None:
-    """Plays one round. Raises AssertionError as `run`."""
-    kind = next(kind for kind, points in KINDS.items() if turn.point in points)
-    with session(kind) as playing:
-        report.add(turn, playing.play(turn))
-        playing.finish()
-        report.checked += playing.checked
+def play(playing: AnySession, turn: Round, report: Report) -> tuple[Round, tuple[str, ...]]:
+    """Plays one round, and returns it with the places at which processes died."""
+    report.last.append((turn, ()))
+    places = playing.play(turn)
+    report.last.pop()
+    report.add(turn, places)
+    return turn, places
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -119,7 +113,11 @@ def main(arguments: Sequence[str]) -> int:
     print(f"seed {given.seed}", flush=True)
     try:
         if given.point:
-            run_one(Round(given.point, given.at, given.seed), report)
+            kind = next(kind for kind, points in KINDS.items() if given.point in points)
+            with session(kind) as playing:
+                play(playing, Round(given.point, given.at, given.seed), report)
+                playing.finish()
+                report.checked += playing.checked
         else:
             run(given.kills, given.seed, report)
     except AssertionError:

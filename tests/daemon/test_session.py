@@ -8,7 +8,8 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -132,30 +133,20 @@ def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
     assert sum(told["kinds"]["Touch"]["counts"]) == 10
 
 
-class Part:
-    """Settled from the `looks`-th look on."""
-
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
-        self.deaf = False
-
-    def stop_reading(self) -> None:
-        self.deaf = True
-
-    @property
-    def settled(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
-@pytest.mark.parametrize("looks", [2, 1 << 30])
-async def test_the_end_waits_for_the_store_and_every_session_and_no_longer_than_it_may(
-    looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "ENDING_S_MAX", PATIENCE_S if looks == 2 else 0.02)
-    store: Any = Part(looks)
-    sessions: list[Any] = [Part(0), Part(3)]
-    await app.settle(sessions, store)
-    assert all(session.deaf for session in sessions)
-    assert (store.looks < 0) == (looks == 2)
-    assert looks > 2 or all(session.looks < 0 for session in sessions)
+async def test_the_end_waits_for_a_sessions_answers_and_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, store = Scene(), SimpleNamespace(settled=True)
+    running = asyncio.create_task(scene.session.run())
+    with scene.client:
+        await scene.until(lambda: len(scene.store) == 1)
+        for number in range(20):
+            order = messages.Order(number, "card", "drop", [bytes(32)] * 1000, "full")
+            scene.session.inbox.tell_now(Deliver(order))
+        monkeypatch.setattr(app, "ENDING_S_MAX", 0.02)
+        await app.settle([scene.session], cast(Any, store))
+        assert not scene.session.settled, "the client has not read them"
+        monkeypatch.setattr(app, "ENDING_S_MAX", PATIENCE_S)
+        ending = asyncio.create_task(app.settle([scene.session], cast(Any, store)))
+        await asyncio.sleep(0)
+        assert not ending.done()
+    await ending
+    running.cancel()
