@@ -204,7 +204,6 @@ class Stand(MemorySide):
     # ---- what clients do
 
     def next_request(self) -> int:
-        """A number that no request has had."""
         self.requests += 1
         return self.requests
 
@@ -233,12 +232,10 @@ class Stand(MemorySide):
             self.views.append(view)
 
     def answered(self, client: int, request: int) -> messages.GrantsLent | None:
-        """The answer to a request for places, once there is one."""
         asked = (a for a in self.answers[client] if isinstance(a, messages.GrantsLent) and a.id == request)
         return next(asked, None)
 
     def write(self, place: Place, content: bytes) -> None:
-        """Writes a payload at the beginning of a place."""
         self.touch(place.offset, SPAN_HEADER_BYTES + len(content))
         start = place.offset + SPAN_HEADER_BYTES
         self.bytes[start : start + len(content)] = content
@@ -316,7 +313,6 @@ class Stand(MemorySide):
         return "existed" if refused.error is None else refused.error.code
 
     def put_block(self, block: Block, client: int = 1, **more: Any) -> str:
-        """A whole put of a block; its outcome."""
         about = {"prefix": len(block.packed), "parent": block.record.parent, "tree": TREE_BYTES, **more}
         return self.put(block.key, block.payload, client, **about)
 
