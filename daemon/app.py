@@ -298,7 +298,7 @@ class _Daemon:
                 # All checks come before the first change: a refused reload changes nothing.
                 limits = store_limits(found.config, memory.superblock.limit_bytes, memory.superblock.max_entries)
                 governors = governor_limits(found.config)
-            except BadConfiguration as error:
+            except (BadConfiguration, OSError) as error:
                 verdict |= {"refused": str(error), "applied": [], "waiting": []}
                 store.inbox.tell_now(Reloaded(verdict))
             else:

@@ -121,9 +121,11 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: list
     there = segments.existing(instance)
     # Both are opened before either is checked: opening refuses files of other users, which must not be removed later.
     with ExitStack() as closing:
-        fds = [segments.attach(name) for name in (ring_name, index_name) if name in there]
-        for fd in fds:
-            closing.callback(os.close, fd)
+        fds = []
+        for name in (ring_name, index_name):
+            if name in there:
+                fds.append(segments.attach(name))
+                closing.callback(os.close, fds[-1])
         if len(fds) < 2:
             return None
         ring_fd, index_fd = fds
