@@ -84,16 +84,6 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def check_compute(compute: object) -> None:
-    """Checks the function of a `get_or_compute`.
-
-    Raises:
-        UsageError: `compute` cannot be called.
-    """
-    if not callable(compute):
-        raise UsageError(f"compute is {shown(compute)}; it must be a function without arguments that returns a tree")
-
-
 def check_socket(socket: str | os.PathLike[str]) -> Path:
     """Returns the path of a socket.
 

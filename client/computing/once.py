@@ -1,8 +1,7 @@
 """Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
 
-Owns: the order of the steps, for threads and for asyncio: a coroutine, whose driver waits, computes and puts. Threads
-run it by `at_once`. The count of values that were not stored. Does not own: the states of a claim (claim.py), waiting,
-computing.
+Owns: the order of the steps, for threads and for asyncio: a coroutine, which threads run by `at_once`. The count of
+values that were not stored. Does not own: the states of a claim (claim.py).
 Invariants: it waits for another client once at most, and then computes; for a daemon that does not answer it waits
 WORD_S at most. A granted claim is committed or given back. A value that nobody could store ends the claim for all who
 wait.
@@ -15,20 +14,25 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct, field
 
-from ...errors import Invalidated, TensordError, UnderPressure, UnsupportedLeaf, without_frames
+from ...errors import Invalidated, TensordError, UnderPressure, UnsupportedLeaf, UsageError, shown
 from ...ipc.messages import control as messages
-from ...ipc.messages.schema import COST_MS_MAX
+from ...ipc.messages.schema import COST_MS_MAX, DURATION_S_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
+from ..arguments.checks import check_key
 from ..link.absence import WORD_S
 from ..link.answers import PendingRequest
 from ..link.link import Link
-from ..reading.lease import Lease
 from ..writing.outcomes import Put
 from .claim import Claim
+from .tracing import key_of, span
+
+if TYPE_CHECKING:
+    from ..core.puts import PutCalls
 
 Result = TypeVar("Result")
 _log = logging.getLogger("tensord")
@@ -37,24 +41,6 @@ _PASSING: Final = (Invalidated, UnderPressure)
 """Refusals that a sound program meets, and that end by themselves."""
 _told: Final[set[tuple[bytes, str]]] = set()
 """Namespaces and names of errors of which this process has told."""
-
-
-class Driver(Protocol):
-    """How the steps of one computation are carried out."""
-
-    async def answer(self, future: Future[Any]) -> None:
-        """Waits for this answer of the daemon, and raises its error."""
-
-    async def listen(self, future: Future[Any], within_s: float) -> None:
-        """Waits until this future is settled, for at most `within_s` seconds. Whatever its outcome, it raises nothing,
-        and the request stays."""
-
-    async def compute(self) -> Any:
-        """Computes the value."""
-
-    async def store(self, value: Any, claim: int | None, cost_ms: float) -> Put:
-        """Puts the value under the claim, or without one if None. `cost_ms`: milliseconds that computing it took."""
-        ...
 
 
 class ComputeTally(Struct):
@@ -110,46 +96,82 @@ async def answers(link: Link, asked: PendingRequest, listen: Callable[[Future[An
     return asked.done() or not (probe.cancelled() or probe.exception())
 
 
-async def compute_once(
-    key: bytes,
-    look_up: Callable[[bytes], Lease | None],
-    link: Link,
-    tally: ComputeTally,
-    timeout_s: float,
-    driver: Driver,
-) -> Any:
-    """The payload of one `get_or_compute`. After an exception of a step it gives the claim back, and raises it."""
-    lease = look_up(key)
-    if lease is not None:
-        tally.found += 1
-        return lease.value
-    claim = Claim(link, key, min(timeout_s, WORD_S))
-    try:
-        if await answers(link, claim.answer, driver.listen):
-            try:
-                await driver.answer(claim.answer)
-            except TensordError as error:
-                # No daemon, a limit was reached, or no answer in time: the value is computed without a claim. The
-                # answer keeps the error, and with its frames it would keep this one and all that called it.
-                without_frames(error)
-        if claim.wait_no_longer() == "hit":
-            lease = look_up(key)
+class Computation:
+    """One `get_or_compute`, carried out in the calling thread. `AsyncClient` overrides what may wait.
+
+    Args:
+        compute: computes the value.
+        tokens, ttl_s: as for `Client.put`.
+        deadline: until when another client is waited for, by time.monotonic.
+    """
+
+    def __init__(
+        self,
+        client: PutCalls,
+        key: bytes,
+        compute: object,
+        tokens: int,
+        ttl_s: float | None,
+        deadline: float,
+    ) -> None:
+        if not callable(compute):
+            wants = "a function without arguments that returns a tree"
+            raise UsageError(f"compute is {shown(compute)}; it must be {wants}")
+        self._client, self._key, self._compute = client, key, compute
+        self._tokens, self._ttl_s, self._deadline = tokens, ttl_s, deadline
+
+    async def run(self) -> Any:
+        """Returns the payload. After an exception of a step it gives the claim back, and raises it."""
+        with span("tensord.get_or_compute", key_of(self._key)):
+            client, key = self._client, check_key(self._key)
+            lease = client.get(key)
             if lease is not None:
-                tally.waited += 1
+                client.tally.found += 1
                 return lease.value
+            claim = Claim(client.link, key, min(client.timeout_s, WORD_S))
+            try:
+                return await self._claimed(claim)
+            except BaseException:
+                claim.abandon()
+                raise
+
+    async def _claimed(self, claim: Claim) -> Any:
+        client, answer = self._client, claim.answer
+        if await answers(client.link, answer, self.listen):
+            with span("tensord.wait"):
+                await self.listen(answer, DURATION_S_MAX)
+            if not answer.done():
+                client.link.silence.timed_out()
+        if claim.wait_no_longer() == "hit" and (lease := client.get(claim.key)) is not None:
+            client.tally.waited += 1
+            return lease.value
         token = claim.token or None
         began_s = time.perf_counter()
-        value = await driver.compute()
+        with span("tensord.compute"):
+            value = await self.compute()
         cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
-        tally.computed += 1
+        client.tally.computed += 1
         try:
-            put = await driver.store(value, token, cost_ms)
+            put = await self.store(partial(self._put, claim.key, value, token, cost_ms))
         except UnsupportedLeaf as error:
-            tally.refused(key, error)
+            client.tally.refused(claim.key, error)
             claim.abandon(error)
             raise
-    except BaseException:
-        claim.abandon()
-        raise
-    claim.end(stored=put.state not in ("lost", "refused"), error=put.error)
-    return value
+        claim.end(stored=put.state not in ("lost", "refused"), error=put.error)
+        return value
+
+    def _put(self, key: bytes, value: Any, claim: int | None, cost_ms: float) -> Put:
+        return self._client.store(key, value, tokens=self._tokens, ttl_s=self._ttl_s, claim=claim, cost_ms=cost_ms)
+
+    async def listen(self, future: Future[Any], within_s: float) -> None:
+        """Waits until this future is settled, for at most `within_s` seconds, and not beyond the deadline. Whatever its
+        outcome, it raises nothing, and the request stays."""
+        self._client.link.answers.within(future, min(within_s, self._deadline - time.monotonic()))
+
+    async def compute(self) -> Any:
+        """Computes the value."""
+        return self._compute()
+
+    async def store(self, put: Callable[[], Put]) -> Put:
+        """Puts the value."""
+        return put()

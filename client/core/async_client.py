@@ -1,8 +1,7 @@
 """The same client for asyncio. Lookups run at once; calls that may wait are awaited.
 
-Owns: which call of `Client` runs in a thread, and what a cancelled task leaves behind; the asyncio driver of
-`compute_once`. Does not own: arguments, results and errors, which are those of `Client` but where a docstring says
-otherwise.
+Owns: which call of `Client` runs in a thread, and what a cancelled task leaves behind. Does not own: arguments, results
+and errors, which are those of `Client` but where a docstring says otherwise.
 Invariants: a call that waits for an answer of the daemon runs in a thread. A lookup waits in a thread for what this
 client has just put.
 """
@@ -17,18 +16,17 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
 
-from ...errors import TimedOut
-from ..arguments.checks import check_compute, check_key, check_timeout
-from ..computing.once import ComputeTally
+from ..arguments.checks import check_key, check_timeout
+from ..computing.once import Computation
 from ..link.absence import attach_limit_s
 from ..pressure.device_reservation import DeviceReservation
 from ..threads.event_loop import begun, in_thread, to_its_end
 from ..writing.outcomes import Put, wait_for_all
-from .client import TIMEOUT_S, Client
+from .base import TIMEOUT_S
+from .client import Client
 from .entries import joined_keys
-from .tracing import key_of, span, traced
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -124,6 +122,9 @@ class AsyncClient:
     running if the waiting task is cancelled just when its time is over; an array that is changed then may be stored
     half changed.
 
+    `client`: the synchronous client of this one, for calls that take a `Client`, for example `DeviceCache`.
+    `tally`: as of `Client`.
+
     Example:
         >>> import asyncio
         >>> async def main() -> None:
@@ -138,30 +139,21 @@ class AsyncClient:
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, *, name: str | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        self._client = Client(socket, name=name, timeout_s=timeout_s)
-
-    @property
-    def client(self) -> Client:
-        """The synchronous client of this one, for calls that take a `Client`, for example `DeviceCache`."""
-        return self._client
+        self.client = Client(socket, name=name, timeout_s=timeout_s)
+        self.tally = self.client.tally
 
     @property
     def connected(self) -> bool:
         """Whether the daemon is there now. Lookups do not depend on it."""
-        return self._client.connected
-
-    @property
-    def tally(self) -> ComputeTally:
-        """Counts of what `get_or_compute` did in this client."""
-        return self._client.tally
+        return self.client.connected
 
     async def close(self) -> None:
         """Ends the connection and all subscriptions. Leases and their views stay valid for as long as they live."""
-        await in_thread(self._client.close)
+        await in_thread(self.client.close)
 
     async def __aenter__(self) -> Self:
-        link = self._client.link
-        await self.wait_connected(attach_limit_s(link.path, self._client.timeout_s))
+        link = self.client.link
+        await self.wait_connected(attach_limit_s(link.path, self.client.timeout_s))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -198,7 +190,6 @@ class AsyncClient:
 
     # ---- with a difference
 
-    @traced("tensord.get_or_compute", "key", key_of)
     async def get_or_compute(
         self,
         key: bytes,
@@ -209,29 +200,12 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> Value:
         """As `Client.get_or_compute`. A coroutine function is awaited; any other function runs in a thread."""
-        check_compute(compute)
-        deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
-        driver = _Awaiting(self._client, key, compute, tokens, ttl_s, deadline)
-        return cast(Value, await self._client.steps(key, driver))
+        deadline = time.monotonic() + check_timeout(timeout_s, self.client.timeout_s)
+        return cast(Value, await _Awaited(self.client, key, compute, tokens, ttl_s, deadline).run())
 
 
-class _Awaiting(NamedTuple):
-    """Carries out the steps of one `get_or_compute` in the event loop."""
-
-    client: Client
-    key: bytes
-    call: Callable[[], Any]
-    tokens: int
-    ttl_s: float | None
-    deadline: float
-
-    async def answer(self, future: Future[Any]) -> None:
-        with span("tensord.wait"):
-            try:
-                async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
-                    await asyncio.wrap_future(future)
-            except TimeoutError:
-                raise TimedOut("no other client stored the value in time; compute it here") from None
+class _Awaited(Computation):
+    """One `get_or_compute`, carried out in the event loop."""
 
     async def listen(self, future: Future[Any], within_s: float) -> None:
         settled = asyncio.Event()
@@ -243,14 +217,11 @@ class _Awaiting(NamedTuple):
 
         future.add_done_callback(settle)
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, min(within_s, self.deadline - time.monotonic()))):
+            async with asyncio.timeout(max(0.0, min(within_s, self._deadline - time.monotonic()))):
                 await settled.wait()
 
     async def compute(self) -> Any:
-        with span("tensord.compute"):
-            return await (self.call() if inspect.iscoroutinefunction(self.call) else in_thread(self.call))
+        return await (self._compute() if inspect.iscoroutinefunction(self._compute) else in_thread(self._compute))
 
-    async def store(self, value: Any, claim: int | None, cost_ms: float) -> Put:
-        return await to_its_end(
-            self.client.store, self.key, value, tokens=self.tokens, ttl_s=self.ttl_s, claim=claim, cost_ms=cost_ms
-        )
+    async def store(self, put: Callable[[], Put]) -> Put:
+        return await to_its_end(put)

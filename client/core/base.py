@@ -1,73 +1,76 @@
-"""The part of the synchronous client that its calls share: the link, the time limit, requests with an answer.
+"""The part of the synchronous client that its calls share: how it is made and ended, and requests with an answer.
 
-Owns: the state of a client, its start after a fork and its end. Does not own: the connection (link.py).
+Owns: the state of a client. Does not own: the connection (link.py).
 Invariants: only calls that need an answer of the daemon raise DaemonUnavailable.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from ...errors import DaemonUnavailable
 from ...ipc.messages import control as messages
+from ...ipc.messages.schema import NAME_CHARS_MAX
+from ...ipc.places import STATUS_NAME, control_socket, status_socket
 from ...ipc.wire.blocking import BlockingChannel
 from ...ipc.wire.connection import Connection
-from ..arguments.checks import check_timeout
+from ..arguments.checks import check_name, check_socket, check_timeout, printable
 from ..computing.once import ComputeTally
 from ..link.link import Link
 from ..pressure.modes import GovernorListener
-from ..reading.lease import Lease
 from ..reading.view import View
 from ..threads import forks
 
+TIMEOUT_S: Final = 5.0
+
 
 class ClientBase:
-    """The link of a client, and the calls that are about the daemon itself."""
+    """The state of a client, and the calls that are about the daemon itself. For the library: `link`, the connection to
+    the daemon, and `governor`, which receives mode changes."""
 
-    def __init__(self, link: Link, status_path: Path, timeout_s: float) -> None:
-        """Does not start `link`. `status_path`: the daemon's status socket."""
-        self._link = link
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        attach_s: float | None = None,
+        required: bool = False,
+    ) -> None:
+        path = check_socket(socket) if socket is not None else control_socket(os.environ)
+        status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
+        timeout_s = check_timeout(timeout_s, TIMEOUT_S)
+        attach_s = None if attach_s is None else check_timeout(attach_s, timeout_s, "attach_s")
+        if name is None:
+            name = printable(Path(sys.argv[0]).name or "python")[:NAME_CHARS_MAX]
+        check_name("name", name, NAME_CHARS_MAX)
+        self.link = link = Link(path, name, timeout_s, required=required)
         self._status_path = status_path
-        self._timeout_s = timeout_s
-        self._tally = ComputeTally()
-        self._governor = GovernorListener(link)
+        self.timeout_s = timeout_s
+        self.tally = ComputeTally()
+        self.governor = GovernorListener(link)
         self._closed = weakref.finalize(self, link.end)
         link.owner = weakref.ref(self)
         forks.watch(link)
-
-    @property
-    def link(self) -> Link:
-        """The connection to the daemon. For the library."""
-        return self._link
-
-    @property
-    def governor(self) -> GovernorListener:
-        """The listener that receives mode changes. For the library."""
-        return self._governor
-
-    @property
-    def timeout_s(self) -> float:
-        """Default time limit of each call, in seconds."""
-        return self._timeout_s
+        link.start(attach_s)
+        if required and not self.link.connected:
+            self.close()
+            raise self.link.unavailable()
 
     @property
     def connected(self) -> bool:
         """Whether the daemon is there now. Lookups do not depend on it."""
-        return self._link.connected
-
-    @property
-    def tally(self) -> ComputeTally:
-        """Counts of what `get_or_compute` did in this client."""
-        return self._tally
+        return self.link.connected
 
     def wait_connected(self, timeout_s: float | None = None) -> bool:
         """Waits until the daemon is there, for at most `timeout_s` seconds; returns False if it is still not there."""
-        return self._link.wait_connected(check_timeout(timeout_s, self._timeout_s))
+        return self.link.wait_connected(check_timeout(timeout_s, self.timeout_s))
 
     def status(self) -> dict[str, Any]:
         """Returns the daemon's status, as `tensorctl status --json` prints it.
@@ -78,12 +81,12 @@ class ClientBase:
         if sys.is_finalizing():
             # The decoder of the answer may not be made yet, and cannot be any more.
             raise DaemonUnavailable("the interpreter ends: ask for the status before the program ends")
-        if self._link.silence.away:
-            raise self._link.unavailable()
-        channel = BlockingChannel.connect(self._status_path, self._timeout_s, Connection.status_client())
+        if self.link.silence.away:
+            raise self.link.unavailable()
+        channel = BlockingChannel.connect(self._status_path, self.timeout_s, Connection.status_client())
         try:
-            channel.send(messages.StatusQuery(1), timeout_s=self._timeout_s)
-            answer, _ = channel.receive(self._timeout_s)
+            channel.send(messages.StatusQuery(1), timeout_s=self.timeout_s)
+            answer, _ = channel.receive(self.timeout_s)
         finally:
             channel.close()
         if isinstance(answer, messages.Error):
@@ -97,9 +100,9 @@ class ClientBase:
 
         A signal handler may call it at any moment; a put that it has interrupted ends as "lost".
         """
-        self._link.puts.wait_for_puts()
+        self.link.puts.wait_for_puts()
         self._closed.detach()
-        self._link.close()
+        self.link.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -117,28 +120,20 @@ class ClientBase:
     def _attach(self) -> View | None:
         """Starts the link if it does not run: before the first attachment, after a fork, or without a daemon."""
         if self._closed.alive:
-            self._link.start()
-        return self._link.view
+            self.link.start()
+        return self.link.view
 
     def _expect_answer(self, timeout_s: float) -> None:
         """Called first by each call that raises an error without an answer of the daemon. Waits for at most `timeout_s`
         seconds while the client attaches anew."""
         self._attach()
-        self._link.attachment.wait_renewed(timeout_s)
+        self.link.attachment.wait_renewed(timeout_s)
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return time.monotonic() + check_timeout(timeout_s, self._timeout_s)
-
-    def _look_up(self, key: bytes) -> Lease | None:
-        view = self._link.view or self._attach()
-        return view.get(key) if view is not None else None
+        return time.monotonic() + check_timeout(timeout_s, self.timeout_s)
 
     def _ask(self, make: Callable[[int], messages.Message]) -> Any:
         deadline = self._deadline(None)
-        self._expect_answer(self._timeout_s)
+        self._expect_answer(self.timeout_s)
         left_s = max(0.0, deadline - time.monotonic())
-        return self._link.answers.wait(self._link.ask(make, left_s), left_s)
-
-    def _counted(self, make: Callable[[int], messages.Message]) -> int:
-        count: int = self._ask(make).count
-        return count
+        return self.link.answers.wait(self.link.ask(make, left_s), left_s)

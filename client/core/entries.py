@@ -42,7 +42,7 @@ class EntryCalls(ClientBase):
             BadKey: `key` is not 32 bytes.
             Corrupt: `verify` found that the payload differs from the one that was stored.
         """
-        view = self._link.view
+        view = self.link.view
         if view is not None and verify is False:
             return view.get(key)
         key = check_key(key)
@@ -60,7 +60,7 @@ class EntryCalls(ClientBase):
             BadKey: `key` is not 32 bytes.
         """
         key = check_key(key)
-        view = self._link.view or self._attach()
+        view = self.link.view or self._attach()
         return view.hold(key) if view is not None else None
 
     def get_many(self, keys: Keys) -> Batch:
@@ -76,10 +76,10 @@ class EntryCalls(ClientBase):
             BadKey: a key is not 32 bytes.
         """
         joined = joined_keys(keys)
-        view = self._link.view or self._attach()
+        view = self.link.view or self._attach()
         if view is None:
             return Batch.of_misses(len(joined))
-        self._link.puts.wait_for_puts(key.tobytes() for key in joined)
+        self.link.puts.wait_for_puts(key.tobytes() for key in joined)
         return view.get_many(joined)
 
     def get_into(self, key: bytes, out: np.ndarray[Any, Any]) -> bool:
@@ -116,7 +116,7 @@ class EntryCalls(ClientBase):
             BadKey: `key` is not 32 bytes.
         """
         key = check_key(key)
-        view = self._link.view or self._attach()
+        view = self.link.view or self._attach()
         return view is not None and view.contains(key)
 
     def peek(self, key: bytes) -> Entry | None:
@@ -126,7 +126,7 @@ class EntryCalls(ClientBase):
             BadKey: `key` is not 32 bytes.
         """
         key = check_key(key)
-        view = self._link.view or self._attach()
+        view = self.link.view or self._attach()
         return view.peek(key) if view is not None else None
 
     def ring(self) -> RingReader | None:
@@ -134,7 +134,7 @@ class EntryCalls(ClientBase):
 
         None without a daemon so far.
         """
-        view = self._link.view or self._attach()
+        view = self.link.view or self._attach()
         return view.ring if view is not None else None
 
     # ---- requests
@@ -149,7 +149,7 @@ class EntryCalls(ClientBase):
             BadKey: a key is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return self._counted(lambda number: messages.Touch(number, [check_key(key) for key in keys]))
+        return int(self._ask(lambda number: messages.Touch(number, [check_key(key) for key in keys])).count)
 
     def evict(self, *keys: bytes) -> int:
         """Removes entries. Leases on them stay valid.
@@ -161,7 +161,7 @@ class EntryCalls(ClientBase):
             BadKey: a key is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
-        return self._counted(lambda number: messages.Evict(number, [check_key(key) for key in keys]))
+        return int(self._ask(lambda number: messages.Evict(number, [check_key(key) for key in keys])).count)
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Removes all entries of a namespace; without a namespace, all entries of the ring.
@@ -174,7 +174,7 @@ class EntryCalls(ClientBase):
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         tag = check_namespace(namespace).tag if namespace is not None else None
-        return self._counted(lambda number: messages.Clear(number, tag))
+        return int(self._ask(lambda number: messages.Clear(number, tag)).count)
 
     def current(self, namespace: Namespace) -> Namespace:
         """Returns the namespace at its current generation. Sends no message.
@@ -191,7 +191,7 @@ class EntryCalls(ClientBase):
             BadNamespace: `namespace` is no Namespace.
         """
         check_namespace(namespace)
-        view = self._link.view or self._attach()
+        view = self.link.view or self._attach()
         known = view.current(namespace.tag) if view is not None else 0
         return namespace.raised_to(max(namespace.generation, known))
 

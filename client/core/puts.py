@@ -1,23 +1,21 @@
 """Calls that store payloads: put, reserve, and compute once.
 
-Owns: the checks of a put, and the threads' driver of `compute_once`. Does not own: what a put does (writing), the
-order of the steps of a computation (once.py), the states of a claim (claim.py).
+Owns: the checks of a put. Does not own: what a put does (writing), the steps of a computation (once.py), the states of
+a claim (claim.py).
 Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import ObjectTooLarge, UsageError
 from ...ipc.messages.schema import NUMBER_MAX
 from ...shm.payloads.packing import Packed, pack
 from ..arguments.checks import (
-    check_compute,
     check_count,
     check_iterable,
     check_key,
@@ -27,17 +25,17 @@ from ..arguments.checks import (
 )
 from ..arguments.put_options import PutOptions
 from ..computing.claim import Claim
-from ..computing.once import Driver, at_once, compute_once
+from ..computing.once import Computation, at_once
+from ..computing.tracing import count_of, key_of, state_of, traced
 from ..writing.outcomes import Put, wait_for_all
 from ..writing.put import PutPayload
 from ..writing.reservation import Reservation
-from .base import ClientBase
-from .tracing import count_of, key_of, span, state_of, traced
+from .entries import EntryCalls
 
 Value = TypeVar("Value")
 
 
-class PutCalls(ClientBase):
+class PutCalls(EntryCalls):
     """The calls of `Client` that store."""
 
     @traced("tensord.put", "key", key_of, state_of)
@@ -86,10 +84,10 @@ class PutCalls(ClientBase):
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         put = Put(check_key(key))
-        limit_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0)
+        limit_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s, 0.0)
         deadline = time.monotonic() + limit_s
         options = PutOptions(tokens, ttl_s, None, cost_ms, agent, 0, parent).checked()
-        link = self._link
+        link = self.link
         if link.view is None:
             self._attach()
         try:
@@ -132,10 +130,10 @@ class PutCalls(ClientBase):
             TimedOut: with `wait`, the daemon did not answer in time; the puts go on.
         """
         options = PutOptions(tokens, ttl_s, None, cost_ms, agent).checked()
-        limit_s = check_timeout(timeout_s, self._timeout_s)
+        limit_s = check_timeout(timeout_s, self.timeout_s)
         deadline = time.monotonic() + limit_s
         self._attach()
-        depth_max = self._link.limits.tree_depth_max
+        depth_max = self.link.limits.tree_depth_max
         puts: list[Put] = []
         packed: list[tuple[Put, Packed, PutOptions]] = []
         pairs = list(check_pairs(items))
@@ -150,7 +148,7 @@ class PutCalls(ClientBase):
                 packed.append((puts[-1], pack(tree, depth_max), own))
             except ObjectTooLarge as error:
                 puts[-1].settle("refused", error)
-        put = self._link.puts.put
+        put = self.link.puts.put
         for each, payload, own in packed:
             put(each, payload, own, deadline)
         if wait:
@@ -168,17 +166,16 @@ class PutCalls(ClientBase):
             ObjectTooLarge, NotEnoughMemory: there is no room; the message says why.
         """
         self._attach()
-        limits = self._link.limits
+        limits = self.link.limits
         return Reservation(spec, limits.tree_depth_max, limits.object_bytes_max, self._commit)
 
     def _commit(self, key: bytes, payload: PutPayload, options: PutOptions, wait: bool, timeout_s: float | None) -> Put:
         put, options = Put(check_key(key)), options.checked()
-        limit_s = check_timeout(timeout_s, self._timeout_s)
+        limit_s = check_timeout(timeout_s, self.timeout_s)
         deadline = time.monotonic() + limit_s
-        self._link.puts.put(put, payload, options, deadline)
+        self.link.puts.put(put, payload, options, deadline)
         return put.wait_until(deadline, limit_s) if wait else put
 
-    @traced("tensord.get_or_compute", "key", key_of)
     def get_or_compute(
         self,
         key: bytes,
@@ -212,8 +209,8 @@ class PutCalls(ClientBase):
             BadKey: `key` is not 32 bytes.
             UnsupportedLeaf, UsageError: as for `put`.
         """
-        check_compute(compute)
-        value: Value = at_once(self.steps(key, _Waiting(self, key, compute, tokens, ttl_s, self._deadline(timeout_s))))
+        computation = Computation(self, key, compute, tokens, ttl_s, self._deadline(timeout_s))
+        value: Value = at_once(computation.run())
         return value
 
     def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
@@ -233,13 +230,7 @@ class PutCalls(ClientBase):
         key = check_key(key)
         within_s = check_seconds("within_s", within_s)
         self._attach()
-        return Claim(self._link, key, self._timeout_s, within_s)
-
-    def steps(self, key: bytes, driver: Driver) -> Coroutine[Any, Any, Any]:
-        """Returns the steps of `get_or_compute`, which `driver` carries out. For the library."""
-        key = check_key(key)
-        self._attach()
-        return compute_once(key, self._look_up, self._link, self._tally, self._timeout_s, driver)
+        return Claim(self.link, key, self.timeout_s, within_s)
 
     @traced("tensord.put", "key", key_of, state_of)
     def store(
@@ -250,39 +241,14 @@ class PutCalls(ClientBase):
         A refusal is counted and logged (`tally`).
         """
         key, claim = check_key(key), claim if claim is None else check_count("claim", claim, NUMBER_MAX, 1)
-        put = Put(key, self._tally.refused)
+        put = Put(key, self.tally.refused)
         # Room is not waited for beside a daemon that does not answer.
-        deadline = self._deadline(None if self._link.silence.patience_s else 0.0)
+        deadline = self._deadline(None if self.link.silence.patience_s else 0.0)
         options = PutOptions(tokens, ttl_s, claim, cost_ms).checked()
         try:
-            packed = pack(value, self._link.limits.tree_depth_max)
+            packed = pack(value, self.link.limits.tree_depth_max)
         except ObjectTooLarge as error:
             put.settle("refused", error)
         else:
-            self._link.puts.put(put, packed, options, deadline)
+            self.link.puts.put(put, packed, options, deadline)
         return put
-
-
-class _Waiting(NamedTuple):
-    """Carries out the steps of one `get_or_compute` in the calling thread."""
-
-    client: PutCalls
-    key: bytes
-    call: Callable[[], Any]
-    tokens: int
-    ttl_s: float | None
-    deadline: float
-
-    async def answer(self, future: Future[Any]) -> None:
-        with span("tensord.wait"):
-            self.client.link.answers.wait(future, self.deadline - time.monotonic())
-
-    async def listen(self, future: Future[Any], within_s: float) -> None:
-        self.client.link.answers.within(future, min(within_s, self.deadline - time.monotonic()))
-
-    async def compute(self) -> Any:
-        with span("tensord.compute"):
-            return self.call()
-
-    async def store(self, value: Any, claim: int | None, cost_ms: float) -> Put:
-        return self.client.store(self.key, value, tokens=self.tokens, ttl_s=self.ttl_s, claim=claim, cost_ms=cost_ms)

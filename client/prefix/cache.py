@@ -39,8 +39,8 @@ from ..arguments.checks import check_name, check_timeout
 from ..arguments.namespace import Namespace, check_namespace
 from ..arguments.put_options import PutOptions
 from ..computing.once import answers, at_once
+from ..computing.tracing import length_of, matched_of, traced
 from ..core.client import Client, check_client
-from ..core.tracing import length_of, matched_of, traced
 from ..link.link import Link
 from ..writing.inbox import QUERY_BYTES
 from ..writing.puts import ENDING

@@ -145,7 +145,7 @@ CLIENT: Final = {
     "reserve": ("client.writing.reservation:Reservation.*", "shm.payloads.packing:Whole.write"),
     "claim": (
         "client.computing.claim:Claim.*",
-        "client.computing.once:compute_once",
+        "client.computing.once:Computation.*",
         "client.link.held_claims:HeldClaims.hold",
         "client.link.held_claims:HeldClaims.drop",
     ),

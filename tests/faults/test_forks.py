@@ -29,7 +29,7 @@ def viewed(client: tensord.Client) -> Any:
 
 
 def lane_of(client: tensord.Client) -> object:
-    view = client._link.view
+    view = client.link.view
     return view and view.lane
 
 
@@ -93,7 +93,7 @@ def forks_with_an_exception_in_each_place(stage: Stage, socket: Path) -> tuple[i
         fork = partial(_fork, forked)
         place = interrupt(point, fork, WHERE_FORKS_ARE_HANDLED, times=1)
         if not forked or not forked[0]:
-            inherited = client._link.view is not None or not lane.frozen
+            inherited = client.link.view is not None or not lane.frozen
             os._exit(1 if inherited or forks._under_way else 0)
         del view
         gc.collect()

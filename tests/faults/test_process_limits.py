@@ -81,7 +81,7 @@ def test_a_daemon_without_free_descriptors_tells_new_clients_the_limit_and_serve
 ) -> None:
     attached = daemon.client()
     assert attached.put(key(1), payload(1), wait=True).state == "stored"
-    connection = attached._link.connection
+    connection = attached.link.connection
     files = daemon.descriptors() + free
     before, _ = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     may_open(daemon, files)
@@ -93,7 +93,7 @@ def test_a_daemon_without_free_descriptors_tells_new_clients_the_limit_and_serve
     lease = attached.get(key(1))
     assert lease is not None and is_payload(lease.tree, 1)
     assert attached.put(key(2), payload(2), wait=True).state == "stored"
-    assert attached._link.connection is connection
+    assert attached.link.connection is connection
     assert daemon.log.count("cannot accept a connection") <= 1
     may_open(daemon, before)
     for client in news:
@@ -104,7 +104,7 @@ def test_a_daemon_without_free_descriptors_tells_new_clients_the_limit_and_serve
 def put_when_answered(client: tensord.Client, number: int) -> Any:
     """A put of a new client, once it is attached or refused."""
     client.get(key(1))
-    until(lambda: client.connected or isinstance(client._link.error, LimitReached), "the daemon's answer")
+    until(lambda: client.connected or isinstance(client.link.error, LimitReached), "the daemon's answer")
     return client.put(key(number), payload(number), wait=True)
 
 

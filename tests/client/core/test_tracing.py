@@ -122,7 +122,7 @@ sys.modules[{missing!r}] = None
 import tensord
 assert not hasattr(tensord.Client.put, "__wrapped__")
 assert not hasattr(tensord.AsyncClient.get_or_compute, "__wrapped__")
-from tensord.client.core.tracing import span
+from tensord.client.computing.tracing import span
 with span("nothing"):
     pass
 """

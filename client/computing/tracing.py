@@ -16,7 +16,6 @@ span: a hit takes less time than a span.
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
@@ -47,7 +46,7 @@ _tracer: Any = None
 """OpenTelemetry's tracer, from the first span on. A provider that was set stays."""
 
 
-def _start(name: str) -> AbstractContextManager[Any] | None:
+def _start(name: str, attributes: Attributes | None = None) -> AbstractContextManager[Any] | None:
     """A new span. None while the application has set no provider, as far as this release of OpenTelemetry tells."""
     global _tracer
     if _tracer is None:
@@ -56,13 +55,13 @@ def _start(name: str) -> AbstractContextManager[Any] | None:
         if "get_tracer" not in names or names.get(_PROVIDER, names) is None:
             return None
         _tracer = names["get_tracer"]("tensord", __version__)
-    started: AbstractContextManager[Any] = _tracer.start_as_current_span(name)
+    started: AbstractContextManager[Any] = _tracer.start_as_current_span(name, attributes=attributes)
     return started
 
 
-def span(name: str) -> AbstractContextManager[Any]:
+def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[Any]:
     """A span around a block."""
-    return _start(name) or nullcontext()
+    return _start(name, attributes) or nullcontext()
 
 
 def nothing(_: object) -> Attributes:
@@ -71,7 +70,7 @@ def nothing(_: object) -> Attributes:
 
 
 def traced(name: str, first: str = "", given: Describe = nothing, result: Describe = nothing) -> Callable[[Call], Call]:
-    """A decorator for methods and coroutine methods: each call is a span. An exception of the call is recorded in it.
+    """A decorator for methods: each call is a span. An exception of the call is recorded in it.
 
     Args:
         first: the name of the method's first argument.
@@ -94,18 +93,7 @@ def traced(name: str, first: str = "", given: Describe = nothing, result: Descri
                 _tell(current, result, done)
                 return done
 
-        @functools.wraps(call)
-        async def awaited(self: Any, *args: Any, **options: Any) -> Any:
-            started = _start(name)
-            if started is None:
-                return await call(self, *args, **options)
-            with started as current:
-                _tell(current, given, args[0] if args else options.get(first))
-                done = await call(self, *args, **options)
-                _tell(current, result, done)
-                return done
-
-        return awaited if inspect.iscoroutinefunction(call) else spanned  # type: ignore[return-value]
+        return spanned  # type: ignore[return-value]
 
     return decorated
 
