@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from .client.pressure.modes import ModeChange as ModeChange
     from .client.pressure.modes import Subscription as Subscription
     from .client.pressure.workflow import Workflow as Workflow
-    from .client.reading.entry import Entry as Entry
     from .client.reading.lease import Batch as Batch
+    from .client.reading.lease import Entry as Entry
     from .client.reading.lease import Lease as Lease
     from .client.reading.ring_reader import RingReader as RingReader
     from .client.writing.outcomes import Put as Put
-    from .client.writing.reservation import Reservation as Reservation
+    from .client.writing.put import Reservation as Reservation
     from .errors import TensordError as TensordError
     from .ipc.graphs import AgentStepGraph as AgentStepGraph
     from .ipc.messages.control import TierState as TierState
@@ -82,7 +82,7 @@ _PLACES = {
     "EncoderCacheManager": ".client.caches.encoder",
     "EncoderInput": ".client.caches.encoder_request",
     "EncoderRequest": ".client.caches.encoder_request",
-    "Entry": ".client.reading.entry",
+    "Entry": ".client.reading.lease",
     "Feature": ".client.caches.processor.cache",
     "Lease": ".client.reading.lease",
     "Media": ".shm.payloads.prefix",
@@ -99,7 +99,7 @@ _PLACES = {
     "RecurrentLayer": ".client.prefix.layers",
     "Reference": ".client.caches.processor.loans",
     "Registration": ".client.device.entries",
-    "Reservation": ".client.writing.reservation",
+    "Reservation": ".client.writing.put",
     "RingReader": ".client.reading.ring_reader",
     "RotatingLayer": ".client.prefix.layers",
     "SharedLayer": ".client.prefix.layers",

@@ -1,14 +1,15 @@
 """The same client for asyncio. Lookups run at once; calls that may wait are awaited.
 
-Owns: which call of `Client` runs in a thread, and what a cancelled task leaves behind. Does not own: arguments, results
-and errors, which are those of `Client` but where a docstring says otherwise.
+Owns: which call of `Client` runs in a thread of the loop's default executor, and what a cancelled task leaves behind.
+Does not own: arguments, results and errors, which are those of `Client` but where a docstring says otherwise.
 Invariants: a call that waits for an answer of the daemon runs in a thread. A lookup waits in a thread for what this
-client has just put.
+client has just put. A call that its task was told the end of never runs later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import os
@@ -22,7 +23,7 @@ from ..arguments.checks import check_key, check_timeout
 from ..computing.once import Computation
 from ..link.absence import attach_limit_s
 from ..pressure.device_reservation import DeviceReservation
-from ..threads.event_loop import begun, in_thread, to_its_end
+from ..threads.aside import no_thread
 from ..writing.outcomes import Put, wait_for_all
 from .base import TIMEOUT_S
 from .client import Client
@@ -33,6 +34,77 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 Call: TypeAlias = Callable[Concatenate[Client, Arguments], Result]
 AsyncCall: TypeAlias = Callable[Concatenate["AsyncClient", Arguments], Coroutine[Any, Any, Result]]
+
+
+async def _in_thread(call: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
+    """As `asyncio.to_thread`. A cancelled task leaves a call that has begun to itself.
+
+    Raises:
+        ProcessLimit: this process can start no thread; the call is not carried out.
+    """
+    return await asyncio.wrap_future(_begun(functools.partial(call, *args, **named)))
+
+
+async def _to_its_end(call: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
+    """As `_in_thread`, for a call that uses the caller's memory: a cancelled task waits until a call that has
+    begun is over. So the memory is the task's again, however the call ends.
+
+    Raises:
+        ProcessLimit: as for `_in_thread`.
+    """
+    under_way = _begun(functools.partial(call, *args, **named))
+    ended = asyncio.wrap_future(under_way)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        under_way.cancel()
+        while not ended.done():
+            try:
+                await asyncio.wait([ended])
+            except asyncio.CancelledError:
+                continue
+        if not ended.cancelled():
+            ended.exception()  # asked for, so that asyncio does not complain that nobody did
+        raise
+    finally:
+        # An error has this frame in its traceback, and these have the error.
+        del under_way, ended
+
+
+def _carry_out(holder: list[Future[Result]], call: Callable[[], Result]) -> None:
+    """Takes the future out of `holder`: an error has this frame and that of the executor, which has the arguments, in
+    its traceback, and must not find itself from there."""
+    outcome = holder.pop()
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
+    finally:
+        del outcome
+
+
+def _begun(call: Callable[[], Result]) -> Future[Result]:
+    """The future of a call that a thread of the loop's executor carries out.
+
+    Raises:
+        ProcessLimit: as for `_in_thread`.
+    """
+    outcome: Future[Result] = Future()
+    context = contextvars.copy_context()
+
+    try:
+        asyncio.get_running_loop().run_in_executor(None, _carry_out, [outcome], functools.partial(context.run, call))
+    except RuntimeError as error:
+        # The call is queued although no thread could be started for it. Another thread may have taken it already.
+        if outcome.cancel():
+            if "thread" in str(error):
+                raise no_thread() from None
+            raise
+    return outcome
 
 
 def _like(call: Call[Arguments, Result], method: Any) -> AsyncCall[Arguments, Result]:
@@ -56,13 +128,13 @@ def _lookup(call: Call[Arguments, Result], keys: Callable[[Any], Iterable[bytes]
         puts = self.client.link.puts
         first = args[0] if args else options.get("key", options.get("keys"))
         if (awaited := puts.awaited) and first is not None and (own := [key for key in keys(first) if key in awaited]):
-            await in_thread(puts.wait_for_puts, own)
+            await _in_thread(puts.wait_for_puts, own)
         return call(self.client, *args, **options)
 
     return _like(call, method)
 
 
-def _threaded(call: Call[Arguments, Result], run: Callable[..., Any] = in_thread) -> AsyncCall[Arguments, Result]:
+def _threaded(call: Call[Arguments, Result], run: Callable[..., Any] = _in_thread) -> AsyncCall[Arguments, Result]:
     """A call that may wait, in a thread."""
 
     async def method(self: AsyncClient, *args: Any, **options: Any) -> Any:
@@ -80,17 +152,17 @@ def _stored(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
     ) -> Any:
         limit_s = check_timeout(timeout_s, self.client.timeout_s)
         deadline = time.monotonic() + limit_s
-        result: Any = await to_its_end(cast(Any, call), self.client, *args, timeout_s=timeout_s, **options)
+        result: Any = await _to_its_end(cast(Any, call), self.client, *args, timeout_s=timeout_s, **options)
         puts = [result] if isinstance(result, Put) else result
         if wait and any(put.state == "sent" for put in puts):
-            await in_thread(wait_for_all, puts, deadline, limit_s)
+            await _in_thread(wait_for_all, puts, deadline, limit_s)
         return result
 
     return _like(call, method)
 
 
 async def _reserved(self: AsyncClient, *args: Any, **options: Any) -> DeviceReservation:
-    asked = begun(functools.partial(self.client.reserve_device, *args, **options))
+    asked = _begun(functools.partial(self.client.reserve_device, *args, **options))
     try:
         return await asyncio.wrap_future(asked)
     except asyncio.CancelledError:
@@ -149,7 +221,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends the connection and all subscriptions. Leases and their views stay valid for as long as they live."""
-        await in_thread(self.client.close)
+        await _in_thread(self.client.close)
 
     async def __aenter__(self) -> Self:
         link = self.client.link
@@ -170,7 +242,7 @@ class AsyncClient:
     current = _at_once(Client.current)
     request_arrived = _at_once(Client.request_arrived)
     request_completed = _at_once(Client.request_completed)
-    get_into = _threaded(Client.get_into, to_its_end)
+    get_into = _threaded(Client.get_into, _to_its_end)
     put = _stored(Client.put)
     put_many = _stored(Client.put_many)
     wait_connected = _threaded(Client.wait_connected)
@@ -221,7 +293,7 @@ class _Awaited(Computation):
                 await settled.wait()
 
     async def compute(self) -> Any:
-        return await (self._compute() if inspect.iscoroutinefunction(self._compute) else in_thread(self._compute))
+        return await (self._compute() if inspect.iscoroutinefunction(self._compute) else _in_thread(self._compute))
 
     async def store(self, put: Callable[[], Put]) -> Put:
-        return await to_its_end(put)
+        return await _to_its_end(put)

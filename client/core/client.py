@@ -23,7 +23,7 @@ from ..pressure.workflow import Workflow
 from .puts import PutCalls
 
 if TYPE_CHECKING:
-    from ...ipc.messages.steps import AgentStepGraph
+    from ...ipc.graphs import AgentStepGraph
 
 
 class Client(PutCalls):

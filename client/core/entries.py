@@ -18,8 +18,7 @@ from ...ipc.messages import control as messages
 from ...shm.ring.layout import KEY_BYTES
 from ..arguments.checks import check_key, check_seconds
 from ..arguments.namespace import Namespace, check_namespace
-from ..reading.entry import Entry
-from ..reading.lease import Batch, Lease
+from ..reading.lease import Batch, Entry, Lease
 from ..reading.ring_reader import RingReader
 from .base import ClientBase
 

@@ -28,8 +28,7 @@ from ..computing.claim import Claim
 from ..computing.once import Computation, at_once
 from ..computing.tracing import count_of, key_of, state_of, traced
 from ..writing.outcomes import Put, wait_for_all
-from ..writing.put import PutPayload
-from ..writing.reservation import Reservation
+from ..writing.put import PutPayload, Reservation
 from .entries import EntryCalls
 
 Value = TypeVar("Value")

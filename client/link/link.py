@@ -2,8 +2,8 @@
 
 Owns: the thread, and the current View. Does not own: whether there is a connection, and waiting for it (attachment.py),
 whether the daemon answers (absence.py), requests that wait for an answer and what follows from each message
-(answers.py), the claims that are renewed (held_claims.py), the listeners (listeners.py), puts (writing/puts.py); nor
-lookups, which read the View and go on while the daemon is away.
+and the claims that are renewed (answers.py), the listeners (listeners.py), puts (writing/puts.py); nor lookups, which
+read the View and go on while the daemon is away.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent
 from ..writing.puts import Puts
 from .absence import PROMPT, Silence, absence, attach_limit_s, no_answer
-from .answers import Answers, PendingRequest
+from .answers import Answers, HeldClaims, PendingRequest
 from .attachment import Attachment, EndedHere
-from .held_claims import HeldClaims
 from .listeners import Connected as Connected
 from .listeners import Listeners
 

@@ -1,8 +1,8 @@
 """The prefix cache: stores what a model's layers keep of token sequences, and finds the longest cached prefix.
 
 Owns: the public calls, the query in the inbox, and which of the daemon's blocks a match has. Does not own: the search
-among blocks (the daemon's index), the inbox (writing/inbox.py), how layers are cut into blocks (layers.py), the puts of
-a sequence's blocks (put.py), the blocks of other hosts (other_hosts.py), nor the views of blocks (match.py).
+among blocks (the daemon's index), how layers are cut (layers.py), the keys and puts of blocks (put.py), the blocks of
+other hosts (other_hosts.py), nor the views of blocks (match.py).
 Invariants: a match is exact to the token, its media are equal, and every layer can continue from its end. Without a
 daemon, or without an answer in time, a match is a miss and a put is lost; neither raises for that. A query is sent on
 the connection whose daemon knows its inbox, or not at all. The daemon reads it before the next one is written, or
@@ -42,14 +42,12 @@ from ..computing.once import answers, at_once
 from ..computing.tracing import length_of, matched_of, traced
 from ..core.client import Client, check_client
 from ..link.link import Link
-from ..writing.inbox import QUERY_BYTES
+from ..writing.memory import QUERY_BYTES
 from ..writing.puts import ENDING
-from .keys import chain_of, scope_of
-from .layers import PrefixLayer, Snapshots, layers_of
+from .layers import GivenMedia, GivenTokens, PrefixLayer, Snapshots, layers_of, media_of, tokens_of
 from .match import PrefixMatch
 from .other_hosts import OtherHosts
-from .put import PrefixPut, store
-from .tokens import GivenMedia, GivenTokens, media_of, tokens_of
+from .put import PrefixPut, chain_of, scope_of, store
 
 BLOCK_TOKENS: Final = 256
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]

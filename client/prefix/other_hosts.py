@@ -27,7 +27,7 @@ from ...ipc.messages import control as messages
 from ...shm.index.keys import make_key
 from ...shm.payloads.prefix import LAYOUT_BYTES, Media, Tokens, fold, uncut
 from ..computing.remote_run import RemoteRuns
-from .keys import chain_of
+from .put import chain_of
 
 if TYPE_CHECKING:
     from ..arguments.namespace import Namespace

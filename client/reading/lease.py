@@ -1,27 +1,32 @@
-"""Leases: pinned entries that are released when the last view of their payload is collected.
+"""What lookups return: leases, which are pinned entries, batches of them, and the metadata of an entry.
 
-Owns: turning pinned bytes into trees. Does not own: the pin. The lane ties the pin to the root array.
-Invariants: every view of a payload keeps its root array, and so its pin, alive.
+Owns: turning pinned bytes into trees, and reading the metadata. Does not own: the pin. The lane ties it to the root
+array, and releases it when the last view of the payload is collected.
+Invariants: every view of a payload keeps its root array, and so its pin, alive. The metadata pin nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import numpy as np
+from msgspec import Struct
 
 from ...errors import BadTree
+from ...shm.index.index import PLACE_OFFSET_MASK, IndexReader
 from ...shm.payloads.recipe import Recipe
 from ...shm.payloads.tensors import needed_torch, tensor_copy, tensor_over
-from ...shm.ring.layout import SPAN_HEADER_BYTES
+from ...shm.ring.layout import SPAN_HEADER_BYTES, unix_at_boot_s
 from .ring_mapping import RingMapping, mapping_under
 
 if TYPE_CHECKING:
     from .view import View
 
 Array = np.ndarray[Any, Any]
+LOOKS_MAX: Final = 4
+"""How often an entry is looked up that changes while it is read."""
 
 
 class Lease:
@@ -251,3 +256,62 @@ class Batch:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.release()
+
+
+class Entry(Struct, frozen=True):
+    """An entry's metadata, and how much it is shared, as the daemon last wrote it into the index.
+
+    Times are Unix seconds by the current wall clock; `expires_unix_s` is 0 if the entry does not expire.
+
+    `holders`: lanes that pin the entry now, counted about once a second. A lane belongs to a client with a lease or a
+    view, or to a client that has ended but left live views. A client in a forked child that inherited views counts for
+    two lanes: its parent's and its own. Borrowed leases, and copies made because a lane was full, are not counted.
+    `uses`: how often any client got, touched or put the entry again since it was stored. The daemon updates the number
+    within about a second. A restart keeps it, except for reads while no daemon ran and in the 0.1 s before. If clients
+    together read faster than the daemon reads their logs (about 40,000 gets a second), the count is a sample.
+
+    Example:
+        >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
+        'stored'
+        >>> entry = cache.peek(key)
+        >>> entry.tokens, entry.expires_unix_s, entry.holders       # clients with a lease or a view of the entry
+        (576, 0.0, 0)
+    """
+
+    key: bytes
+    payload_bytes: int
+    tokens: int
+    created_unix_s: float
+    expires_unix_s: float
+    owner_uid: int
+    checksum: int
+    holders: int
+    uses: int
+
+
+def read_entry(index: IndexReader, ring: RingMapping, key: bytes) -> Entry | None:
+    """The metadata of the key's entry. None if there is none, or its span's header is damaged."""
+    for _ in range(LOOKS_MAX):
+        hit = index.find(key)
+        if hit is None:
+            return None
+        at, seq, _, place, _ = hit
+        uses, holders = index.reuse(at)
+        h = ring.span(place & PLACE_OFFSET_MASK)
+        if index.words[at] == seq:
+            if h is None:
+                return None
+            zero_s = unix_at_boot_s()
+            expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
+            return Entry(
+                h.key,
+                h.payload_bytes,
+                h.tokens,
+                zero_s + h.created_s,
+                expires_unix_s,
+                h.owner_uid,
+                h.checksum,
+                holders,
+                uses,
+            )
+    return None

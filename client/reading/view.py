@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from mmap import MAP_SHARED, PROT_READ, mmap
 from struct import error as struct_error
-from typing import Any, Final, Self
+from typing import Any, Self
 from weakref import ref
 
 import numpy as np
@@ -24,13 +24,11 @@ from ...shm.index.index import KEY_HASHES, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, 
 from ...shm.lanes.lane import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ...shm.ring.layout import BUCKET_BYTES, PAGE_BYTES, SLOT_BYTES, SLOT_WORDS, SPAN_HEADER_BYTES, Superblock
 from ..arguments.checks import check_key
-from .entry import Entry, read_entry
-from .lease import ArrayLease, Batch, Lease, lease_over
+from .lease import LOOKS_MAX, ArrayLease, Batch, Entry, Lease, lease_over, read_entry
 from .ring_mapping import RingMapping, check_span
 from .ring_reader import Recipes, RingReader
 
 Array = np.ndarray[Any, Any]
-_ATTEMPTS: Final = 4
 
 
 class View:
@@ -297,7 +295,7 @@ class View:
                 entry that nobody has checked, and of a copy.
         """
         lane, ring = self.lane, self._ring
-        for _ in range(_ATTEMPTS):
+        for _ in range(LOOKS_MAX):
             hit = self._index.find(key)
             if hit is None:
                 if self.wait_for_own(key):

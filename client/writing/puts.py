@@ -35,8 +35,7 @@ from ..arguments.put_options import PutOptions
 from ..threads.aside import aside, later
 from ..threads.waiting import LockFuture
 from .arena import Arena
-from .inbox import Inbox
-from .memory import RingMemory, WritableMemory
+from .memory import Inbox, RingMemory, WritableMemory
 from .outcomes import Outcomes, Put
 from .put import PutPayload, Writer, state_for
 from .wire import Granted, Wire

@@ -142,12 +142,12 @@ CLIENT: Final = {
         "shm.lanes.records:Submissions.add",
         "client.writing.outcomes:Outcomes.*",
     ),
-    "reserve": ("client.writing.reservation:Reservation.*", "shm.payloads.packing:Whole.write"),
+    "reserve": ("client.writing.put:Reservation.*", "shm.payloads.packing:Whole.write"),
     "claim": (
         "client.computing.claim:Claim.*",
         "client.computing.once:Computation.*",
-        "client.link.held_claims:HeldClaims.hold",
-        "client.link.held_claims:HeldClaims.drop",
+        "client.link.answers:HeldClaims.hold",
+        "client.link.answers:HeldClaims.drop",
     ),
     "attachment": (
         "client.link.link:Link._attach",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tensord.client.writing.inbox import Inbox
+from tensord.client.writing.memory import Inbox
 from tensord.daemon.forms.effects import Move
 from tensord.daemon.forms.events import Moved
 from tensord.daemon.memory import copier

@@ -20,9 +20,8 @@ from tensord.client.reading.ring_mapping import Handle, RingMapping, mapping_und
 from tensord.client.reading.ring_reader import Recipes, RingReader
 from tensord.client.reading.view import View
 from tensord.client.writing.outcomes import Put
-from tensord.client.writing.put import PutPayload
+from tensord.client.writing.put import Commit, PutPayload, Reservation
 from tensord.client.writing.puts import Puts
-from tensord.client.writing.reservation import Commit, Reservation
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import ClientLimits

@@ -26,7 +26,7 @@ import torch
 from ....errors import TensordError
 from ....shm.payloads.tensors import tensor_copy
 from ...core.client import Client
-from ...link.held_claims import abandon
+from ...link.answers import abandon
 from ...link.link import SAY_S
 from ...writing.outcomes import Put
 from ..engine.background import IDLE_S, SOON_S, Background

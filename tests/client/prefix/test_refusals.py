@@ -12,8 +12,7 @@ import pytest
 import tensord
 from tensord import NormalLayer, PrefixCache, RecurrentLayer, RotatingLayer
 from tensord.client.prefix import put as prefix_put
-from tensord.client.prefix.layers import cut
-from tensord.client.prefix.tokens import tokens_of
+from tensord.client.prefix.layers import cut, tokens_of
 from tensord.errors import BadPrefix, Corrupt, LimitReached, UnsupportedLeaf, UsageError
 from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import pack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensord.client.writing.inbox import Inbox
+from tensord.client.writing.memory import Inbox
 from tensord.client.writing.wire import Granted
 from tensord.shm.ring.layout import PAGE_BYTES
 
