@@ -106,13 +106,7 @@ class Computation:
     """
 
     def __init__(
-        self,
-        client: PutCalls,
-        key: bytes,
-        compute: object,
-        tokens: int,
-        ttl_s: float | None,
-        deadline: float,
+        self, client: PutCalls, key: bytes, compute: object, tokens: int, ttl_s: float | None, deadline: float
     ) -> None:
         if not callable(compute):
             wants = "a function without arguments that returns a tree"

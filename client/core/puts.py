@@ -15,14 +15,7 @@ from typing import Any, TypeVar
 from ...errors import ObjectTooLarge, UsageError
 from ...ipc.messages.schema import NUMBER_MAX
 from ...shm.payloads.packing import Packed, pack
-from ..arguments.checks import (
-    check_count,
-    check_iterable,
-    check_key,
-    check_pairs,
-    check_seconds,
-    check_timeout,
-)
+from ..arguments.checks import check_count, check_iterable, check_key, check_pairs, check_seconds, check_timeout
 from ..arguments.put_options import PutOptions
 from ..computing.claim import Claim
 from ..computing.once import Computation, at_once

@@ -23,12 +23,15 @@ from ...errors import CANNOT_BE_STORED, TensordError, TimedOut, without_frames
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import TOKENS_MAX
 from ...ipc.wire.blocking import BlockingChannel
+from ..threads.aside import aside
 from ..threads.waiting import LockFuture, let_greenlets_run
 from .listeners import Connected, ListenerMessage
 
 if TYPE_CHECKING:
     from .link import Link
 
+SAY_S: Final = 1.0
+"""Time limit for sending one message, in seconds, where no call waits for its answer."""
 OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)
 """Requests without whose answer the value is computed, or nothing is stored."""
 
@@ -36,9 +39,9 @@ OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)
 class PendingRequest(LockFuture):
     """A request that waits for its answer.
 
-    `waits`: true once the daemon answered "wait": another client computes the key, and a second answer follows.
-    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown. `optional`: its
-    caller can do without an answer, and does so once the daemon is away.
+    `waits`: the daemon answered "wait": another client computes the key, and a second answer follows. `expected_at`:
+    when that client expects to have stored the key, by time.monotonic; 0 if unknown. `optional`: its caller can do
+    without an answer, and does so once the daemon is away.
     """
 
     optional = False
@@ -56,35 +59,40 @@ class Answers:
 
     def ask(
         self,
-        answer: PendingRequest,
         make: Callable[[int], messages.Message],
-        timeout_s: float,
-        connected: Connected | None,
-        then: Callable[[Future[Any]], None] | None,
-        fds: Sequence[int],
-    ) -> None:
-        """As `Link.ask`, which calls it where no signal handler can interrupt it, with the future that it returns."""
-        number = self._link.next_id()
-        if then is not None:
-            answer.add_done_callback(then)
-        self.pending[number] = answer
-        message = make(number)
-        answer.optional = isinstance(message, OPTIONAL)
-        try:
-            self._link.send(message, fds=fds, timeout_s=timeout_s, connected=connected)
-        except TensordError as error:
-            # The end of the connection may have settled it before.
-            if self.pending.pop(number, None) is not None:
-                answer.set_exception(without_frames(error))
+        timeout_s: float = SAY_S,
+        *,
+        connected: Connected | None = None,
+        then: Callable[[Future[Any]], None] | None = None,
+        fds: Sequence[int] = (),
+    ) -> PendingRequest:
+        """Sends a request, and returns the future of its answer. `make` builds the request from its id.
+
+        The future fails with the daemon's error, or with DaemonUnavailable. `then` is called with the settled future:
+        by the link's thread in the order of the answers, or at once if the request was not sent. `fds`: the descriptors
+        that the request brings. `connected`: as for `Link.send`."""
+        answer = PendingRequest()
+
+        def send() -> None:
+            number = self._link.next_id()
+            if then is not None:
+                answer.add_done_callback(then)
+            self.pending[number] = answer
+            message = make(number)
+            answer.optional = isinstance(message, OPTIONAL)
+            try:
+                self._link.send(message, fds=fds, timeout_s=timeout_s, connected=connected)
+            except TensordError as error:
+                # The end of the connection may have settled it before.
+                if self.pending.pop(number, None) is not None:
+                    answer.set_exception(without_frames(error))
+
+        aside(send)
+        return answer
 
     def wait(self, future: Future[Any], timeout_s: float) -> Any:
-        """Waits for an answer, and returns it.
-
-        Raises:
-            TimedOut: no answer within `timeout_s` seconds; the request is cancelled.
-            DaemonUnavailable: the daemon does not answer for some time already; the request stays.
-            TensordError: the daemon's error, or DaemonUnavailable.
-        """
+        """Waits for an answer, and returns it, or raises its error. Raises TimedOut after `timeout_s` seconds, when the
+        request is cancelled, and DaemonUnavailable while the daemon is away, when it stays."""
         deadline = time.monotonic() + timeout_s
         if self._link.silence.away and not future.done():
             raise self._link.silence.error()
@@ -102,7 +110,7 @@ class Answers:
             future.cancel()
             raise
         finally:
-            # Breaks the cycle described in `ask`.
+            # An error has this frame in its traceback, and the future has the error.
             del future
 
     def within(self, future: Future[Any], timeout_s: float) -> bool:
@@ -113,11 +121,7 @@ class Answers:
         return future.done()
 
     def received(self, message: Any, fds: Sequence[int], channel: Connected) -> None:
-        """Handles a message, in the link's thread.
-
-        Raises:
-            TensordError: the daemon ends the connection with it.
-        """
+        """Handles a message, in the link's thread. Raises the error with which the daemon ends the connection."""
         link = self._link
         if isinstance(message, ListenerMessage):
             link.listeners.tell(lambda listener: listener.received(message, channel))
@@ -158,8 +162,7 @@ class Answers:
             link.send(messages.ReleaseReservation(link.next_id(), message.reservation))
 
     def fail_all(self, error: TensordError, *, optional_only: bool = False) -> None:
-        """Fails the pending requests; with `optional_only`, those whose callers can do without an answer. A claim that
-        is granted all the same is given back."""
+        """Fails the pending requests; with `optional_only`, those whose callers can do without an answer."""
         for number, answer in list(self.pending.items()):
             if (answer.optional or not optional_only) and self.pending.pop(number, None) is not None:
                 # A copy for each caller, which raises it with a traceback of its own.
@@ -177,26 +180,23 @@ def settle(future: Future[Any], result: Any = None, error: BaseException | None 
     return True
 
 
-# A claim is renewed three times within its lifetime.
 _RENEWALS: Final = 3
+"""How often a claim is renewed within its lifetime."""
 
 
 class HeldClaims:
-    """The held claims of one client. `send` is the link's."""
+    """The claims that the daemon granted to one client, until they are committed or given back."""
 
-    def __init__(self, send: Callable[..., None]) -> None:
-        self._send = send
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.held: dict[int, tuple[float, weakref.ref[PendingRequest]]] = {}
-        """By its token: how long a claim lasts, in seconds, and the request that it was granted to. Ends with the
-        connection.
-        """
+        """By its token: how long a claim lasts, in seconds, and the request that it was granted to."""
         self.renew_at = 0.0
         """When the next claim is to be renewed, by time.monotonic. Has no meaning while none is held."""
 
     def hold(self, token: int, lasts_s: float, asked: PendingRequest) -> None:
-        """Renews a claim until `drop`, or until the request that it was granted to is collected. A signal handler's
-        exception may end a call before it returns that request.
-        """
+        """Renews a claim until `drop`, or until its request is collected: a signal handler's exception may end a call
+        before it returns that request."""
         renew_at = time.monotonic() + lasts_s / _RENEWALS
         self.renew_at = min(self.renew_at, renew_at) if self.held else renew_at
         self.held[token] = lasts_s, weakref.ref(asked)
@@ -206,12 +206,12 @@ class HeldClaims:
         return self.held.pop(token, None) is not None
 
     def give_back(self, token: int, timeout_s: float, error: TensordError | None = None) -> None:
-        """Abandons a claim without a payload. The daemon grants the key to the first waiting client, unless `error`
-        says that nobody can store the value. Call it where no signal handler can interrupt it."""
+        """Abandons a claim without a payload. `error`: why the value was not stored. Call it where no signal handler
+        can interrupt it."""
         if self.drop(token):
             # An unsent Abandon does no harm: the claim ends with the connection, or expires.
             with suppress(TensordError):
-                self._send(abandon(token, error), timeout_s=timeout_s)
+                self._link.send(abandon(token, error), timeout_s=timeout_s, connected=self._link.attached)
 
     def give_back_forgotten(self, timeout_s: float) -> None:
         """Gives back each claim whose request was collected."""

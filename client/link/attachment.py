@@ -22,36 +22,22 @@ class EndedHere(DaemonUnavailable):
 
 
 class Attachment:
-    """`is_silent`: whether the daemon does not answer, so that no new call uses the channel (absence.py)."""
+    """`channel`: from the first attempt to send on it until `detach`. `serving`: the same, once calls may use it.
+    `settled`: whether the first attempt to attach has ended, or nobody is to wait for it any more."""
 
-    def __init__(self, is_silent: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self) -> None:
         self.channel: BlockingChannel | None = None
-        """The channel, from its first attempt to send on it until `detach`."""
-        self._is_silent = is_silent
-        self._serving: BlockingChannel | None = None
+        self.serving: BlockingChannel | None = None
+        self.settled = False
         self._renewing = False
         self._changed = LockEvent()
-        self.settled = False
-        """Whether the first attempt to attach has ended in either way, or nobody is to wait for it any more."""
-
-    @property
-    def serving(self) -> BlockingChannel | None:
-        """The channel that new calls use now. None while the daemon is silent."""
-        return None if self._is_silent() else self.current
 
     @property
     def current(self) -> BlockingChannel | None:
-        """The channel that calls use which have begun on it. None while the interpreter ends, since no thread receives
-        answers then."""
-        channel = self._serving
+        """The channel that calls use. None while the interpreter ends, since no thread receives answers then."""
+        channel = self.serving
         usable = channel is not None and not channel.closed and not sys.is_finalizing()
         return channel if usable else None
-
-    @property
-    def renewing(self) -> bool:
-        """Whether this process has ended the last connection, and has not yet tried to attach again."""
-        channel = self.channel
-        return self._renewing or (channel is not None and channel.closed)
 
     def wait_for(self, state: Callable[[], bool], timeout_s: float) -> bool:
         """Waits until `state()`, which depends on this object, is true, for at most `timeout_s` seconds. Returns its
@@ -66,12 +52,14 @@ class Attachment:
                 return False
 
     def wait_renewed(self, timeout_s: float) -> None:
-        """Waits while `renewing`, for at most `timeout_s` seconds."""
-        self.wait_for(lambda: not self.renewing or sys.is_finalizing(), timeout_s)
+        """Waits, if this process has ended the last connection, until it has tried to attach again."""
 
-    def serve(self, channel: BlockingChannel) -> None:
-        """Calls may use the channel from now on. `settle` follows."""
-        self._serving = channel
+        def tried() -> bool:
+            channel = self.channel
+            ended_here = self._renewing or (channel is not None and channel.closed)
+            return not ended_here or sys.is_finalizing()
+
+        self.wait_for(tried, timeout_s)
 
     def settle(self) -> None:
         """The attempt has ended, or nobody is to wait for it any more."""
@@ -88,7 +76,7 @@ class Attachment:
         once."""
         ended_here = channel.closed
         self._renewing = self._renewing or ended_here
-        self._serving = self.channel = None
+        self.serving = self.channel = None
         self.tell()
         channel.close()
         return ended_here

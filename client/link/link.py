@@ -1,9 +1,8 @@
 """The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
-Owns: the thread, and the current View. Does not own: whether there is a connection, and waiting for it (attachment.py),
-whether the daemon answers (absence.py), requests that wait for an answer and what follows from each message
-and the claims that are renewed (answers.py), the listeners (listeners.py), puts (writing/puts.py); nor lookups, which
-read the View and go on while the daemon is away.
+Owns: the thread, and the current View. Does not own: waiting for a connection (attachment.py), whether the daemon
+answers (absence.py), requests, messages and claims (answers.py), the listeners (listeners.py), puts (writing/puts.py);
+nor lookups, which read the View and go on while the daemon is away.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tensord import __version__
 
@@ -38,13 +36,12 @@ from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent
 from ..writing.puts import Puts
 from .absence import PROMPT, Silence, absence, attach_limit_s, no_answer
-from .answers import Answers, HeldClaims, PendingRequest
+from .answers import SAY_S as SAY_S
+from .answers import Answers, HeldClaims
 from .attachment import Attachment, EndedHere
 from .listeners import Connected as Connected
 from .listeners import Listeners
 
-SAY_S: Final = 1.0
-"""Time limit for sending one message, in seconds, where no call waits for its answer."""
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0
 _IDLE_S: Final = 1.0
@@ -55,7 +52,7 @@ class Link:
     """One connection to the daemon at `path`, renewed for as long as the client lives.
 
     `view` serves the lookups. None before the first attachment, and after a fork until the next one. `owner` returns
-    the client. Once that is collected, the thread ends by itself, also if `end` was cut short by a signal handler.
+    the client. Once that is collected, the thread ends by itself.
     """
 
     def __init__(self, path: Path, name: str, attach_timeout_s: float, *, required: bool = False) -> None:
@@ -77,13 +74,14 @@ class Link:
     def _reset(self) -> None:
         """Creates the state that no fork keeps: the thread, the socket, the locks, all puts and requests in flight."""
         self.silence = Silence(self.path, self._answers_or_not)
-        self.attachment = Attachment(lambda: self.silence.away)
+        self.attachment = Attachment()
         self.puts = Puts(self)
         self._lane_fd = -1
         self._lane_given_up = False
         self._lock = threading.Lock()
         self.answers = Answers(self)
-        self.claims = HeldClaims(lambda *sent, **how: self.send(*sent, connected=self.attached, **how))
+        self.ask = self.answers.ask
+        self.claims = HeldClaims(self)
         self._thread: threading.Thread | None = None
         self._stopping = LockEvent()
 
@@ -91,9 +89,8 @@ class Link:
 
     def start(self, wait_s: float | None = None) -> None:
         """Starts the thread if it does not run, and waits until it has attached or failed to: for `wait_s` seconds, or
-        for the time limit of an attempt, but not for long beside a daemon that is known not to answer. After a timeout,
-        later calls do not wait for the same attempt again. Nothing is waited for after `close`, nor while the
-        interpreter ends."""
+        for the time limit of an attempt, but not for long beside a daemon that is known not to answer. Later calls do
+        not wait for the same attempt again. Does nothing after `close`, nor while the interpreter ends."""
         if sys.is_finalizing() or self._stopping.is_set():
             return
         if self._thread is None:
@@ -116,8 +113,8 @@ class Link:
                     self.attachment.settle()
 
     def close(self) -> None:
-        """Ends the connection. Views of leases stay valid, and their pins stay. While the interpreter ends, nothing is
-        done: the connection ends with the process."""
+        """Ends the connection. Views and their pins stay. Does nothing while the interpreter ends: the connection ends
+        with the process."""
         if sys.is_finalizing():
             return
         self.end()
@@ -146,7 +143,7 @@ class Link:
         return self.connection is not None
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Waits until attached; returns False if that takes longer than `timeout_s` seconds, or after `close`."""
+        """As `Client.wait_connected`; False after `close`."""
         self.start()
         self.attachment.wait_for(lambda: self.connected or self.closed or sys.is_finalizing(), timeout_s)
         return self.connected and not self.closed
@@ -155,7 +152,7 @@ class Link:
     def connection(self) -> Connected | None:
         """The current connection. None while not attached, while the daemon does not answer, and while the interpreter
         ends."""
-        return self.attachment.serving
+        return None if self.silence.away else self.attachment.current
 
     @property
     def attached(self) -> Connected | None:
@@ -180,30 +177,12 @@ class Link:
         Raises:
             DaemonUnavailable, TimedOut: the messages were not sent.
         """
-        channel = self.attachment.serving if connected is None else self.attachment.current
+        channel = self.connection if connected is None else self.attached
         if channel is None or channel is not (connected or channel):
             raise self.unavailable()
         if isinstance(sent[0], PROMPT):
             self.silence.asked()
         channel.send(*sent, fds=fds, timeout_s=timeout_s)
-
-    def ask(
-        self,
-        make: Callable[[int], messages.Message],
-        timeout_s: float = SAY_S,
-        *,
-        connected: Connected | None = None,
-        then: Callable[[Future[Any]], None] | None = None,
-        fds: Sequence[int] = (),
-    ) -> PendingRequest:
-        """Sends a request, and returns the future of its answer. `make` builds the request from its id.
-
-        The future fails with the daemon's error, or with DaemonUnavailable. `then` is called with the settled future:
-        by the link's thread in the order of the answers, or at once if the request was not sent. `fds`: the descriptors
-        that the request brings."""
-        answer = PendingRequest()
-        aside(partial(self.answers.ask, answer, make, timeout_s, connected, then, fds))
-        return answer
 
     def batches(self, keys: list[bytes]) -> Iterator[list[bytes]]:
         """`keys` in order, in batches that one message may carry."""
@@ -246,7 +225,6 @@ class Link:
         self._reset()
         if closed:
             self._stopping.set()
-        self.listeners.after_fork_in_child()
         self.listeners.tell(lambda listener: listener.forked())
 
     # ---- the thread
@@ -272,7 +250,7 @@ class Link:
             retry_s = _RETRY_FIRST_S
             try:
                 self.silence.heard()
-                self.listeners.connect(partial(self.attachment.serve, channel))
+                self.attachment.serving = channel
                 self._receive(channel)
             except TensordError as error:
                 self.error = error

@@ -80,13 +80,7 @@ class PrefixCache:
         (1000, (1, 2, 1000, 8))
     """
 
-    def __init__(
-        self,
-        client: Client,
-        namespace: Namespace,
-        *,
-        block_tokens: int = BLOCK_TOKENS,
-    ) -> None:
+    def __init__(self, client: Client, namespace: Namespace, *, block_tokens: int = BLOCK_TOKENS) -> None:
         if type(block_tokens) is not int or block_tokens not in _BLOCK_SIZES:
             raise BadPrefix(
                 f"block_tokens is {shown(block_tokens)}; use a power of two from {BLOCK_TOKENS_MIN} to "
@@ -277,9 +271,7 @@ class PrefixCache:
         record.pack_into(np.frombuffer(inbox.bytes[at : at + size_bytes], np.uint8), folded)
         left_s = max(0.0, deadline - time.monotonic())
         asked = link.ask(
-            lambda number: messages.MatchPrefix(number, self._tag, at, size_bytes, agent),
-            left_s,
-            connected=channel,
+            lambda number: messages.MatchPrefix(number, self._tag, at, size_bytes, agent), left_s, connected=channel
         )
 
         async def listen(future: Future[Any], within_s: float) -> None:

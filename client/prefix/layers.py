@@ -98,12 +98,7 @@ class RecurrentLayer:
 
 
 PrefixLayer = NormalLayer | RotatingLayer | SharedLayer | RecurrentLayer
-_KINDS: Final = {
-    NormalLayer: "normal",
-    RotatingLayer: "rotating",
-    SharedLayer: "shared",
-    RecurrentLayer: "recurrent",
-}
+_KINDS: Final = {NormalLayer: "normal", RotatingLayer: "rotating", SharedLayer: "shared", RecurrentLayer: "recurrent"}
 """The kinds as they are in the digest."""
 Snapshots = Mapping[int, Sequence[Any]]
 GivenTokens = Any

@@ -63,12 +63,7 @@ def scope_of(namespace: Namespace) -> bytes:
 
 
 def chain_of(
-    namespace: Namespace,
-    layout: bytes,
-    exact: bool,
-    folded: Tokens,
-    media: Sequence[Media],
-    block_tokens: int,
+    namespace: Namespace, layout: bytes, exact: bool, folded: Tokens, media: Sequence[Media], block_tokens: int
 ) -> list[Keyed]:
     """A sequence's blocks. The last one may have fewer than `block_tokens` tokens.
 

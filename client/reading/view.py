@@ -38,17 +38,7 @@ class View:
     worth to look again.
     """
 
-    __slots__ = (
-        "_identity",
-        "_index",
-        "_recipes",
-        "_ring",
-        "geometry",
-        "lane",
-        "ring",
-        "ring_bytes",
-        "wait_for_own",
-    )
+    __slots__ = ("_identity", "_index", "_recipes", "_ring", "geometry", "lane", "ring", "ring_bytes", "wait_for_own")
 
     def __init__(
         self, ring: RingMapping, index: IndexReader, superblock: Superblock, identity: tuple[int, int]
