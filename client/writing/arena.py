@@ -33,9 +33,8 @@ from .wire import Granted, Wire
 AHEAD_MAX: Final = 256
 """The most places that one request asks for."""
 GRANTS_MAX: Final = 1024
-"""The most grants that are kept ahead of need. Each takes a word of the lane, which leases need too."""
-RETURNED_MAX: Final = 1024
-"""The most grants that one message returns."""
+"""The most grants that are kept ahead of need, and that one message returns. Each takes a word of the lane, which
+leases need too."""
 SIZES_KEPT: Final = 64
 ERRORS_MAX: Final = 64
 LEAST_BYTES: Final = span_bytes(1)
@@ -51,23 +50,11 @@ class Grant:
         self.number, self.offset, self.end, self.pin = number, offset, end, pin
 
 
-class _Ended(ref[Grant]):
-    """Calls back with the last reference of a grant. The callback is a function in C, which no signal handler cuts
-    short."""
-
-    __slots__ = ("number",)
-    number: int
-
-
 class Arena:
-    """The grants of one connection. Thread-safe. `ended`: why there will be none any more."""
+    """The grants of one connection. Thread-safe. `ended`: why there will be none any more. `share_bytes`: the most that
+    one request asks for, and that the client has unused while it waits for a place, unless that place is larger."""
 
     def __init__(self, memory: WritableMemory, wire: Wire, share_bytes: int) -> None:
-        """
-        Args:
-            share_bytes: the most bytes that one request asks for, and that the client has unused while it waits for a
-                place, unless that place is larger.
-        """
         self._memory, self._wire, self._share_bytes = memory, wire, share_bytes
         # Reentrant: a signal handler may close the client.
         self._lock = RLock()
@@ -79,9 +66,10 @@ class Arena:
         """When less than this is left, more is asked for."""
         self._lately: deque[int] = deque(maxlen=SIZES_KEPT)
         self._ahead = 1
-        self._live: dict[int, _Ended] = {}
-        self._over: deque[_Ended] = deque()
-        """Grants in which nothing more is written, and which the daemon does not know yet."""
+        self._numbers: dict[ref[Grant], int] = {}
+        self._over: deque[ref[Grant]] = deque()
+        """Grants in which nothing more is written, and which the daemon does not know yet. A function in C appends
+        them, which no signal handler cuts short."""
         self._asked: dict[int, int] = {}
         """Requests that are not answered: the bytes of the largest place."""
         self._ahead_request = 0
@@ -97,12 +85,8 @@ class Arena:
         """Why no put waits for a place, while the daemon does not answer."""
 
     def take(self, size_bytes: int) -> tuple[Grant, int] | None:
-        """Takes a place of `size_bytes`, a multiple of 64. Hold the grant until the record is written.
-
-        Returns:
-            The grant, and the place's offset. None if no grant is large enough, but for one that a larger put waits
-            for.
-        """
+        """Takes a place of `size_bytes`, a multiple of 64. Returns its grant, which is held until the record is
+        written, and its offset. None if no grant is large enough, but for one that a larger put waits for."""
         with self._lock:
             grants = self._grants
             at = bisect_left(grants, (size_bytes,))
@@ -124,13 +108,8 @@ class Arena:
         return grant, offset
 
     def wait_for(self, size_bytes: int, deadline: float) -> tuple[Grant, int]:
-        """`take` that asks for a place, and waits until there is one.
-
-        Raises:
-            Refusal: the daemon lends no such place; it is its error.
-            TimedOut: there was none at `deadline`, in seconds of `time.monotonic()`.
-            TensordError: as `ended`.
-        """
+        """`take` that asks for a place, and waits until there is one. Raises the daemon's error or `ended`, or TimedOut
+        at `deadline`, in seconds of `time.monotonic()`."""
         request, is_own, here = 0, False, object()
         with self._lock:
             self._ahead = min(4 * self._ahead, AHEAD_MAX)
@@ -149,9 +128,15 @@ class Arena:
                     # The first time, or another thread was faster, or the place was too small.
                     if is_own and (error := self._errors.get(request)) is not None:
                         raise error
-                    request, is_own = self._joined(size_bytes), False
-                    if not request:
-                        request, is_own = self._ask(size_bytes, deadline), True
+                    # A request under way may bring a place of this size.
+                    asked = [number for number, most in [*self._asked.items()] if most >= size_bytes]
+                    is_own = not asked
+                    if asked:
+                        request = asked[0]
+                    else:
+                        with self._lock:
+                            request, sizes = self._next_request(size_bytes)
+                        self._say(request, sizes, max(0.0, deadline - time.monotonic()))
                 elif self._over:
                     self._say(0, ())
                 left_s = deadline - time.monotonic()
@@ -176,16 +161,6 @@ class Arena:
             while self.left_bytes > unused_bytes and self._grants:
                 self._drop(1)
 
-    def _joined(self, size_bytes: int) -> int:
-        """A request under way whose answer may bring a place of this size; 0: none."""
-        return next((number for number, most in list(self._asked.items()) if most >= size_bytes), 0)
-
-    def _ask(self, size_bytes: int, deadline: float) -> int:
-        with self._lock:
-            request, sizes = self._next_request(size_bytes)
-        self._say(request, sizes, max(0.0, deadline - time.monotonic()))
-        return request
-
     def granted(self, request: int, grants: Sequence[Granted], error: TensordError | None = None) -> None:
         """The daemon's answer to a request. For the connection, which raises `bells` afterwards."""
         if self.ended is not None:
@@ -195,8 +170,7 @@ class Arena:
         for each in grants:
             end = each.offset + each.size_bytes
             grant = Grant(each.number, each.offset, end, None)
-            self._live[each.number] = ended = _Ended(grant, self._over.append)
-            ended.number = each.number
+            self._numbers[ref(grant, self._over.append)] = each.number
             # Without a pin, and beyond this memory, it goes back.
             try:
                 grant.pin = self._memory.hold(each)
@@ -274,15 +248,17 @@ class Arena:
     def _say(self, request: int, sizes: Sequence[int], timeout_s: float = 0.0, *, ahead: bool = False) -> bool:
         """Sends a request, with the grants that are over. Returns whether it was sent; if not, they go with the next
         one, also after an exception of a signal handler. Then they may go twice: the daemon ignores the second time."""
-        over: list[_Ended] = []
+        over: list[ref[Grant]] = []
         sent = False
         try:
             if sizes:
                 self._asked[request] = max(sizes)
             with suppress(IndexError):
                 # One step of the interpreter, also if the last call raises.
-                over.extend(islice(iter(self._over.popleft, None), RETURNED_MAX))
-            sent = self._wire.ask_for_grants(request, sizes, [each.number for each in over], timeout_s, ahead=ahead)
+                over.extend(islice(iter(self._over.popleft, None), GRANTS_MAX))
+            sent = self._wire.ask_for_grants(
+                request, sizes, [self._numbers[each] for each in over], timeout_s, ahead=ahead
+            )
         finally:
             if not sent:
                 self._asked.pop(request, None)
@@ -291,7 +267,7 @@ class Arena:
                     self._ahead_request = 0
         if sent:
             for each in over:
-                self._live.pop(each.number, None)
+                self._numbers.pop(each, None)
         return sent
 
     def _next_request(self, first_bytes: int) -> tuple[int, list[int]]:

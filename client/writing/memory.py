@@ -51,11 +51,7 @@ class WritableMemory:
     """
 
     def __init__(self, fd: int) -> None:
-        """Maps the memory. The caller keeps `fd`.
-
-        Raises:
-            OSError: the process has no free descriptor or no address space.
-        """
+        """Maps the memory. The caller keeps `fd`."""
         size_bytes = os.fstat(fd).st_size
         self._mapped = Unshared(fd, size_bytes)
         self.bytes = memoryview(self._mapped.memory).cast("B")
@@ -63,14 +59,9 @@ class WritableMemory:
         """For each page 1 if `prepare` has mapped it."""
 
     def hold(self, granted: Granted) -> object | None:
-        """Takes a place that was lent. It is the client's until the returned object is collected.
-
-        Returns:
-            None if the place is not the client's any more, or beyond the memory, or its lane is frozen.
-
-        Raises:
-            IndexError: the lane has no free word for a pin.
-        """
+        """Takes a place that was lent. It is the client's until the returned object is collected. None if the place is
+        not the client's any more, or beyond the memory, or its lane is frozen. Raises IndexError without a free word
+        of the lane for a pin."""
         if granted.offset + granted.size_bytes > len(self.bytes):
             return None
         self.prepare(granted.offset, granted.size_bytes)
@@ -79,12 +70,13 @@ class WritableMemory:
     def tidy(self) -> None:
         """Frees what is over, as far as that is this process's task. For the connection's thread."""
 
-    def prepare(self, offset: int, size_bytes: int) -> None:
-        """Maps the pages of a place. The daemon has allocated them."""
+    def prepare(self, offset: int, size_bytes: int) -> tuple[int, int]:
+        """Maps the pages of a place, which the daemon has allocated. Returns the first one and that after the last."""
         first, end = offset // PAGE_BYTES, -(-(offset + size_bytes) // PAGE_BYTES)
         if self._is_mapped.find(0, first, end) >= 0:
             prefault(self._mapped.address + first * PAGE_BYTES, (end - first) * PAGE_BYTES, write=False)
             self._is_mapped[first:end] = b"\1" * (end - first)
+        return first, end
 
 
 class RingMemory(WritableMemory):
@@ -120,24 +112,9 @@ class _Place:
     __slots__ = ("__weakref__",)
 
 
-class _PlaceEnded(ref[_Place]):
-    """Calls back with the end of a place. The callback is a function in C, which no signal handler cuts short."""
-
-    __slots__ = ("end", "start")
-    start: int
-    end: int
-
-
 class Inbox(WritableMemory):
-    """One inbox. `query_at`: where a query lies, of up to QUERY_BYTES.
-
-    Args:
-        ring_bytes: the size of the ring; 0 for an inbox of queries alone.
-        progress: returns the numbers of the last record that was written, and of the last that was carried out.
-
-    Raises:
-        NotEnoughMemory, ProcessLimit: it cannot be made; the message says why.
-    """
+    """One inbox. `query_at`: where a query lies, of up to QUERY_BYTES. `ring_bytes`: the size of the ring; 0 for an
+    inbox of queries alone. `progress` returns the numbers of the last record written, and of the last carried out."""
 
     def __init__(self, ring_bytes: int, progress: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
         self.size_bytes = ring_bytes + QUERY_BYTES
@@ -154,21 +131,20 @@ class Inbox(WritableMemory):
         self._progress = progress
         self._places = np.zeros(ring_bytes // PAGE_BYTES + 1, np.uint16)
         """For each page how many places have bytes of it."""
-        self._held: set[_PlaceEnded] = set()
-        self._over: deque[_PlaceEnded] = deque()
-        self._waiting: deque[tuple[int, _PlaceEnded]] = deque()
+        self._held: dict[ref[_Place], tuple[int, int]] = {}
+        """The first page of each place, and the page after its last one."""
+        self._over: deque[ref[_Place]] = deque()
+        """A function in C appends them, which no signal handler cuts short."""
+        self._waiting: deque[tuple[int, ref[_Place]]] = deque()
         """Places that are over, and up to which record the daemon has to be done with them."""
 
     def hold(self, granted: Granted) -> object | None:
-        start, end = granted.offset, granted.offset + granted.size_bytes
-        if end > self.query_at:
+        if granted.offset + granted.size_bytes > self.query_at:
             return None
         place = _Place()
-        ended = _PlaceEnded(place, self._over.append)
-        ended.start, ended.end = start, end
-        self._held.add(ended)
-        self._places[start // PAGE_BYTES : -(-end // PAGE_BYTES)] += 1
-        self.prepare(start, granted.size_bytes)
+        first, end = self.prepare(granted.offset, granted.size_bytes)
+        self._held[ref(place, self._over.append)] = first, end
+        self._places[first:end] += 1
         return place
 
     def tidy(self) -> None:
@@ -180,9 +156,8 @@ class Inbox(WritableMemory):
                 self._waiting.append((self._progress()[0], ended))
         settled = self._progress()[1]
         while self._waiting and self._waiting[0][0] <= settled:
-            ended = self._waiting.popleft()[1]
-            self._held.discard(ended)
-            self._give_back(ended.start // PAGE_BYTES, -(-ended.end // PAGE_BYTES))
+            first, end = self._held.pop(self._waiting.popleft()[1])
+            self._give_back(first, end)
 
     def _give_back(self, first: int, end: int) -> None:
         """Punches the pages out that no other place has bytes of."""

@@ -90,8 +90,7 @@ class Put:
         return self.wait_until(time.monotonic() + limit_s, limit_s)
 
     def wait_until(self, deadline: float, limit_s: float) -> Self:
-        """`wait` until `deadline`, in seconds of `time.monotonic()`. `limit_s`: the caller's limit, for the error. For
-        the library."""
+        """`wait` until `deadline`, by time.monotonic. `limit_s`: the caller's limit, for the error. For the library."""
         if self.state != "sent":
             return self
         outcomes = self.outcomes
@@ -114,14 +113,9 @@ class Put:
 
 
 class Outcomes:
-    """The puts of one connection. Thread-safe.
-
-    Args:
-        words: the lane as native u64 words, with the word `waits`.
-        settled: the daemon's words, of which `lane` is this lane's.
-        refusals: the same, for the count of refusals.
-        epochs: the word that says which daemon writes both.
-    """
+    """The puts of one connection. Thread-safe. `words`: the lane as native u64 words, with the word `waits`.
+    `settled`, `refusals`: the daemon's words, of which number `lane` is this lane's. `epochs`: the word that says which
+    daemon writes both."""
 
     def __init__(
         self,
@@ -180,19 +174,15 @@ class Outcomes:
             self._forget_settled()
 
     def refused(self, number: int, error: TensordError | None) -> None:
-        """The daemon refused a record. `error`: None if an entry with this key existed. For the connection, which
-        raises `bells` afterwards."""
+        """The daemon refused a record. `error`: None if an entry with this key existed. `Wire.rang` follows."""
         self._early[number] = error
         self._refuse(number)
         # After the outcome: a thread that finds the counts equal may take any other record for stored.
         self._known += 1
 
     def wait_for(self, number: int, deadline: float, outcome: Put | None = None) -> bool:
-        """Waits until the daemon has carried out record `number`, and with `outcome` until that is known, too.
-
-        Returns:
-            False if that did not happen by `deadline`, in seconds of `time.monotonic()`, or the connection ended.
-        """
+        """Waits until the daemon has carried out record `number`, and with `outcome` until that is known, too. Returns
+        False if that did not happen by `deadline`, by time.monotonic, or the connection ended."""
         settled, lane = self._settled, self._lane
         if settled[lane] < number:
             until = time.monotonic() + LOOK_S
@@ -224,11 +214,8 @@ class Outcomes:
                 self._wait_up_to(self._waiting)
 
     def wait_for_own(self, key: bytes) -> bool:
-        """Waits for this client's last put of a key, so that a get of the same client finds it.
-
-        Returns:
-            Whether it is worth to look again: there was such a put, and it is settled now.
-        """
+        """Waits for this client's last put of a key, so that a get of the same client finds it. Returns whether it is
+        worth to look again: there was such a put, and it is settled now."""
         outcome = self.unsettled.get(key)
         return outcome is not None and self._has_settled(outcome)
 
@@ -250,8 +237,7 @@ class Outcomes:
             self._has_settled(max(own, key=lambda outcome: outcome.number))
 
     def end(self, error: TensordError) -> None:
-        """The connection is lost: what is settled is stored, everything else is lost. For the connection, which raises
-        `bells` afterwards."""
+        """The connection is lost: what is settled is stored, everything else is lost. `Wire.rang` follows."""
         if self.ended is None:
             self._stop_reading()
             self.ended = without_frames(error)
@@ -323,11 +309,7 @@ class Outcomes:
 
 
 def wait_for_all(puts: Iterable[Put], deadline: float, limit_s: float) -> None:
-    """Waits until no put is "sent" any more. `limit_s`: the caller's limit, for the error.
-
-    Raises:
-        TimedOut: one is at `deadline`, in seconds of `time.monotonic()`; it goes on.
-    """
+    """`Put.wait_until` of all puts."""
     for put in puts:
         if put.state == "sent":
             put.wait_until(deadline, limit_s)

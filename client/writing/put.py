@@ -70,7 +70,7 @@ class Writer:
 
     def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
         """Writes a payload and its record, with checked options. Returns once both are written, or the put has ended.
-        `deadline`: in seconds of `time.monotonic()`, for a place and for room in the queue."""
+        `deadline`: by time.monotonic, for a place and for room in the queue."""
         tokens, ttl_s, claim, cost_ms, agent, prefix_bytes, parent = options
         if agent:
             self.wire.name_agent(agent)
@@ -164,11 +164,6 @@ class Reservation:
     __slots__ = ("__weakref__", "_commit", "_payload", "tree")
 
     def __init__(self, spec: Any, depth_max: int, object_bytes_max: int, commit: Commit) -> None:
-        """
-        Raises:
-            UnsupportedLeaf: a leaf of `spec` is of a type that `Client.put` does not take.
-            ObjectTooLarge, NotEnoughMemory: the payload is too large.
-        """
         packed = pack_spec(spec, depth_max)
         if packed.payload_bytes > object_bytes_max:
             raise too_large(packed.payload_bytes, object_bytes_max)

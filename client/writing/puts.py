@@ -86,8 +86,7 @@ class Puts:
     # ---- threads that put
 
     def put(self, put: Put, payload: PutPayload, options: PutOptions, deadline: float) -> None:
-        """Puts a payload with checked options. Returns once it is written, or the put has ended. `deadline`: in seconds
-        of `time.monotonic()`."""
+        """As `Writer.put`."""
         writer = self.writer
         # A channel that an exception of a signal handler has ended is renewed at once.
         if writer is None or writer.wire.channel.closed or sys.is_finalizing():
@@ -115,11 +114,8 @@ class Puts:
             writer.outcomes.wait_for_puts(keys)
 
     def query_inbox(self, deadline: float) -> tuple[BlockingChannel, Inbox]:
-        """The connection, and an inbox that the daemon knows on it. The caller has `query_lock`.
-
-        Raises:
-            TensordError: there is none; the message says why.
-        """
+        """The connection, and an inbox that the daemon knows on it. The caller has `query_lock`. Raises TensordError if
+        there is none."""
         return aside(partial(self._query_inbox, deadline))
 
     # ---- the connection's thread
@@ -203,11 +199,7 @@ class Puts:
     # ---- opening
 
     def _ready(self, deadline: float) -> Writer:
-        """The writer, made if there is none.
-
-        Raises:
-            TensordError: there is none; the message says why.
-        """
+        """The writer, made if there is none. Raises TensordError if it cannot be made."""
         if sys.is_finalizing():
             raise DaemonUnavailable(ENDING)
         link = self._link

@@ -42,13 +42,8 @@ class Granted(Struct, frozen=True, gc=False):
 
 class Wire:
     """One connection to the daemon, as writing uses it. Thread-safe. No method raises an error because the connection
-    is lost. `bells`: how many messages of the daemon were carried out: grants, refusals, bells, and the end of the
-    connection. Only rises.
-
-    Args:
-        asleep: the daemon's word that says whether it waits for a bell.
-        next_request: returns the number of the next request, above 0.
-    """
+    is lost. `bells`: how many messages of the daemon were carried out, and the end of the connection. Only rises.
+    `asleep`: the daemon's word that says whether it waits for a bell. `next_request` returns a number above 0."""
 
     def __init__(self, channel: BlockingChannel, asleep: memoryview, next_request: Callable[[], int]) -> None:
         self.channel = channel
@@ -67,27 +62,19 @@ class Wire:
         *,
         ahead: bool = False,
     ) -> bool:
-        """Asks for a place of each size, in bytes of spans, the most urgent first. Does not wait for an answer.
+        """Asks for a place of each size, in bytes of spans, the most urgent first, and waits for no answer: the daemon
+        answers each request with sizes once, with as many grants as it can lend, and an error if it lends none.
 
-        The daemon answers each request once, with as many grants as it can lend, and an error if it lends none. With
-        no sizes it does not answer.
-
-        Args:
-            returned: numbers of grants in which nothing more is written. The records of all that was written there are
-                in the queue: the daemon takes these first, and then has the rest of each place back.
-            timeout_s: how long it may take to send the message.
-            ahead: no put waits for the places.
-
-        Returns:
-            Whether the message was sent.
-        """
+        `returned`: numbers of grants in which nothing more is written. The records of all that was written there are
+        in the queue: the daemon takes these first, and then has the rest of each place back. `ahead`: no put waits for
+        the places. Returns whether the message was sent within `timeout_s`."""
         if sizes:
             return self._said(messages.AskForGrants(request, list(sizes), list(returned), ahead), timeout_s)
         return self._said(messages.ReturnGrants(list(returned)), timeout_s)
 
     def ring_bell(self) -> bool:
-        """Wakes the daemon for records that were added. False if the bell was not sent: the socket is full, and a
-        daemon that has messages to read does not sleep; or another thread sends just now."""
+        """Wakes the daemon for records that were added. False if the bell was not sent: a daemon whose socket is full
+        does not sleep, and another thread may send just now."""
         return self._said(messages.Doorbell())
 
     def ring_to_wait(self) -> None:

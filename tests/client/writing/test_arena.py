@@ -249,7 +249,7 @@ class Places(RuleBasedStateMachine):
             end = high
             assert self.lent[number][0] <= low < high <= self.lent[number][1]
         returned = [number for *_, numbers in self.wire.asked for number in numbers]
-        returned += [each.number for each in self.places._over]
+        returned += [self.places._numbers[each] for each in self.places._over]
         held = [number for _, number, _ in self.places._grants]
         assert sorted(returned + held) == sorted(self.lent)
         assert self.places.left_bytes == sum(left for left, *_ in self.places._grants)
