@@ -21,11 +21,7 @@ from ...shm.ring.layout import KEY_BYTES
 
 
 def check_key(key: object) -> bytes:
-    """Returns the key as bytes. Also takes a bytearray, or a one-dimensional memoryview of bytes.
-
-    Raises:
-        BadKey: `key` is not 32 bytes.
-    """
+    """Returns the key as bytes; BadKey unless it is 32 of them, also in a bytearray or a memoryview of bytes."""
     if type(key) is bytes and len(key) == KEY_BYTES:
         return key
     # A memoryview that was released raises ValueError.
@@ -38,11 +34,8 @@ def check_key(key: object) -> bytes:
 
 
 def check_pairs(items: object) -> Iterator[tuple[object, object]]:
-    """The pairs of a key and a tree, one by one. Does not check the keys.
-
-    Raises:
-        UsageError: `items` is not iterable, or an item is no tuple or list of two.
-    """
+    """The pairs of a key and a tree, one by one. Does not check the keys. UsageError for an item that is no such
+    pair."""
     for number, item in enumerate(check_iterable("items", items, "pairs of a key and a tree")):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UsageError(
@@ -53,11 +46,7 @@ def check_pairs(items: object) -> Iterator[tuple[object, object]]:
 
 
 def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
-    """Iterates over `given`, which must be an iterable of `wants`.
-
-    Raises:
-        UsageError: it is none, as an array without dimensions, or a single text.
-    """
+    """Iterates over `given`; UsageError unless it is an iterable of `wants`, as a text is not."""
     # An array without dimensions has `__iter__` too.
     with suppress(TypeError):
         if not isinstance(given, str | bytes):
@@ -66,11 +55,8 @@ def check_iterable(field: str, given: object, wants: str) -> Iterator[Any]:
 
 
 def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:
-    """Checks a name, for example of a gauge or a device.
-
-    Raises:
-        UsageError: `name` is not a text of `least` to `most` characters, or has surrogates, which no message can carry.
-    """
+    """Checks the name of a gauge, a device …; UsageError unless it is a text of `least` to `most` characters without
+    surrogates, which no message can carry."""
     if not isinstance(name, str) or not least <= len(name) <= most:
         raise UsageError(f"{field} is {shown(name)}; it must be a text of {least} to {most} characters")
     if printable(name) != name:
@@ -78,18 +64,12 @@ def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int
 
 
 def printable(text: str) -> str:
-    """The text with a question mark for each surrogate. Surrogates stand for bytes of a file name that are no valid
-    UTF-8.
-    """
+    """The text with a question mark for each surrogate, which stands for bytes of a file name that are no UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def check_socket(socket: str | os.PathLike[str]) -> Path:
-    """Returns the path of a socket.
-
-    Raises:
-        UsageError: `socket` cannot be the path of a file.
-    """
+    """Returns the path of a socket; UsageError if it cannot be one."""
     with suppress(ValueError, TypeError):
         if (name := os.fsencode(socket)) and b"\0" not in name:
             return Path(os.fsdecode(socket))
@@ -97,11 +77,7 @@ def check_socket(socket: str | os.PathLike[str]) -> Path:
 
 
 def check_count(field: str, count: object, most: int, least: int = 0) -> int:
-    """Returns the whole number `count` as an int.
-
-    Raises:
-        UsageError: `count` is not a whole number from `least` to `most`.
-    """
+    """Returns `count` as an int; UsageError unless it is a whole number from `least` to `most`."""
     # Arrays and tensors have `__index__` too. It raises TypeError unless they are a single whole number.
     with suppress(TypeError):
         if hasattr(count, "__index__") and not isinstance(count, bool):
@@ -112,9 +88,7 @@ def check_count(field: str, count: object, most: int, least: int = 0) -> int:
 
 
 def number(given: object) -> float:
-    """Returns `given` as a float, also a tensor of one element. Returns NaN, which is out of every range, for anything
-    else.
-    """
+    """Returns `given` as a float, also a tensor of one element. NaN, which is out of every range, for anything else."""
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         if not isinstance(given, bool | str | bytes | bytearray):
             return float(given)  # type: ignore[arg-type]
@@ -122,22 +96,14 @@ def number(given: object) -> float:
 
 
 def check_timeout(timeout_s: float | None, usual_s: float, field: str = "timeout_s") -> float:
-    """Returns a time limit in seconds: `usual_s` for None, ten years for infinity.
-
-    Raises:
-        UsageError: `timeout_s` is not a number from 0.
-    """
+    """Returns a time limit in seconds: `usual_s` for None, ten years for infinity; UsageError below 0."""
     if timeout_s is None:
         return usual_s
     return DURATION_S_MAX if number(timeout_s) == inf else check_seconds(field, timeout_s)
 
 
 def check_seconds(field: str, seconds: object, *, above_0: bool = False) -> float:
-    """Returns `seconds` as a float.
-
-    Raises:
-        UsageError: `seconds` is not a number from 0 (with `above_0`: more than 0) to ten years.
-    """
+    """Returns `seconds` as a float; UsageError unless it is from 0 (`above_0`: more than 0) to ten years."""
     value = number(seconds)
     if 0 <= value <= DURATION_S_MAX and not (above_0 and value == 0):
         return value

@@ -160,11 +160,7 @@ def _order(key: Any) -> tuple[bool, Any]:
 
 
 def check_namespace(namespace: object) -> Namespace:
-    """Returns `namespace`.
-
-    Raises:
-        BadNamespace: it is no Namespace.
-    """
+    """Returns `namespace`; BadNamespace if it is none."""
     if not isinstance(namespace, Namespace):
         raise BadNamespace(
             f"namespace is {shown(namespace)}; it must be a tensord.Namespace(model=..., revision=..., dtype=..., "

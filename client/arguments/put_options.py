@@ -16,17 +16,10 @@ TOKENS_MAX: Final = (1 << 32) - 1
 
 
 class PutOptions(NamedTuple):
-    """The fields of a record that the caller sets.
+    """The fields of a record that the caller sets, as `Client.put` takes them; and
 
-    Args:
-        tokens: encoder tokens that the payload stands for.
-        ttl_s: seconds until the entry expires; None: the daemon's default.
-        claim: token of the claim under which the payload was computed.
-        cost_ms: milliseconds that computing the payload took; 0 if unknown.
-        agent: the agent that the entry belongs to.
-        prefix_bytes: bytes of the record that is the payload's first leaf, if the entry is a block of a sequence
-            (`shm.payloads.prefix`), else 0.
-        parent: key of the parent, which the entry does not outlive; None without a parent.
+    claim: token of the claim under which the payload was computed.
+    prefix_bytes: bytes of the record that is the payload's first leaf, if the entry is a block of a sequence, else 0.
     """
 
     tokens: int = 0
@@ -38,12 +31,7 @@ class PutOptions(NamedTuple):
     parent: bytes | None = None
 
     def checked(self) -> PutOptions:
-        """These options, checked and converted. A record holds no others.
-
-        Raises:
-            BadKey: `parent` is not 32 bytes.
-            UsageError: a value is out of its range; the message names it.
-        """
+        """These options, checked and converted. Raises BadKey, or UsageError that names the value."""
         tokens, ttl_s, _, cost_ms, agent, _, parent = self
         if (
             ttl_s is None
@@ -67,7 +55,7 @@ class PutOptions(NamedTuple):
 
 
 def check_cost(cost_ms: object) -> float:
-    """Milliseconds that a payload took to compute. Raises UsageError for a value out of range."""
+    """Milliseconds that a payload took to compute; UsageError for a value out of range."""
     value = number(cost_ms)
     if 0 <= value <= COST_MS_MAX:
         return value

@@ -44,9 +44,8 @@ class Claim:
     """
 
     def __init__(self, link: Link, key: bytes, timeout_s: float, within_s: float = 0.0) -> None:
-        """Sends the request, which may take up to `timeout_s` seconds if the daemon's socket is full. `within_s`: see
-        `Client.claim`.
-        """
+        """Sends the request, for up to `timeout_s` seconds if the daemon's socket is full. `within_s`: see
+        `Client.claim`."""
         self.key = key
         self._link = link
         self._ended: Literal["hit", "alone"] | None = None
@@ -84,16 +83,12 @@ class Claim:
 
     @property
     def answer(self) -> PendingRequest:
-        """The future of the daemon's answer, for a caller that waits. `state` says what follows from it. For the
-        library.
-        """
+        """The future of the daemon's answer. For the library."""
         return self._answer
 
     @property
     def expected_at(self) -> float:
-        """In the state "waiting": when the computing client expects to have stored the payload, by time.monotonic; 0 if
-        unknown.
-        """
+        """In the state "waiting": when the payload is expected to be stored, by time.monotonic; 0 if unknown."""
         return self._answer.expected_at
 
     @property
@@ -103,11 +98,8 @@ class Claim:
         return claimed.token if claimed is not None and claimed.answer == "compute" else 0
 
     def wait_no_longer(self) -> State:
-        """Ends a claim that the daemon has not decided, and leaves any other as it is. For the library.
-
-        Returns:
-            The state: "compute" if the claim was granted in this moment.
-        """
+        """Ends a claim that the daemon has not decided, and leaves any other as it is. Returns the state. For the
+        library."""
         # The link gives back a claim that is granted to a cancelled request.
         self._answer.cancel()
         return self.state

@@ -97,13 +97,8 @@ async def answers(link: Link, asked: PendingRequest, listen: Callable[[Future[An
 
 
 class Computation:
-    """One `get_or_compute`, carried out in the calling thread. `AsyncClient` overrides what may wait.
-
-    Args:
-        compute: computes the value.
-        tokens, ttl_s: as for `Client.put`.
-        deadline: until when another client is waited for, by time.monotonic.
-    """
+    """One `get_or_compute`, carried out in the calling thread. `AsyncClient` overrides what may wait. `deadline`: until
+    when another client is waited for, by time.monotonic."""
 
     def __init__(
         self, client: PutCalls, key: bytes, compute: object, tokens: int, ttl_s: float | None, deadline: float
@@ -158,8 +153,8 @@ class Computation:
         return self._client.store(key, value, tokens=self._tokens, ttl_s=self._ttl_s, claim=claim, cost_ms=cost_ms)
 
     async def listen(self, future: Future[Any], within_s: float) -> None:
-        """Waits until this future is settled, for at most `within_s` seconds, and not beyond the deadline. Whatever its
-        outcome, it raises nothing, and the request stays."""
+        """Waits until this future is settled, for at most `within_s` seconds, and not beyond the deadline. Raises
+        nothing."""
         self._client.link.answers.within(future, min(within_s, self._deadline - time.monotonic()))
 
     async def compute(self) -> Any:

@@ -24,12 +24,8 @@ FETCH_S: Final = 1.0
 
 
 class RemoteRun:
-    """Fetches entries until one is missing.
-
-    Args:
-        keys: those that are not in the ring, in order: an entry's parent comes before it. Without keys, the run has
-            ended.
-    """
+    """Fetches entries until one is missing. `keys`: those that are not in the ring, in order: an entry's parent comes
+    before it. Without keys, the run has ended."""
 
     def __init__(self, keys: list[bytes]) -> None:
         self._keys = keys

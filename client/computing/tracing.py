@@ -70,13 +70,8 @@ def nothing(_: object) -> Attributes:
 
 
 def traced(name: str, first: str = "", given: Describe = nothing, result: Describe = nothing) -> Callable[[Call], Call]:
-    """A decorator for methods: each call is a span. An exception of the call is recorded in it.
-
-    Args:
-        first: the name of the method's first argument.
-        given: returns attributes of the first argument, which a failing call's span has too. It may be of any type.
-        result: returns attributes of the call's result.
-    """
+    """A decorator for methods: each call is a span, with the call's exception. `first`: the name of the first argument,
+    from which `given` makes attributes, whatever its type; `result` makes those of the result."""
 
     def decorated(call: Call) -> Call:
         if not _INSTALLED:

@@ -37,21 +37,14 @@ AsyncCall: TypeAlias = Callable[Concatenate["AsyncClient", Arguments], Coroutine
 
 
 async def _in_thread(call: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """As `asyncio.to_thread`. A cancelled task leaves a call that has begun to itself.
-
-    Raises:
-        ProcessLimit: this process can start no thread; the call is not carried out.
-    """
+    """As `asyncio.to_thread`. A cancelled task leaves a call that has begun to itself. Raises ProcessLimit, and does
+    not call, if this process can start no thread."""
     return await asyncio.wrap_future(_begun(functools.partial(call, *args, **named)))
 
 
 async def _to_its_end(call: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """As `_in_thread`, for a call that uses the caller's memory: a cancelled task waits until a call that has
-    begun is over. So the memory is the task's again, however the call ends.
-
-    Raises:
-        ProcessLimit: as for `_in_thread`.
-    """
+    """As `_in_thread`, for a call that uses the caller's memory: a cancelled task waits until a call that has begun is
+    over, so that the memory is the task's again."""
     under_way = _begun(functools.partial(call, *args, **named))
     ended = asyncio.wrap_future(under_way)
     try:
@@ -88,11 +81,7 @@ def _carry_out(holder: list[Future[Result]], call: Callable[[], Result]) -> None
 
 
 def _begun(call: Callable[[], Result]) -> Future[Result]:
-    """The future of a call that a thread of the loop's executor carries out.
-
-    Raises:
-        ProcessLimit: as for `_in_thread`.
-    """
+    """The future of a call that a thread of the loop's executor carries out. Raises ProcessLimit."""
     outcome: Future[Result] = Future()
     context = contextvars.copy_context()
 
@@ -144,8 +133,7 @@ def _threaded(call: Call[Arguments, Result], run: Callable[..., Any] = _in_threa
 
 
 def _stored(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
-    """A call that copies payloads, and with `wait` waits for their outcomes. A cancelled task waits for the copies
-    only."""
+    """A call that copies payloads, and with `wait` waits for their outcomes. A cancelled task waits for copies only."""
 
     async def method(
         self: AsyncClient, *args: Any, wait: bool = False, timeout_s: float | None = None, **options: Any

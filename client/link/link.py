@@ -172,11 +172,7 @@ class Link:
         connected: Connected | None = None,
     ) -> None:
         """Sends messages whose answers this client does not wait for. With `connected`, sends on that connection or not
-        at all, also while the daemon does not answer.
-
-        Raises:
-            DaemonUnavailable, TimedOut: the messages were not sent.
-        """
+        at all, also while the daemon does not answer. Raises DaemonUnavailable or TimedOut if they were not sent."""
         channel = self.connection if connected is None else self.attached
         if channel is None or channel is not (connected or channel):
             raise self.unavailable()

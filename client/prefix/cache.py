@@ -284,9 +284,8 @@ class PrefixCache:
         return answer
 
     def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
-        """Pins the blocks of the daemon's answer, as far as they are still there. None if no layer could continue from
-        them.
-        """
+        """Pins the blocks of the daemon's answer, as far as they are there; None if no layer could continue from
+        them."""
         view = self._client.link.view
         if view is None:
             return None

@@ -112,7 +112,7 @@ class Layers:
 
     Attributes:
         digest: 16 bytes over the layers' kinds, and their arrays' places, dtypes and shapes without the token axis.
-            Only sequences with the same digest share blocks, so no match mixes two models' blocks.
+            Only sequences with the same digest share blocks.
         exact: whether some layer can be continued only at a snapshot.
         axes: each layer's token axis; None for a layer without one.
         trees: each layer's arrays that go into blocks; None for a layer that has none, or goes into snapshots.
@@ -135,16 +135,9 @@ class Layers:
 
 
 def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, block_tokens: int) -> Layers:
-    """Checks the layers of a sequence of `tokens` tokens.
-
-    Args:
-        snapshots: by position before the sequence's end: a state for each layer that needs one, in the layers' order.
-
-    Raises:
-        BadPrefix: a layer has no arrays, or another number of tokens; a snapshot is at a position outside, or has
-            another number of states; a state is missing. The message names the layer or the position.
-        UnsupportedLeaf: a tensor has no plain memory, or its memory was freed.
-    """
+    """Checks the layers of a sequence of `tokens` tokens. `snapshots`: by position before the end, a state for each
+    layer that needs one, in the layers' order. Raises BadPrefix, which names the layer or the position, or
+    UnsupportedLeaf."""
     try:
         listed = tuple(given)
     except TypeError:
@@ -273,15 +266,8 @@ def _spread(needed: Sequence[int], states: Sequence[Any], layers: int) -> list[A
 
 
 def tokens_of(given: GivenTokens) -> Tokens:
-    """Returns the tokens as uint32 of shape (n,), n ≥ 1.
-
-    The result lies over the memory of `given` if that is a contiguous buffer of 32-bit words (numpy, torch on the CPU,
-    array, or bytes with 4 for each token). Otherwise it is converted once.
-
-    Raises:
-        BadPrefix: no tokens, or a token that is not a whole number from 0 to 2**32 - 1; the message has its position
-            and value.
-    """
+    """Returns the tokens as uint32 of shape (n,), n ≥ 1, over the memory of `given` if that is a contiguous buffer of
+    32-bit words; otherwise converted once. Raises BadPrefix with the position and value of what is no token."""
     try:
         array = _array_of(given)
     except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
@@ -315,12 +301,8 @@ def _array_of(given: GivenTokens) -> np.ndarray[Any, Any]:
 
 
 def media_of(given: GivenMedia, tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:
-    """Returns the items ordered by (start, modality), checked against a sequence of `tokens` tokens.
-
-    Raises:
-        BadPrefix: an item is invalid or out of its range, ends after the sequence (unless `may_be_cut`), or overlaps
-            another item of its modality; the message names the item.
-    """
+    """Returns the items ordered by (start, modality). Raises BadPrefix with an item that is invalid, ends after the
+    sequence of `tokens` tokens (unless `may_be_cut`), or overlaps another one of its modality."""
     items: list[Media] = []
     try:
         for start, length, modality, digest in given:

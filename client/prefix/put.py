@@ -65,12 +65,8 @@ def scope_of(namespace: Namespace) -> bytes:
 def chain_of(
     namespace: Namespace, layout: bytes, exact: bool, folded: Tokens, media: Sequence[Media], block_tokens: int
 ) -> list[Keyed]:
-    """A sequence's blocks. The last one may have fewer than `block_tokens` tokens.
-
-    Args:
-        folded: the tokens with media folded in, uint32 of shape (n,), n ≥ 1.
-        media: in the order of their starts.
-    """
+    """A sequence's blocks; the last one may be shorter. `folded`: the tokens with media folded in, uint32 of shape
+    (n,), n ≥ 1. `media`: in the order of their starts."""
     tag, scope, generation = namespace.tag, scope_of(namespace), namespace.generation
     starts = [item.start for item in media]
     chain: list[Keyed] = []
@@ -86,9 +82,7 @@ def chain_of(
 
 
 def snapshot_of(chain: Sequence[Keyed], position: int) -> Keyed:
-    """The snapshot for a position of the sequence. Its parent is the block in which, or at whose end, the position
-    lies.
-    """
+    """The snapshot for a position. Its parent is the block in which, or at whose end, the position lies."""
     parent = chain[(position - 1) // chain[0].record.block_tokens]
     before = parent.record
     record = PrefixRecord(
@@ -273,9 +267,7 @@ def _send(
         return pack(tree, client.link.limits.tree_depth_max)
 
     def put(keyed: Keyed, payload: Packed, tokens: int) -> bool:
-        """Returns False if the rest need not be sent. `tokens`: how many would have to be computed again without this
-        entry.
-        """
+        """Returns False if the rest need not be sent. `tokens`: how many it saves to compute again."""
         cost = min(cost_ms * tokens, COST_MS_MAX)
         own, above = Put(keyed.key), keyed.record.parent
         given = PutOptions(tokens, options.ttl_s, None, cost, options.agent, len(keyed.packed), above)

@@ -56,9 +56,7 @@ class DeviceReservation:
         )
 
     def release(self) -> None:
-        """Ends the reservation, after the memory was allocated or is not needed. Further calls, or calls without the
-        daemon, do nothing.
-        """
+        """Ends the reservation, after the memory was allocated or is not needed. Further calls do nothing."""
         self._released = True
         self._give_back()
 
@@ -113,12 +111,8 @@ class DeviceReservation:
 
 
 def reserve(link: Link, request: messages.ReserveDevice, timeout_s: float) -> DeviceReservation:
-    """Asks for a reservation, and waits for the answer, `timeout_s` beside the wait of the request. What is granted to
-    a caller that waits no more is given back.
-
-    Raises:
-        DeviceFull, NoGauge, LimitReached, DaemonUnavailable, TimedOut: as `Client.reserve_device`.
-    """
+    """Asks for a reservation, and waits for the answer, `timeout_s` beside the wait of the request, or raises as
+    `Client.reserve_device`. What is granted to a caller that waits no more is given back."""
     connected = link.connection
     if connected is None:
         raise link.unavailable()

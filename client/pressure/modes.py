@@ -162,11 +162,8 @@ class GovernorListener:
                 raise
 
     def subscribe(self, timeout_s: float) -> None:
-        """Subscribes to modes on this connection and all later ones, and waits for the current state.
-
-        Raises:
-            DaemonUnavailable, TimedOut: the daemon did not answer. The client subscribes once there is a daemon.
-        """
+        """Subscribes to modes on this connection and all later ones, and waits for the current state. Raises
+        DaemonUnavailable or TimedOut without an answer; the client subscribes once there is a daemon."""
         answer = self.watch(timeout_s)
         if answer is not None:
             self._link.answers.wait(answer, timeout_s)

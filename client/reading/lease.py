@@ -46,10 +46,8 @@ class Lease:
     __slots__ = ("_recipe", "_root", "payload_bytes")
 
     def __init__(self, root: Array, recipe: Recipe, payload_bytes: int) -> None:
-        """`root` is the entry's whole payload, (payload_bytes,) uint8.
-
-        `payload_bytes` is the payload's size in the ring, tree header and padding included.
-        """
+        """`root`: the entry's whole payload, (payload_bytes,) uint8. `payload_bytes`: its size in the ring, tree header
+        and padding included."""
         self._root = root
         self._recipe = recipe
         self.payload_bytes = payload_bytes
@@ -178,9 +176,8 @@ class ArrayLease(Lease):
 
 
 def lease_over(memory: Array | RingMapping, start: int, payload_bytes: int, known: Recipe) -> Lease:
-    """A lease on the payload at `start` of `memory`: the ring, or uint8 of shape (n,). Its views keep
-    `memory` alive.
-    """
+    """A lease on the payload at `start` of `memory`: the ring, or uint8 of shape (n,). Its views keep `memory`
+    alive."""
     if known.single is None:
         return Lease(np.ndarray((payload_bytes,), np.uint8, memory, start), known, payload_bytes)
     shape, dtype, offset = known.single

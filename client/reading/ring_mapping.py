@@ -49,13 +49,13 @@ class Handle(Struct, frozen=True):
 
 
 class RingMapping(mmap):
-    """A read-only mapping of the ring. It refers to the lane that pins its bytes. So every array over it keeps that
-    lane, and the kernel lock on it, alive.
+    """A read-only mapping of the ring. Every array over it keeps the lane that pins its bytes, and the kernel lock on
+    that, alive.
 
-    Bytes that are not pinned are read through `fd`. Their pages may have been returned to the system; a read through
-    the mapping would allocate them again, or raise SIGBUS if there is no memory for them.
+    Bytes that are not pinned are read through `fd`: their pages may have been returned to the system, and a read
+    through the mapping would allocate them again, or raise SIGBUS without memory for them.
 
-    `identity` is unique to this ring, and the same in every process that maps it, under every daemon that serves it.
+    `identity` is unique to this ring, and the same in every process, under every daemon that serves it.
     """
 
     lane: Lane
@@ -65,8 +65,7 @@ class RingMapping(mmap):
     index: mmap
 
     def begin(self, lane: Lane, ring_fd: int, instance_id: int, index: mmap) -> None:
-        """Sets the lane and the ring's index, and duplicates `ring_fd`, which stays the caller's. The duplicate ends
-        with the mapping."""
+        """Sets the lane and the ring's index, and duplicates `ring_fd`, which stays the caller's."""
         self.lane = lane
         self.index = index
         self.fd = os.dup(ring_fd)
@@ -76,8 +75,8 @@ class RingMapping(mmap):
 
     @property
     def punches(self) -> int:
-        """Changes after the daemon returned pages of the ring to the system, and before an entry lies in new ones.
-        0 if the daemon does not count.
+        """Changes after the daemon returned pages of the ring, and before an entry lies in new ones. 0 if it does not
+        count.
 
         A GPU's driver keeps reading the pages that it has registered, also when the ring has other pages there. A
         registration made after this count was read is good for an entry that was pinned before the same count is read
@@ -121,9 +120,8 @@ class RingMapping(mmap):
         return at
 
     def handle(self, array: Array, offset: int, payload_bytes: int) -> bytes | None:
-        """The handle of the payload in which `array`, an array over this mapping, starts at `offset`. None if its
-        header does not match.
-        """
+        """The handle of the payload in which `array` over this mapping starts at `offset`; None if its header
+        differs."""
         span_at = self.span_at(array, offset)
         header = self.span(span_at)
         if header is None or header.payload_bytes != payload_bytes:
@@ -131,10 +129,7 @@ class RingMapping(mmap):
         return Handle(self.identity, span_at, payload_bytes, header.span_id, header.key).pack()
 
     def named(self, packed: bytes) -> tuple[int, SpanHeader] | None:
-        """The offset of a handle's payload, and its span's header.
-
-        None if the bytes are no handle, the handle is of another ring, or the span does not match it.
-        """
+        """The offset of a handle's payload, and its span's header; None if the span does not match the handle."""
         handle = Handle.unpack(packed)
         if handle is None or handle.identity != self.identity or handle.offset % ALIGN_BYTES:
             return None
@@ -149,11 +144,7 @@ class RingMapping(mmap):
 
 
 def check_span(span_header: bytes, payload: Array) -> None:
-    """Checks a payload, (n,) uint8, against the header of its span.
-
-    Raises:
-        Corrupt: the header is damaged, or the payload differs from the one that was stored.
-    """
+    """Raises Corrupt unless a payload, (n,) uint8, is the one that was stored under this header of its span."""
     header = SpanHeader.unpack(span_header)
     found = checksum_of(payload)
     if found != (header.checksum or found) or header.payload_bytes != len(payload):

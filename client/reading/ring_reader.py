@@ -129,12 +129,8 @@ def _bytes(handle: object) -> bytes:
 
 
 def lease_of_copy(span: Array, handle: bytes, recipes: Recipes) -> Lease | None:
-    """A lease on a copy of a span, its header first, as uint8 of shape (n,). Its leaves are read-only.
-
-    Returns:
-        None if the bytes differ from the handle's payload in any byte. A large entry may have no checksum yet; then
-        only its key, its size and its tree are compared.
-    """
+    """A lease on a copy of a span, its header first, as uint8 of shape (n,); None if any byte differs from the handle's
+    payload. Of a large entry without a checksum only key, size and tree are compared."""
     named, payload = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
     if named is None or len(payload) != named.payload_bytes:
         return None

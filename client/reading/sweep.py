@@ -30,9 +30,7 @@ _sweep_at = 0.0
 
 
 def sweep_now_and_then() -> None:
-    """Calls `sweep`, unless the last call was less than SWEEP_EVERY_S ago. For a link's thread, which pins nothing
-    itself.
-    """
+    """Calls `sweep`, unless the last call was less than SWEEP_EVERY_S ago. For a link's thread, which pins nothing."""
     global _sweep_at
     now = time.monotonic()
     if now < _sweep_at or not _sweeping.acquire(blocking=False):
@@ -45,14 +43,9 @@ def sweep_now_and_then() -> None:
 
 
 def sweep() -> int:
-    """Sweeps all lanes of the process. Not reentrant; call it from a thread that is not in a get.
-
-    Takes back only words that the last sweep found too. So a lane is not suspended for words that a thread is about to
-    tie.
-
-    Returns:
-        How many words were taken back.
-    """
+    """Sweeps all lanes of the process, and returns how many words were taken back. Call it from a thread that is not in
+    a get. Takes back only words that the last sweep found too, so no lane is suspended for a word that is about to be
+    tied."""
     found = 0
     for lane in forks.lanes():
         strays = lane.strays() if lane.in_use and not lane.frozen else set()

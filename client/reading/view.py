@@ -34,8 +34,7 @@ Array = np.ndarray[Any, Any]
 class View:
     """One attachment: the ring and the index, mapped read-only, and this client's own lane.
 
-    `wait_for_own`: called at a miss, with the key. Waits for a put of the key by this client, and returns whether it is
-    worth to look again.
+    `wait_for_own`: called at a miss. Waits for a put of the key by this client; returns whether to look again.
     """
 
     __slots__ = ("_identity", "_index", "_recipes", "_ring", "geometry", "lane", "ring", "ring_bytes", "wait_for_own")
@@ -55,12 +54,8 @@ class View:
 
     @classmethod
     def open(cls, ring_fd: int, index_fd: int, lane: Lane) -> Self:
-        """Maps the segments that the daemon sent. The caller keeps the descriptors.
-
-        Raises:
-            LayoutMismatch: the segments have another layout version, or the index has another size than its superblock
-                says.
-        """
+        """Maps the segments that the daemon sent. The caller keeps the descriptors. Raises LayoutMismatch for another
+        layout."""
         index_bytes = os.fstat(index_fd).st_size
         if index_bytes < PAGE_BYTES:
             raise LayoutMismatch(f"the index has {index_bytes} bytes, less than its superblock's {PAGE_BYTES}")
@@ -94,13 +89,10 @@ class View:
         return len(self._ring) >= Superblock.unpack(self._index.memory[:PAGE_BYTES]).ring_bytes
 
     def get(self, key: bytes) -> Lease | None:
-        """Returns a lease on the entry of `key`, or None on a miss.
+        """Returns a lease on the entry of `key`, or None on a miss. Raises BadKey unless `key` is 32 bytes.
 
         The whole hit path stands in this one function, because each call between two steps would slow a hit by about 5
         %. Rare cases go to `_get_slowly`: a changed slot, a full lane, an unverified entry.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
         """
         try:
             first, second, fingerprint = KEY_HASHES.unpack(key)
@@ -189,11 +181,7 @@ class View:
         return self._get_slowly(key)
 
     def hold(self, key: bytes) -> Lease | None:
-        """`get` that counts neither a use, nor a hit, nor a miss.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
-        """
+        """`get` that counts neither a use, nor a hit, nor a miss."""
         return self._get_slowly(key, counted=False)
 
     def get_many(self, keys: Array) -> Batch:
@@ -229,22 +217,16 @@ class View:
         return read_entry(self._index, self._ring, key) if entry is None and self.wait_for_own(key) else entry
 
     def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
-        """A lease on one span of a batch. `root` covers the whole ring and holds the pins of all of the batch's
-        entries.
-        """
+        """A lease on one span of a batch. `root` covers the whole ring and holds all pins of the batch."""
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
         return lease_over(root, start, payload_bytes, self._recipes[self._ring[start : start + (place >> 48)]])
 
     def verified(self, key: bytes) -> Lease | None:
-        """`get` that first checks the payload against its checksum.
-
-        Raises:
-            Corrupt: the payload differs from the one that was stored.
-        """
+        """`get` that first checks the payload against its checksum. Raises Corrupt if it differs."""
         return self._pinned(key, check=True)
 
     def _get_slowly(self, key: bytes, *, check: bool = False, counted: bool = True) -> Lease | None:
-        """The rare cases of `get`: a changed slot, a full lane, an entry that is not verified yet, an invalid key. A
+        """The rare cases of `get`: a changed slot, a full lane, an entry that is not verified yet, an odd key. A
         corrupt entry is a miss."""
         try:
             return self._pinned(check_key(key), check=check, counted=counted)
@@ -255,8 +237,7 @@ class View:
 
     def _pinned_many(self, keys: Array) -> tuple[Batch, Array, Array]:
         """Pins the entries found for (n, 32) uint8 keys. Returns the batch, all span ids, and the positions for which
-        the lane had no free word.
-        """
+        the lane had no free word."""
         found, at, seq, spans, places, lengths = self._index.find_many(keys)
         lane = self.lane
         lane_words = lane.words
@@ -280,9 +261,8 @@ class View:
     def _pinned(self, key: bytes, *, check: bool, counted: bool = True) -> Lease | None:
         """A lease on a pinned entry. If the lane has no free word: on a copy, of a slot that did not change meanwhile.
 
-        Raises:
-            Corrupt: the payload differs from the one that was stored. Checked with `check`, before the first use of an
-                entry that nobody has checked, and of a copy.
+        Raises Corrupt if the payload differs from the one that was stored: looked at with `check`, before the first use
+        of an entry that nobody has checked, and of a copy.
         """
         lane, ring = self.lane, self._ring
         for _ in range(LOOKS_MAX):

@@ -95,11 +95,7 @@ def later(work: Callable[[], object]) -> None:
 
 
 def begin(thread: threading.Thread) -> None:
-    """Starts a thread.
-
-    Raises:
-        ProcessLimit: this process can start no more threads, or its interpreter ends.
-    """
+    """Starts a thread. Raises ProcessLimit if this process can start no more, or its interpreter ends."""
     if sys.is_finalizing():
         # `Thread.start` would wait for ever: no other thread runs any more.
         raise ProcessLimit(f"the interpreter of process {os.getpid()} ends, and starts no thread")
@@ -130,9 +126,7 @@ def _have_threads() -> None:
 
 
 def _begin() -> None:
-    """Runs in the new thread, and starts the serving one. `Thread.start` waits for its thread, and no signal may
-    interrupt that wait.
-    """
+    """Starts the serving thread. `Thread.start` waits for its thread, and no signal may interrupt that wait."""
     try:
         threading.Thread(target=_serve, name="tensord-aside", daemon=True).start()
     except (RuntimeError, MemoryError):

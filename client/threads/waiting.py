@@ -38,16 +38,12 @@ else:
 
 
 def queues_serve() -> bool:
-    """Whether threads may wait in a SimpleQueue. Not if gevent has replaced them since this module was loaded: a
-    greenlet that waits there stops all others."""
+    """Whether threads may wait in a SimpleQueue. Not if gevent has replaced them since this module was loaded."""
     return SimpleQueue is not _queue.SimpleQueue or isinstance(_thread.start_new_thread, BuiltinFunctionType)
 
 
 class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, the class does not
-    """`threading.Condition` over a reentrant lock, whose `with` no signal can interrupt half-way.
-
-    A thread that calls `wait` holds the lock exactly once.
-    """
+    """`threading.Condition` over a reentrant lock. A thread that calls `wait` holds the lock exactly once."""
 
     def __init__(self) -> None:
         self._waiters: list[_thread.LockType] = []
@@ -132,8 +128,7 @@ class LockFuture(Future[Any]):
 
 def let_greenlets_run(future: Future[Any], timeout_s: float) -> None:
     """In a greenlet of gevent, waits for the future so that the other greenlets of its thread run: one of them may
-    compute what this one waits for. Elsewhere returns at once.
-    """
+    compute what this one waits for. Elsewhere returns at once."""
     hubs: Any = sys.modules.get("gevent._hub_local")
     hub = hubs.get_hub_if_exists() if hubs is not None and not future.done() else None
     if hub is None or hub is import_module("greenlet").getcurrent():
