@@ -1,7 +1,6 @@
-"""Checks of the callers' arguments.
+"""Checks of the callers' arguments. Each error names the field, its value and the limit; no check has another effect.
 
-Owns: the checks that several modules share. Does not own: limits, which the messages' schema declares.
-Invariants: each error names the field, its value and the limit. No check has an effect besides.
+Does not own: limits, which the messages' schema declares.
 """
 
 from __future__ import annotations

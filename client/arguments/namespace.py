@@ -1,7 +1,6 @@
-"""Namespaces and keys. A key identifies a payload by 32 bytes.
+"""Namespaces and keys. A key identifies a payload by 32 bytes: the namespace's 8-byte tag, then 20 bytes of SHA-256
+over everything that tells two payloads apart, then the generation.
 
-Owns: how a key is made. A key is the namespace's 8-byte tag, then 20 bytes of SHA-256 over everything that tells two
-payloads apart, then the generation.
 Does not own: how the daemon recognises a key of a past generation (`shm.index.keys`).
 Invariants: the tag does not depend on the generation. So the daemon finds all generations of a namespace by its keys
 alone.

@@ -1,6 +1,5 @@
-"""The options of a put.
+"""The options of a put: their defaults and their checks.
 
-Owns: their defaults and their checks. Does not own: what the daemon does with them.
 Invariants: `checked` returns only values that the daemon accepts.
 """
 

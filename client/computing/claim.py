@@ -4,9 +4,8 @@
       │         ├─────→ compute ─→ hit, once it is stored; alone, if it is not
       └─────────┴─────→ alone
 
-Owns: the states. Does not own: the decision which client computes (the daemon's), nor waiting. `once.py` drives a claim
-for a caller that computes in place and may wait, `vllm/encoder/claims.py` for the requests of an engine,
-`transformers/calls.py` for the items of a call.
+Does not own: the decision which client computes (the daemon's), nor waiting. `once.py` drives a claim for a caller that
+may wait, `vllm/encoder/claims.py` for the requests of an engine, `transformers/calls.py` for the items of a call.
 Invariants: a claim that is granted after its end is given back at once, however late the answer comes.
 """
 

@@ -1,10 +1,9 @@
 """Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
 
-Owns: the order of the steps, for threads and for asyncio: a coroutine, which threads run by `at_once`. The count of
+Owns: the order of the steps, for threads and for asyncio: a coroutine, which threads run by `at_once`; the count of
 values that were not stored. Does not own: the states of a claim (claim.py).
 Invariants: it waits for another client once at most, and then computes; for a daemon that does not answer it waits
-WORD_S at most. A granted claim is committed or given back. A value that nobody could store ends the claim for all who
-wait.
+WORD_S at most. A granted claim is committed or given back.
 """
 
 from __future__ import annotations

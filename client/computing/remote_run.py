@@ -1,7 +1,6 @@
 """Runs: entries that the daemon fetches together from its remote store, such as the blocks of a prompt.
 
-Owns: what the daemon is asked for, one request after the other, and for how long a run is waited for. Does not own: the
-order of the keys, nor what is done with the entries.
+Does not own: the order of the keys, nor what is done with the entries.
 Invariants: once a run has ended, it stays so. While the daemon owes a client's run an answer that nobody waits for any
 more, the client begins no other run.
 """

@@ -5,9 +5,6 @@
                             └─ tensord.put
     tensord.put, tensord.put_many, tensord.match
 
-Owns: the tracer, and the names of spans' attributes. Does not own: the calls, nor the exporter, which the application
-configures.
-
 Invariant: without the OpenTelemetry SDK `traced` returns the function itself, and `span` does nothing; the same as long
 as the application has set no tracer provider, since a span that goes nowhere takes longer than a put. `get` has no
 span: a hit takes less time than a span.

@@ -1,7 +1,6 @@
 """The part of the synchronous client that its calls share: how it is made and ended, and requests with an answer.
 
 Owns: the state of a client. Does not own: the connection (link.py).
-Invariants: only calls that need an answer of the daemon raise DaemonUnavailable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The synchronous client: the class that an inference process imports, with its calls about memory pressure.
 
 Owns: the docstring of the client, and the reports of requests, which are sent once, without waiting.
-Does not own: the other calls (entries, puts, base), modes (modes.py), workflows (workflow.py), reservations
-(device_reservation.py).
+Does not own: the other calls (entries, puts, base), nor what modes, workflows and reservations do (client/pressure).
 Invariants: while the daemon is away, lookups go on, and puts end as "lost". Only calls that need an answer of the
 daemon raise DaemonUnavailable.
 """

@@ -1,7 +1,6 @@
 """Calls that find entries in shared memory, and those that keep, renew and remove them, which ask the daemon.
 
-Owns: which keys a lookup takes, and the requests that these calls send. Does not own: reads (view.py), nor what the
-daemon does.
+Does not own: reads (view.py), nor what the daemon does.
 Invariants: a lookup goes on while the daemon is away, and sends no message, but for one of a key that this client has
 just put: it waits for that put, up to 50 ms.
 """

@@ -1,8 +1,6 @@
 """Calls that store payloads: put, reserve, and compute once.
 
-Owns: the checks of a put. Does not own: what a put does (writing), the steps of a computation (once.py), the states of
-a claim (claim.py).
-Invariants: without a daemon a put ends as "lost", and `get_or_compute` computes.
+Owns: the checks of a put. Does not own: what a put does (writing), nor how a value is computed once (computing).
 """
 
 from __future__ import annotations

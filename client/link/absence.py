@@ -1,9 +1,7 @@
-"""Whether there is a daemon, and whether it answers: one that is stopped, or hangs, keeps its connections and says
-nothing.
+"""Whether there is a daemon, and whether it answers: one that is stopped, or hangs, says nothing.
 
 Owns: why there is no daemon, as an error and as one line in the log; since when the daemon owes this client an answer,
-whether it is taken for away, and one log line at each change.
-Does not own: the connection (attachment.py), the requests (answers.py), nor what follows from a change (link.py).
+and whether it is taken for away. Does not own: what follows from a change (link.py).
 Invariants: whatever arrives from the daemon ends its absence. No lock: each change is one step. `away` compares
 moments, so a mark that comes too late, after the answer, has no effect. A process logs each change at a socket once,
 however many clients it has there, and so do its forks. A client that was attached before does not warn.

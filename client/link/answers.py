@@ -1,9 +1,7 @@
-"""What the daemon says, message by message: requests that wait for an answer, the claims that it grants, and what
-follows from each message.
+"""What the daemon says: answers to requests, the claims that it grants, and what follows from each message.
 
-Owns: the table of the requests that wait, how each is settled, which claims are renewed and when, and the choice of the
-part of a client that handles a message. Does not own: the connection (link.py), whose thread renews claims, the states
-of a claim (claim.py), nor what the parts do.
+Owns: the table of the requests that wait, how each is settled, and which claims are renewed. Does not own: the
+connection (link.py), nor what the parts do to which messages are handed.
 Invariants: an answer settles its request once. What is granted to a request that nobody waits for any more is given
 back at once. A claim is renewed only while its request exists, and on the connection that it was granted on.
 """

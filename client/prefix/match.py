@@ -1,7 +1,6 @@
 """Matches: how many tokens of a sequence are cached, and leases on their layers.
 
-Owns: the views, cut to the end of the match, and the check that blocks have the contents that their records say: any
-client may have stored them. Does not own: the pins. The batch holds them.
+Owns: the views, and the check that blocks have the contents that their records say: any client may have stored them.
 Invariants: every view of a match keeps its pins. Views are given only after their blocks were checked.
 """
 

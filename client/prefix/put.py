@@ -1,13 +1,11 @@
 """A sequence's blocks: their chain of keys, and putting those that are missing, in order.
 
-Owns: cutting a sequence into blocks, the scope that keeps generations apart, the order of the puts, and their common
-outcome. Does not own: records, nor how a key is computed from one (`shm.payloads.prefix`), nor single puts
-(client/writing).
-Invariants: a key is the namespace's tag, then SHA-256 over the record (scope, layout, block size, position, media,
-tokens, parent's key), then the generation. So two sequences share a block exactly if they agree in all of that up to
-its end. At any time the stored part is a valid sequence: blocks from the start on, each snapshot after its parent
-block. A failed put ends the rest, since the daemon refuses a block without its parent. If the parent was evicted
-meanwhile, the put is repeated from there, while the sequence's arrays are still available.
+Owns: cutting a sequence into blocks, the order of the puts, and their common outcome. Does not own: records, nor how a
+key is computed from one (`shm.payloads.prefix`), nor single puts (client/writing).
+Invariants: two sequences share a block exactly if they agree in all that its record says (scope, layout, block size,
+position, media, tokens, parent's key). At any time the stored part is a valid sequence: blocks from the start on, each
+snapshot after its parent block. A failed put ends the rest, since the daemon refuses a block without its parent. If the
+parent was evicted meanwhile, the put is repeated from there, while the sequence's arrays are still available.
 """
 
 from __future__ import annotations

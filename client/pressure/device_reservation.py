@@ -1,9 +1,9 @@
 """Reservations of a device's free memory, for one process before it allocates.
 
-Owns: the request, releasing what was reserved exactly once, and its repetition at each new daemon.
-Does not own: the memory, nor the account of free bytes. The daemon keeps that account for all processes.
-Invariants: two processes never reserve more together than was free (the daemon checks it). A new daemon is told of each
-reservation whose time is not over, with what is left of that time.
+Does not own: the account of free bytes. The daemon keeps that for all processes, which never reserve more together than
+was free.
+Invariants: what was reserved is released once. A new daemon is told of each reservation whose time is not over, with
+what is left of that time.
 """
 
 from __future__ import annotations

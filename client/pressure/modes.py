@@ -1,10 +1,10 @@
 """Modes of the tiers, as the daemon reports them, and registrations that a new daemon needs.
 
 Owns: one client's subscription to modes, the thread that runs callbacks, and the objects that register again at a new
-daemon. Does not own: the effects of a mode, which the daemon's policy and the subscribed engine decide.
-Invariants: one callback runs at a time, in the order of the daemon's messages. An exception of a callback does not stop
-the next one. Subscribers get one change for each change of mode that this client learned of. Changes while the daemon
-was away are merged into one, reported once it is back.
+daemon. Does not own: the effects of a mode.
+Invariants: one callback runs at a time, in the order of the daemon's messages. Subscribers get one change for each
+change of mode that this client learned of. Changes while the daemon was away are merged into one, reported once it is
+back.
 """
 
 from __future__ import annotations

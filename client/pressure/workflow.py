@@ -1,8 +1,6 @@
-"""Workflows: a client tells the daemon which agents run in which order. The daemon evicts entries of distant agents
-first.
+"""Workflows: a client tells the daemon which agents run in which order. Entries of distant agents are evicted first.
 
-Owns: one workflow's current step, and its registration at each new daemon. Does not own: the meaning of the graph
-(`ipc.graphs`), nor the eviction (the daemon's).
+Does not own: the meaning of the graph (`ipc.graphs`), nor the eviction (the daemon's).
 Invariants: the step only rises. A workflow goes on without a daemon, so that an engine need not wait for one.
 """
 

@@ -1,7 +1,6 @@
 """The ring as this process has mapped it, and handles: names of payloads for other processes.
 
-Owns: the read-only mapping, reads without a pin, the check of a payload, and the packed form of a handle. Does not own:
-leases on a handle's payload (ring_reader.py), nor any pin.
+Owns: reads without a pin, the check of a payload, and the packed form of a handle. Does not own: any pin.
 Invariants: a handle from another process is used only if the ring's own span header confirms it.
 """
 

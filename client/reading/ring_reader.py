@@ -1,7 +1,4 @@
-"""Reads entries that another process pins, by their handles.
-
-Owns: turning a handle into a lease. Does not own: the mapping (ring_mapping.py), nor the pin, which the lender holds.
-Invariants: a borrow reads no index and sends no message.
+"""Reads entries that another process pins, by their handles. A borrow reads no index and sends no message.
 
     scheduler:  lease = client.get(key); send(lease.handle())          # and keep `lease` until the worker is done
     worker:     lease = client.ring().borrow(received)                 # the pinned entry cannot be evicted

@@ -4,8 +4,6 @@ Such an exception may come between any two instructions: in a get after it took 
 one back. The word, and the pin in it, would be lost for the life of the process. The code of a get cannot prevent this,
 so the link's thread looks for leaked words once a second.
 
-Owns: when lanes are swept, and the check that no thread is in a function that holds a word. Does not own: how a lane
-finds such words (`shm.lanes.lane`).
 Invariants: a word is taken back only if two sweeps in a row found it, and no thread is in a function that holds words.
 """
 

@@ -1,8 +1,6 @@
-"""The read path of a get: probe, read the slot, pin, check the slot again, make a view. No message, no system call, no
-lock.
+"""The read path of a get: probe, read the slot, pin, check the slot again, make a view. No message, no lock.
 
-Owns: one attachment's mappings (ring, index, lane) and every read through them. Does not own: the connection. The
-mappings stay readable after the daemon has gone.
+Owns: one attachment's mappings (ring, index, lane) and every read through them, also after the daemon has gone.
 Invariants: a view of ring bytes exists only under a pin that was published before the slot's seq was seen unchanged.
 """
 

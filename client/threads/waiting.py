@@ -3,15 +3,11 @@
 `threading.Condition` enters and leaves its lock in Python functions. A signal handler's exception (Ctrl-C) may end such
 a function after the lock was taken, or before it is given back; then no thread gets the lock again. `threading.Event`
 and the standard library's `Future` stand on a Condition, and have the same fault. The lock here is the interpreter's
-own, which `with` enters and leaves in one step each. The event has none.
+own, which `with` enters and leaves in one step each. The event has none. At most a waiter's own lock stays taken.
 
 gevent runs many greenlets in one thread, and replaces what waits in the standard library. Beside `thread=False`
 threads are the system's still, but the queue of the standard library serves the greenlets of one thread only. There
 `SimpleQueue` is the interpreter's own, and `let_greenlets_run` waits in place of a lock.
-
-Owns: these classes and this wait. Does not own: what they guard.
-Invariants: an exception at any point of a wait leaves no lock taken, and at most a waiter's own lock, which no thread
-waits for.
 """
 
 from __future__ import annotations

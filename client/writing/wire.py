@@ -5,9 +5,7 @@
     ring_bell()                                  Outcomes.refused(number, error)
     wait_for_bell(seen, timeout_s)               Arena.end(error), Outcomes.end(error): it is lost
 
-Owns: the messages of writing, and the bell: the count of what was carried out, and waiting for it. Does not own: the
-channel, nor its thread (link/link.py), which calls `rang`.
-
+Owns: the messages of writing, and the bell: the count of what was carried out, and waiting for it.
 Invariants: no lock: a signal handler may interrupt any step. A message that is not sent is not needed any more, because
 the connection is lost or the daemon has others to read, or its sender is told.
 """
