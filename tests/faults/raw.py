@@ -43,13 +43,7 @@ class RawClient:
     """
 
     def __init__(
-        self,
-        socket: Path,
-        *,
-        inbox_bytes: int = 0,
-        attach: bool = True,
-        fenced: bool | None = None,
-        writes: str = "",
+        self, socket: Path, *, inbox_bytes: int = 0, attach: bool = True, fenced: bool | None = None, writes: str = ""
     ) -> None:
         self._ids = count(1)
         self.channel = BlockingChannel.connect(socket, PATIENCE_S)

@@ -71,10 +71,7 @@ def test_a_backlog_of_puts_that_wait_for_room_delays_another_clients_put_by_one_
     full = daemon.client(name="full")
     for number in range(70):
         assert full.put(key(number), payload(number, 60_000), wait=True).state == "stored"
-    with (
-        RawClient(daemon.socket, writes="in place") as loud,
-        RawClient(daemon.socket, writes="in place") as quiet,
-    ):
+    with RawClient(daemon.socket, writes="in place") as loud, RawClient(daemon.socket, writes="in place") as quiet:
         daemon.pause()
         for number in range(60):
             loud.channel.send(messages.AskForGrants(1000 + number, [span_bytes(60_064)]), timeout_s=PATIENCE_S)

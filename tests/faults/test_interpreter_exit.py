@@ -170,10 +170,7 @@ WITH_LOCKS_HELD: Final[dict[type, list[str]]] = {
 @pytest.mark.parametrize("present", [True, False])
 @pytest.mark.parametrize(
     ("kind", "before", "calls"),
-    [
-        *((kind, "", []) for kind in NEVER),
-        *((kind, HOLD_ALL_LOCKS, calls) for kind, calls in WITH_LOCKS_HELD.items()),
-    ],
+    [*((kind, "", []) for kind in NEVER), *((kind, HOLD_ALL_LOCKS, calls) for kind, calls in WITH_LOCKS_HELD.items())],
     ids=lambda each: each.__name__ if isinstance(each, type) else "locks held" if each == HOLD_ALL_LOCKS else "",
 )
 def test_no_call_raises_another_error_than_the_librarys_at_exit(

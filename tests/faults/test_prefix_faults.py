@@ -173,9 +173,7 @@ def put_block(client: tensord.Client, key: bytes, tree: Any, prefix_bytes: int) 
 
 
 @pytest.mark.parametrize("write_in_place", ["owner", "off"])
-def test_a_block_whose_record_is_not_its_first_leaf_and_a_query_that_is_none_are_refused(
-    write_in_place: str,
-) -> None:
+def test_a_block_whose_record_is_not_its_first_leaf_and_a_query_that_is_none_are_refused(write_in_place: str) -> None:
     record = np.frombuffer(block([1]).packed, np.uint8)
     trees: list[Any] = [{"layers": np.zeros(40, np.uint8), "prefix": record}, b"x" * 500]
     with Daemon(ring_bytes=8 * MIB, write_in_place=write_in_place) as daemon, daemon.start().client() as client:

@@ -11,13 +11,7 @@ import tensord
 from tensord.errors import DeviceFull
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
-from ..client.device.card import (
-    CARD,
-    ENTRY_BYTES,
-    TOTAL_BYTES,
-    put_some,
-    watching,
-)
+from ..client.device.card import CARD, ENTRY_BYTES, TOTAL_BYTES, put_some, watching
 from ..daemon_process import PATIENCE_S, Daemon
 from ..processes import Child, Stage
 

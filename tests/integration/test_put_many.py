@@ -64,10 +64,7 @@ def test_a_checksum_that_is_left_to_the_daemon_is_made_while_it_is_idle() -> Non
 
 
 def test_each_put_has_its_own_outcome_in_the_order_of_the_items() -> None:
-    with (
-        Daemon(ring_bytes=64 * MIB, limits_object_bytes_max=MIB) as daemon,
-        daemon.start().client() as client,
-    ):
+    with Daemon(ring_bytes=64 * MIB, limits_object_bytes_max=MIB) as daemon, daemon.start().client() as client:
         client.put(key(1), payload(1, 4096), wait=True)
         batch = items(range(4))
         batch[2] = (key(2), payload(2, 2 * MIB))

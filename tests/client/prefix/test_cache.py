@@ -9,27 +9,11 @@ import pytest
 
 import tensord
 from tensord import NormalLayer, PrefixCache, RecurrentLayer, RotatingLayer, SharedLayer
-from tensord.errors import (
-    ParentGone,
-    StoreFull,
-    UsageError,
-)
+from tensord.errors import ParentGone, StoreFull, UsageError
 from tensord.ipc.messages import control as messages
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon
-from .sequences import (
-    BLOCK,
-    TEXT,
-    assert_right,
-    changed,
-    kv,
-    matched,
-    namespace_of,
-    normal,
-    offset_of,
-    picture,
-    stored,
-)
+from .sequences import BLOCK, TEXT, assert_right, changed, kv, matched, namespace_of, normal, offset_of, picture, stored
 
 
 def test_in_a_full_ring_a_sequence_does_not_evict_its_own_blocks() -> None:
