@@ -123,7 +123,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 # gcc builds the fence's litmus test; systemd's own tools check the units; Chromium opens the daemon's page; redis-server is a
 # store of the tests.
 # What rests on the interpreter: memory that is shared and pinned, clients, forks, signals. For a second Python.
-QUICK := tests/shm tests/client/reading tests/client/threads tests/integration/test_orders_of_release.py tests/faults/test_forks.py tests/faults/test_live_views.py
+QUICK := tests/shm tests/client/reading tests/client/threads tests/integration/test_orders_of_release.py tests/faults/test_forks.py tests/faults/test_places.py
 test-quick: $(STAMPS)/quick
 	$(call debian,gcc,gcc libc6-dev)
 	$(PYTEST) $(QUICK) $(ARGS)

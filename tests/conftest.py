@@ -74,6 +74,13 @@ def daemon() -> Iterator[Daemon]:
         yield running.start()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    """The same, for all tests of a file."""
+    with Daemon() as running:
+        yield running.start()
+
+
 @pytest.fixture
 def card() -> Iterator[FakeCard]:
     """A card of TOTAL_BYTES for tests of the device cache, in a folder of its own."""

@@ -1,7 +1,7 @@
 """Reads entries that another process pins, by their handles. A borrow reads no index and sends no message.
 
-    scheduler:  lease = client.get(key); send(lease.handle())          # and keep `lease` until the worker is done
-    worker:     lease = client.ring().borrow(received)                 # the pinned entry cannot be evicted
+scheduler:  lease = client.get(key); send(lease.handle())          # and keep `lease` until the worker is done
+worker:     lease = client.ring().borrow(received)                 # the pinned entry cannot be evicted
 """
 
 from __future__ import annotations

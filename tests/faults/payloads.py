@@ -35,6 +35,12 @@ def is_payload(found: Words, number: int) -> bool:
     return bool(np.array_equal(found, payload(number, found.nbytes)))
 
 
+def has(client: tensord.Client, number: int, verify: bool = False) -> bool:
+    """Whether the client finds payload `number`, whole."""
+    lease = client.get(key(number), verify=verify)
+    return lease is not None and is_payload(lease.tree, number)
+
+
 def with_place(client: tensord.Client, number: int, size_bytes: int = 64 << 10) -> None:
     """Stores payload `number`, and waits until the client has a place for one more of this size. Ahead of need it has
     at most 1/64 of the ring."""

@@ -15,7 +15,7 @@ import tensord
 from tensord.errors import BadKey, DaemonUnavailable, LimitReached, TimedOut, UnsupportedLeaf
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from .payloads import cut, is_payload, key, payload, with_place
+from .payloads import cut, has, key, payload, with_place
 
 FOR_EVER_S = 10 * PATIENCE_S
 
@@ -93,8 +93,7 @@ def test_over_clients_max_a_client_gets_an_error_with_the_limit_and_the_others_a
             with pytest.raises(LimitReached, match=r"clients_max is 2.*raise it"):
                 tensord.Client(daemon.socket, required=True, timeout_s=PATIENCE_S)
         assert first.connected and second.connected
-        lease = second.get(key(1))
-        assert lease is not None and is_payload(lease.tree, 1)
+        assert has(second, 1)
         second.close()
         third = daemon.client()
         assert third.contains(key(1))

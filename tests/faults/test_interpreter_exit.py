@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -104,12 +103,6 @@ HOLD_ALL_LOCKS: Final = f"exec({HOLDER!r}, {{}})\n"
 """A thread that holds the library's locks when the interpreter stops it. Its names are its own, since they stay."""
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
-        yield running.start()
-
-
 def ends(program: str, *words: str) -> str:
     """What a program says that ends as it should."""
     ended = subprocess.run(
@@ -127,8 +120,8 @@ def ends(program: str, *words: str) -> str:
 
 @pytest.mark.parametrize("before", ["", HOLD_ALL_LOCKS], ids=["locks free", "locks held"])
 @pytest.mark.parametrize("act", ACTS)
-def test_a_program_ends_whatever_its_objects_do_at_exit(daemon: Daemon, act: str, before: str) -> None:
-    ends(before + HEAD + ACTS[act], str(daemon.socket))
+def test_a_program_ends_whatever_its_objects_do_at_exit(shared: Daemon, act: str, before: str) -> None:
+    ends(before + HEAD + ACTS[act], str(shared.socket))
 
 
 EVERY_CALL: Final = """
@@ -174,8 +167,8 @@ WITH_LOCKS_HELD: Final[dict[type, list[str]]] = {
     ids=lambda each: each.__name__ if isinstance(each, type) else "locks held" if each == HOLD_ALL_LOCKS else "",
 )
 def test_no_call_raises_another_error_than_the_librarys_at_exit(
-    daemon: Daemon, kind: type, before: str, calls: list[str], *, present: bool
+    shared: Daemon, kind: type, before: str, calls: list[str], *, present: bool
 ) -> None:
-    socket = str(daemon.socket) if present else f"{daemon.socket}-nobody"
+    socket = str(shared.socket) if present else f"{shared.socket}-nobody"
     said = ends(before + HEAD + EVERY_CALL, socket, kind.__name__, *calls)
     assert "all were called" in said and "RAW" not in said, said

@@ -11,7 +11,7 @@ import tensord
 
 from ..daemon_process import MIB, Daemon, until
 from ..processes import Child, Stage
-from .payloads import is_payload, key, lap, payload
+from .payloads import has, key, lap, payload
 from .raw import RawClient
 
 RING_BYTES = 4 * MIB
@@ -67,8 +67,7 @@ def test_a_wholly_sent_put_is_kept_though_its_writer_was_killed(small: Daemon, w
     small.resume()
     reader = small.client()
     until(lambda: reader.contains(key(2)), "the entry to show")
-    lease = reader.get(key(2), verify=True)
-    assert lease is not None and is_payload(lease.tree, 2)
+    assert has(reader, 2, verify=True)
 
 
 def asks_and_never_reads(stage: Stage, socket: Path) -> None:

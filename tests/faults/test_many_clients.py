@@ -1,4 +1,4 @@
-"""Many clients at once, and many one after another: all are served, and nothing of them is left."""
+"""Many clients at once, one after another, and loud ones: all are served, none starves, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import os
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
 import tensord
+from tensord.daemon.actors.queues import AT_ONCE
+from tensord.ipc.messages import control as messages
+from tensord.ipc.wire.blocking import BlockingChannel
+from tensord.ipc.wire.connection import Connection
+from tensord.shm.ring.layout import span_bytes
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import key, payload
@@ -20,7 +26,7 @@ GROWTH_BYTES_MAX = 8 * MIB
 
 
 @pytest.fixture
-def small() -> Iterator[Daemon]:
+def tiny() -> Iterator[Daemon]:
     with Daemon(ring_bytes=4 * MIB) as running:
         yield running.start()
 
@@ -29,26 +35,26 @@ def own_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_thousands_of_clients_that_come_and_go_leave_nothing(small: Daemon) -> None:
+def test_thousands_of_clients_that_come_and_go_leave_nothing(tiny: Daemon) -> None:
     def come_and_go(number: int) -> None:
         # Now and then one comes with an inbox, too.
-        RawClient(small.socket, inbox_bytes=MIB if number % 50 == 0 else 0).close()
+        RawClient(tiny.socket, inbox_bytes=MIB if number % 50 == 0 else 0).close()
 
     for _ in range(200):
-        RawClient(small.socket).close()
-    small.until(lambda s: s["lanes"] == s["clients"] == 0, "the first to be gone")
-    here, there, held = own_descriptors(), small.descriptors(), small.memory_bytes()
+        RawClient(tiny.socket).close()
+    tiny.until(lambda s: s["lanes"] == s["clients"] == 0, "the first to be gone")
+    here, there, held = own_descriptors(), tiny.descriptors(), tiny.memory_bytes()
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(come_and_go, range(ATTACHES)))) == ATTACHES
-    small.until(lambda s: s["lanes"] == s["clients"] == s["inboxes"] == 0, "the last to be gone")
-    until(lambda: small.descriptors() <= there, "the daemon's descriptors to be closed")
+    tiny.until(lambda s: s["lanes"] == s["clients"] == s["inboxes"] == 0, "the last to be gone")
+    until(lambda: tiny.descriptors() <= there, "the daemon's descriptors to be closed")
     # A client of an earlier test may look for its daemon still, with a socket for a moment.
     until(lambda: own_descriptors() <= here, "this process's descriptors to be closed")
-    assert not small.lanes()
-    assert small.memory_bytes() - held < GROWTH_BYTES_MAX
+    assert not tiny.lanes()
+    assert tiny.memory_bytes() - held < GROWTH_BYTES_MAX
 
 
-def churn(small: Daemon, client: tensord.Client, first: int, how_many: int) -> None:
+def churn(tiny: Daemon, client: tensord.Client, first: int, how_many: int) -> None:
     """Entries of namespaces of their own, claims, misses, evictions, each with a key that was never seen before."""
     data = payload(1, 512)
     puts = []
@@ -70,3 +76,72 @@ def test_the_daemons_memory_does_not_grow_with_the_entries_it_has_seen() -> None
         status = daemon.status()["store"]
         assert status["entries"] <= 512 and status["namespaces"] <= 513
         assert daemon.memory_bytes() - held < GROWTH_BYTES_MAX
+
+
+FLOOD = 900
+RING_BYTES = 4 * MIB
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=RING_BYTES) as running:
+        yield running.start()
+
+
+@contextmanager
+def watching(daemon: Daemon) -> Iterator[BlockingChannel]:
+    """A status connection that is told of every event from now on."""
+    channel = BlockingChannel.connect(daemon.status_socket, PATIENCE_S, Connection.status_client())
+    try:
+        channel.send(messages.Watch(1), timeout_s=PATIENCE_S)
+        channel.receive(PATIENCE_S)
+        yield channel
+    finally:
+        channel.close()
+
+
+def events_until(channel: BlockingChannel, **last: object) -> list[dict[str, object]]:
+    """Events up to the one whose body has all of `last`."""
+    found: list[dict[str, object]] = []
+    while not found or any(found[-1].get(name) != value for name, value in last.items()):
+        event, _ = channel.receive(PATIENCE_S)
+        found.append(event.body)
+    return found
+
+
+@pytest.mark.parametrize("writes", ["in place", "inbox"])
+def test_a_flood_of_puts_delays_another_clients_put_by_one_turn(daemon: Daemon, writes: str) -> None:
+    with (
+        RawClient(daemon.socket, writes=writes) as loud,
+        RawClient(daemon.socket, writes=writes) as quiet,
+        watching(daemon) as watch,
+    ):
+        (large,), (small,) = loud.borrow(60_000), quiet.borrow(64)
+        daemon.pause()
+        for number in range(FLOOD // 6):
+            at = large._replace(offset=large.offset + number * span_bytes(64))
+            loud.submit(key(number), at, loud.write(at, bytes(32)))
+        quiet.submit(key(5000), small, quiet.write(small, bytes(32)))
+        daemon.resume()
+        before = events_until(watch, event="put", key=key(5000).hex())
+        assert sum(event["event"] == "put" for event in before) <= AT_ONCE + 1
+        assert loud.until_settled(FLOOD // 6) is None
+
+
+def test_a_backlog_of_puts_that_wait_for_room_delays_another_clients_put_by_one_a_turn(daemon: Daemon) -> None:
+    full = daemon.client(name="full")
+    for number in range(70):
+        assert full.put(key(number), payload(number, 60_000), wait=True).state == "stored"
+    with RawClient(daemon.socket, writes="in place") as loud, RawClient(daemon.socket, writes="in place") as quiet:
+        daemon.pause()
+        for number in range(60):
+            loud.channel.send(messages.AskForGrants(1000 + number, [span_bytes(60_064)]), timeout_s=PATIENCE_S)
+        quiet.channel.send(messages.AskForGrants(1000, [span_bytes(60_064)]), timeout_s=PATIENCE_S)
+        daemon.resume()
+        (place,) = quiet.lent(quiet.hear())
+        assert quiet.until_settled(quiet.submit(key(5000), place, quiet.write(place, payload(8, 60_000)))) is None
+        for number in range(60):
+            (place,) = loud.lent(loud.hear())
+            stored = loud.submit(key(1000 + number), place, loud.write(place, payload(7, 60_000)))
+        assert loud.until_settled(stored) is None
+        assert daemon.store("puts")["stored"] == 131

@@ -1,27 +1,32 @@
-"""Places of the ring that are lent to a client: what is written there is whole, and no place is lost or lent twice."""
+"""Places of the ring and views of them: what is written is whole, what is seen stays, and no place is lost."""
 
 from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensord.errors import LimitReached
+from tensord.errors import LimitReached, StoreFull
 from tensord.ipc.messages import control as messages
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon
-from .payloads import key, payload
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from .payloads import PINNED, has, is_payload, key, payload
 from .raw import RawClient
 
 RING_BYTES = 64 * MIB
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
+def roomy() -> Iterator[Daemon]:
     with Daemon(ring_bytes=RING_BYTES) as running:
         yield running.start()
 
@@ -61,23 +66,23 @@ def test_a_payload_that_changes_while_it_is_put_still_agrees_with_its_checksum(
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
-def test_a_lost_put_keeps_no_part_of_the_ring_though_its_caller_keeps_it(daemon: Daemon, end: str) -> None:
-    with daemon.client() as client:
+def test_a_lost_put_keeps_no_part_of_the_ring_though_its_caller_keeps_it(roomy: Daemon, end: str) -> None:
+    with roomy.client() as client:
         for number in range(20):
             assert client.put(key(number), payload(number), wait=True).state == "stored"
-        daemon.until(lambda s: s["store"]["lent_bytes"] >= payload(20).nbytes, "a place to be lent ahead")
-        daemon.pause()
+        roomy.until(lambda s: s["store"]["lent_bytes"] >= payload(20).nbytes, "a place to be lent ahead")
+        roomy.pause()
         gc.disable()
         try:
             put = client.put(key(20), payload(20))
             assert put.state == "sent"
-            getattr(daemon, end)()
-            daemon.start()
+            getattr(roomy, end)()
+            roomy.start()
             assert put.wait(PATIENCE_S).state in {"kill": ["lost"], "terminate": ["lost", "stored"]}[end]
-            daemon.attached(client)
+            roomy.attached(client)
             there = [number for number in range(21) if client.contains(key(number))]
             client.evict(*(key(number) for number in there))
-            daemon.until(lambda s: not s["store"]["used_bytes"], "the place to be free, though the put is kept")
+            roomy.until(lambda s: not s["store"]["used_bytes"], "the place to be free, though the put is kept")
         finally:
             gc.enable()
 
@@ -89,3 +94,74 @@ def test_a_put_of_nearly_the_whole_ring_waits_for_places_that_other_clients_do_n
         assert daemon.status()["store"]["lent_bytes"], "it has unused places"
         assert client.put(key(64), np.zeros(RING_BYTES - 10_000, np.uint8), wait=True).state == "stored"
         assert other.put(key(65), np.zeros(20_000, np.uint8), wait=True).state == "stored"
+
+
+def test_a_view_outlives_the_daemon_and_its_memory(small: Daemon) -> None:
+    client = small.client()
+    lease = client.get(key(PINNED))
+    small.interrupt()
+    until(lambda: not client.connected, "the client to notice")
+    assert not small.segments()
+    assert lease is not None and is_payload(lease.tree, PINNED)
+    assert has(client, PINNED), "lookups go on without a daemon"
+
+
+def test_a_replaced_ring_stays_mapped_for_as_long_as_a_view_of_it_lives(small: Daemon) -> None:
+    client = small.client()
+    for number in range(3):
+        assert client.put(key(number), payload(number), wait=True, timeout_s=PATIENCE_S).state in ("stored", "existed")
+        lease, ring = client.get(key(number)), client.ring()
+        small.interrupt()
+        small.start()
+        until(lambda before=ring: client.connected and client.ring() is not before, "the new ring")  # type: ignore[misc]
+        del ring
+        assert _rings_mapped(small) == 2
+        assert lease is not None and is_payload(lease.tree, number)
+        del lease
+        gc.collect()
+        until(lambda: _rings_mapped(small) == 1, "the former ring to be unmapped")
+
+
+def _rings_mapped(daemon: Daemon) -> int:
+    """How many of a daemon's rings this process maps."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.split()[4] for line in lines if f"{daemon.instance}.ring" in line})
+
+
+NUMBERS = 200  # of entries: several times what the ring holds
+SIZES = [8 << 10, 40 << 10, 96 << 10]
+
+
+def test_gets_are_right_while_other_threads_put_and_release() -> None:
+    with Daemon(ring_bytes=4 * MIB) as small:
+        client, hits = small.start().client(), count()
+        # What falls out at one end was got by another thread, most of the time.
+        shared: deque[tuple[int, Any]] = deque(maxlen=10)
+
+        def works(random: Random) -> None:
+            for _ in range(100):
+                number = random.randrange(NUMBERS)
+                put = client.put(key(number), payload(number, SIZES[number % 3]), timeout_s=PATIENCE_S)
+                # What is pinned and on its way may fill the ring for a moment; then it says so.
+                assert put.state in ("sent", "stored", "existed") or isinstance(put.error, StoreFull), put
+                numbers = random.sample(range(NUMBERS), 4)
+                leases = [client.get(key(number)) for number in numbers[:2]]
+                with client.get_many([key(number) for number in numbers[2:]]) as batch:
+                    leases += batch
+                    held = [(number, lease.tree) for number, lease in zip(numbers, leases, strict=True) if lease]
+                    del leases
+                for known, view in (*held, *list(shared)[:3]):
+                    assert is_payload(view, known)
+                    next(hits)
+                # Not of the batch: one of its views keeps all of them in the ring.
+                shared.extend(each for each in held if each[0] in numbers[:2])
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(works, Random(seed)) for seed in range(4)]:
+                done.result(2 * PATIENCE_S)
+        assert next(hits) > 50
+        assert small.store("evictions")["capacity"] > 20
+        shared.clear()
+        gc.collect()
+        small.until(lambda s: not s["pins"], "every pin to be released")
+        assert small.store("found_corrupt") == 0

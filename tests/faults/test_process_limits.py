@@ -17,7 +17,7 @@ from tensord.errors import DaemonUnavailable, LimitReached, ProcessLimit
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import is_payload, key, payload
+from .payloads import has, key, payload
 
 FILES = 128
 UID = 64_321
@@ -90,8 +90,7 @@ def test_a_daemon_without_free_descriptors_tells_new_clients_the_limit_and_serve
     assert {put.state for put in puts} <= {"stored", "refused"}
     errors = [str(put.error) for put in puts if put.state == "refused"]
     assert errors and all(f"its limit is {files} (RLIMIT_NOFILE)" in error for error in errors), errors
-    lease = attached.get(key(1))
-    assert lease is not None and is_payload(lease.tree, 1)
+    assert has(attached, 1)
     assert attached.put(key(2), payload(2), wait=True).state == "stored"
     assert attached.link.connection is connection
     assert daemon.log.count("cannot accept a connection") <= 1

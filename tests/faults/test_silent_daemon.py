@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +18,8 @@ from tensord.client.link.absence import WORD_S
 from tensord.errors import DaemonUnavailable, TimedOut
 
 from ..daemon_process import PATIENCE_S, Daemon, until
-from .payloads import is_payload, key, payload
+from .payloads import has, key, payload
+from .test_what_raises import CLIENT_RAISES
 
 FOR_EVER_S = 1e6
 NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
@@ -49,29 +49,13 @@ def test_misses_are_computed_hits_go_on_and_each_change_is_logged_once(
                 assert client.get_or_compute(key(number), lambda number=number: number) == number  # type: ignore[misc]
             left_without_an_answer(client, 20)
             left_without_an_answer(other, 21)
-            lease = client.get(key(1))
-            assert lease is not None and is_payload(lease.tree, 1)
+            assert has(client, 1)
             assert client.get_or_compute(key(1), lambda: 0) is not None
         for each in (client, other):
             assert each.wait_connected(PATIENCE_S)
         assert client.put(key(2), payload(2), wait=True).state in ("stored", "existed")
         client.evict(*(key(number) for number in range(10, 22)))
     assert changes(caplog) == [AWAY, BACK] * 2
-
-
-def ways(client: tensord.Client) -> dict[str, Callable[[], object]]:
-    """The calls that wait for the daemon."""
-    return {
-        "touch": lambda: client.touch(key(1)),
-        "evict": lambda: client.evict(key(1)),
-        "clear": client.clear,
-        "invalidate": lambda: client.invalidate(NAMESPACE),
-        "pin": lambda: client.pin(key(1), 1.0),
-        "unpin": lambda: client.unpin(key(1)),
-        "modes": client.modes,
-        "status": client.status,
-        "reserve_device": lambda: client.reserve_device("card0", 1),
-    }
 
 
 def test_calls_beside_a_silent_daemon_do_as_without_one(daemon: Daemon) -> None:
@@ -82,9 +66,9 @@ def test_calls_beside_a_silent_daemon_do_as_without_one(daemon: Daemon) -> None:
     with daemon.stopped():
         assert prefixes.match(TOKENS) is None, "nor does a match wait that is the first to ask"
         left_without_an_answer(client, 1)
-        for name, call in ways(client).items():
+        for name, call in CLIENT_RAISES.items():
             with pytest.raises(DaemonUnavailable, match="does not answer"):
-                pytest.fail(f"{name} returned {call()}")
+                pytest.fail(f"{name} returned {call(client)}")
         put = client.put(key(2), payload(2), wait=True)
         assert put.state == "lost" and "does not answer" in str(put.error)
         assert [put.state for put in client.put_many([(key(3), 3), (key(4), 4)], wait=True)] == ["lost"] * 2

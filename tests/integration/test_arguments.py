@@ -142,16 +142,10 @@ CALLS: dict[str, Callable[[tensord.Client], object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
-        yield running.start()
-
-
 @pytest.fixture
-def client(daemon: Daemon) -> Iterator[tensord.Client]:
+def client(shared: Daemon) -> Iterator[tensord.Client]:
     """A client of a daemon that has nothing."""
-    with daemon.client() as made:
+    with shared.client() as made:
         made.clear()
         yield made
 
@@ -164,18 +158,18 @@ def test_an_invalid_time_is_refused_with_its_value(client: tensord.Client, call:
         assert repr(wrong) in str(caught.value)
 
 
-def test_client_arguments_that_fit_no_message_are_refused(daemon: Daemon) -> None:
+def test_client_arguments_that_fit_no_message_are_refused(shared: Daemon) -> None:
     for field, wrong in (
         *(("timeout_s", time) for time in NO_TIMES),
         *(("attach_s", time) for time in NO_TIMES),
         *(("name", name) for name in ("", SURROGATE, "x" * 129, 5, 0, np.zeros(2))),
     ):
         with pytest.raises(UsageError, match=field):
-            tensord.Client(daemon.socket, **{field: wrong})
+            tensord.Client(shared.socket, **{field: wrong})
     for socket in ("", "a\0b", f"/tmp/{SURROGATE}", 5):
         with pytest.raises(UsageError, match="socket"):
             tensord.Client(socket, timeout_s=PATIENCE_S)  # type: ignore[arg-type]
-    with tensord.Client(daemon.socket, timeout_s=math.inf) as patient:
+    with tensord.Client(shared.socket, timeout_s=math.inf) as patient:
         assert patient.status()["store"]
 
 
@@ -198,12 +192,12 @@ def test_every_call_takes_the_same_for_a_key(client: tensord.Client, call: str, 
     assert client.contains(KEY) is ((stored and call != "evict") or call in ("put", "put_many", "get_or_compute"))
 
 
-def test_what_cannot_be_called_is_no_compute_stored_or_not(client: tensord.Client, daemon: Daemon) -> None:
+def test_what_cannot_be_called_is_no_compute_stored_or_not(client: tensord.Client, shared: Daemon) -> None:
     wrong: Any
 
     async def compute(wrong: Any) -> None:
-        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as shared:
-            await shared.get_or_compute(KEY, wrong)
+        async with tensord.AsyncClient(shared.socket, timeout_s=PATIENCE_S) as waiting:
+            await waiting.get_or_compute(KEY, wrong)
 
     for _ in ("missing", "stored"):
         for wrong in (None, 5, "x", np.zeros(2)):
@@ -222,9 +216,9 @@ def test_what_is_no_namespace_is_refused(client: tensord.Client, call: str) -> N
 
 
 @pytest.mark.parametrize("cache", TAKE_CLIENTS)
-def test_what_is_no_client_is_refused(client: tensord.Client, daemon: Daemon, cache: str) -> None:
+def test_what_is_no_client_is_refused(client: tensord.Client, shared: Daemon, cache: str) -> None:
     TAKE_CLIENTS[cache](client)
-    for wrong in (None, 5, "x", object(), tensord.Client, tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S)):
+    for wrong in (None, 5, "x", object(), tensord.Client, tensord.AsyncClient(shared.socket, timeout_s=PATIENCE_S)):
         with pytest.raises(UsageError, match=re.escape(f" is {wrong!r}; it must be a tensord.Client")):
             TAKE_CLIENTS[cache](wrong)
 
@@ -237,7 +231,7 @@ def test_what_is_no_device_is_refused(client: tensord.Client) -> None:
 
 @pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0])
 def test_each_documented_mistake_has_the_message_of_the_page(
-    client: tensord.Client, daemon: Daemon, row: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    client: tensord.Client, shared: Daemon, row: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, message = row
     key, ns = KEY, tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
@@ -292,17 +286,17 @@ def test_the_encoder_cache_refuses_objects_of_another_type(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", PROCESSOR)
-def test_the_processor_cache_refuses_objects_of_another_type(daemon: Daemon, client: tensord.Client, call: str) -> None:
+def test_the_processor_cache_refuses_objects_of_another_type(shared: Daemon, client: tensord.Client, call: str) -> None:
     cache = Cache(client, NAMESPACE)
     for wrong in (None, 5, np.array("x")):
         with pytest.raises(UsageError):
             PROCESSOR[call](cache, wrong)
-    assert daemon.store("entries") == 0
+    assert shared.store("entries") == 0
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_client_refuses_objects_of_another_type(daemon: Daemon, client: tensord.Client, call: str) -> None:
+def test_a_client_refuses_objects_of_another_type(shared: Daemon, client: tensord.Client, call: str) -> None:
     with pytest.raises(UsageError):
         CALLS[call](client)
     client.put(b"z" * 32, 1, wait=True)
-    assert daemon.store("entries") == 1
+    assert shared.store("entries") == 1

@@ -16,7 +16,7 @@ from tensord.errors import NotEnoughMemory
 from tensord.ipc.messages import control as messages
 
 from ..daemon_process import MIB, Daemon, until
-from ..faults.payloads import is_payload, key, payload
+from ..faults.payloads import has, key, payload
 from ..faults.raw import RawClient
 from ..memory_cgroup import memory_cgroup, within
 
@@ -93,8 +93,7 @@ def test_a_full_shm_is_reported_while_it_lasts_and_disturbs_no_attached_client(
                 RawClient(confined.socket)
         assert confined.log.count("new clients are refused: no memory for a lane") == episode
         assert attached.put(key(10 + episode), payload(10 + episode), wait=True).state == "stored"
-        lease = attached.get(key(1))
-        assert lease is not None and is_payload(lease.tree, 1)
+        assert has(attached, 1)
         assert confined.status()["clients"] >= 1
         empty(shm(confined))
         assert problems(confined) == []

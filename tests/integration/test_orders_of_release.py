@@ -25,12 +25,6 @@ from ..daemon_process import PATIENCE_S, Daemon
 Things = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Daemon]:
-    with Daemon() as daemon:
-        yield daemon.start()
-
-
 @pytest.fixture(autouse=True)
 def _no_cycle_collector() -> Iterator[None]:
     gc.collect()
@@ -76,19 +70,19 @@ TREE = {"a": np.arange(100), "b": [np.ones(3), "x"]}
     ("payload", "got"), [(TREE, one), (np.arange(100), one), (TREE, of_many), (TREE, tensor), (TREE, checked)]
 )
 def test_a_pin_ends_with_the_last_of_what_shows_it_in_every_order(
-    running: Daemon, payload: Any, got: Callable[[tensord.Client, bytes], Things]
+    shared: Daemon, payload: Any, got: Callable[[tensord.Client, bytes], Things]
 ) -> None:
     if got is tensor:
         pytest.importorskip("torch")
     key = os.urandom(32)
-    with running.client() as writer:
+    with shared.client() as writer:
         writer.put(key, payload, wait=True)
         names = list(got(writer, key))
     for number, order in enumerate(permutations(["client", *names])):
-        lanes = set(running.lanes())
-        client = tensord.Client(running.socket)
+        lanes = set(shared.lanes())
+        client = tensord.Client(shared.socket)
         assert client.wait_connected(PATIENCE_S)
-        (lane,) = set(running.lanes()) - lanes
+        (lane,) = set(shared.lanes()) - lanes
         with lane.open("rb") as words:
             things = {"client": client, **got(client, key)}
             reader = client.ring() if number % 2 else None  # with which the lane stays
@@ -128,8 +122,8 @@ def kept(frame_ended: weakref.ref[Any]) -> bool:
 
 
 @pytest.mark.parametrize("how", FAILING)
-def test_a_call_that_fails_keeps_nothing_of_the_function_that_made_it(running: Daemon, how: str) -> None:
-    client = running.client()
+def test_a_call_that_fails_keeps_nothing_of_the_function_that_made_it(shared: Daemon, how: str) -> None:
+    client = shared.client()
 
     def call() -> weakref.ref[Any]:
         large = np.zeros(10)

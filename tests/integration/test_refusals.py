@@ -1,20 +1,31 @@
-"""Every limit that is reached is a typed error, or a miss, that names value, limit and remedy, and disturbs nobody."""
+"""Every limit that is reached, and every fault of a start, is named with the remedy, and disturbs nobody."""
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tensord
+from tensord.daemon.connections.sockets import Sockets
 from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import LAYOUT_VERSION
+from tensord.shm.ring.segments import existing
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
-from ..faults.payloads import is_payload, key, payload
+from ..faults.payloads import has, is_payload, key, payload
 from ..faults.raw import RawClient
+from ..processes import Child, Stage
 
 LIMITS = "tensord.daemon.config.limits"
 OTHERS = range(900, 904)
@@ -29,8 +40,7 @@ def undisturbed(daemon: Daemon) -> Iterator[tensord.Client]:
     yield other
     assert other.connected
     for number in OTHERS:
-        lease = other.get(key(number), verify=True)
-        assert lease is not None and is_payload(lease.tree, number)
+        assert has(other, number, verify=True)
     assert other.put(key(999), payload(999, 4096), wait=True).state == "stored"
 
 
@@ -140,3 +150,125 @@ def test_a_ring_of_another_layout_version_is_freed_with_both_named() -> None:
         assert client.wait_connected(PATIENCE_S)
         assert client.put(key(1), payload(1), wait=True).state == "stored"
         assert lease is not None and is_payload(lease.tree, 1)
+
+
+def test_a_daemon_serves_in_spite_of_variables_that_it_does_not_know_and_logs_them() -> None:
+    injected = {"TENSORD_PORT": "tcp://10.0.0.1:9477", "TENSORD_VLLM_PROCESSOR_CACHE": "1"}
+    with Daemon() as daemon:
+        daemon.prefix = ["env", *(f"{name}={value}" for name, value in injected.items())]
+        daemon.start()
+        for name in injected:
+            (line,) = (line for line in daemon.log.splitlines() if name in line)
+            assert "level=warning" in line and "environment variable ignored" in line, line
+
+
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        (("--ring-bytes", "plenty"), 2),
+        (("--socket-group", "no-such-group"), 2),  # is found out while it starts
+        (("--socket", "/proc/nowhere/control.sock"), 1),
+        # No fault of the configuration: a service manager starts the daemon again, as it does with a busy Unix socket.
+        (("--http", "taken"), 1),
+        (("--metrics-listen", "taken"), 1),
+    ],
+)
+def test_every_wrong_configuration_ends_with_status_2_and_leaves_no_memory(
+    tmp_path: Path, flags: tuple[str, ...], status: int
+) -> None:
+    instance = f"start-{os.getpid()}"
+    given = ["--instance", instance, "--ring-bytes", "4MiB", "--socket", str(tmp_path / "control.sock"), *flags]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [word.replace("taken", f"127.0.0.1:{taken.getsockname()[1]}") for word in given]
+        done = subprocess.run(
+            [sys.executable, "-m", "tensord.daemon", *words], capture_output=True, text=True, timeout=PATIENCE_S
+        )
+    assert done.returncode == status, done.stderr
+    assert existing(instance) == []
+
+
+# ---- signals
+
+
+def signal_when_listening(number: int, config: str, text: str) -> None:
+    """Runs in the daemon: as soon as its sockets listen, `text` goes to the file `config`, then the signal comes."""
+    begin = Sockets.__enter__
+
+    def enter(sockets: Sockets) -> Sockets:
+        Path(config).write_text(text)
+        os.kill(os.getpid(), number)
+        return begin(sockets)
+
+    Sockets.__enter__ = enter  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_signal_to_stop_at_the_start_ends_it_as_later(number: signal.Signals, kept: bool) -> None:
+    with Daemon() as daemon:
+        file = daemon.folder / "tensord.toml"
+        file.touch()
+        daemon.flags["config"] = file
+        changed = {"number": number, "config": str(file), "text": "max_bytes = 1048576\n"}
+        daemon.before = f"{__name__}:signal_when_listening", changed
+        assert daemon.spawn().wait(30.0) == 0, daemon.log
+        assert "stopping" in daemon.log
+        assert not daemon.socket.exists() and not daemon.status_socket.exists()
+        assert bool(daemon.segments()) == kept
+
+
+# ---- limits of the service manager or the shell
+
+
+def limit(name: str, value: int) -> None:
+    number = getattr(resource, name)
+    resource.setrlimit(number, (value, resource.getrlimit(number)[1]))
+
+
+@pytest.mark.parametrize("files", [8, 24, 47])
+def test_a_daemon_that_may_open_too_few_files_says_how_many_it_needs(files: int) -> None:
+    with Daemon() as daemon:
+        daemon.before = f"{__name__}:limit", {"name": "RLIMIT_NOFILE", "value": files}
+        (line,) = daemon.refused().splitlines()
+        assert f"RLIMIT_NOFILE is {files}" in line and "48" in line and "ulimit -n" in line, line
+        assert not daemon.segments()
+
+
+def lacks_addresses(stage: Stage, path: Path, free_bytes: int) -> Any:
+    client_of = tensord.Client  # imported before the limit
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit("RLIMIT_AS", pages * resource.getpagesize() + free_bytes)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    client = client_of(path, timeout_s=PATIENCE_S)
+    found, put = client.get(key(1)) is None, client.put(key(1), payload(1), wait=True)
+    computed = client.get_or_compute(key(2), lambda: 2)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    again = client.wait_connected(PATIENCE_S) and client.put(key(3), payload(3), wait=True).state
+    return found, put.state, type(put.error).__name__, str(put.error), computed, again
+
+
+def test_a_client_that_cannot_map_the_ring_names_its_size_and_the_limit_until_it_can() -> None:
+    with Daemon(ring_bytes=256 * MIB) as daemon, Child(lacks_addresses, daemon.start().socket, 200 * MIB) as child:
+        missed, state, error, text, computed, again = child.hear()
+    assert (missed, state, error, computed) == (True, "lost", "ProcessLimit", 2)
+    assert f"the ring of {256 * MIB} bytes cannot be mapped" in text, text
+    assert "RLIMIT_AS" in text and "ulimit -v" in text and "smaller ring_bytes" in text
+    assert again == "stored"
+
+
+# ---- of a client
+
+
+def test_loggings_fork_handlers_come_before_those_of_the_client() -> None:
+    """The client's may log: in a child, logging renews its locks first, whatever is imported first."""
+    program = """
+import os
+found, register = [], os.register_at_fork
+def registered(**handlers):
+    found.append(next(iter(handlers.values())).__module__)
+    register(**handlers)
+os.register_at_fork = registered
+import tensord.client.caches.visual
+print(*found)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert found.index("logging") < found.index("tensord.client.threads.forks")

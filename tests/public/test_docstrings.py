@@ -1,12 +1,18 @@
-"""Every public call has a docstring, and every public class an example that runs.
+"""Every public call has a docstring, every public class an example that runs, and a type checker sees their types.
 
-The examples continue the lines of the package's own docstring, with a real daemon behind $TENSORD_SOCKET.
+The examples continue the lines of the package's own docstring, with a real daemon behind $TENSORD_SOCKET. pyright runs
+from a folder of its own, as for a user, so that it finds tensord as an installed package; `make check` asks mypy.
 """
 
 from __future__ import annotations
 
 import doctest
 import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,14 +63,9 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield daemon.socket
 
 
-@pytest.mark.parametrize("of", CLASSES, ids=lambda of: of.__name__)
-def test_every_public_call_has_a_docstring(of: type[object]) -> None:
-    assert [name for name, call in calls_of(of) if not call.__doc__] == []
-
-
-@pytest.mark.parametrize("of", FUNCTIONS, ids=lambda of: of.__name__)
-def test_every_public_function_has_a_docstring(of: FunctionType) -> None:
-    assert of.__doc__
+def test_every_public_call_has_a_docstring() -> None:
+    assert [of.__name__ for of in FUNCTIONS if not of.__doc__] == []
+    assert [f"{of.__name__}.{name}" for of in CLASSES for name, call in calls_of(of) if not call.__doc__] == []
 
 
 @pytest.mark.parametrize("of", CLASSES, ids=lambda of: of.__name__)
@@ -86,3 +87,23 @@ def test_every_public_class_has_an_example_that_runs_as_printed(
         client.clear()
         client.close()
     assert not said, "".join(said)
+
+
+USES = Path(__file__).with_name("typed_uses.py")
+STRICT = {
+    "typeCheckingMode": "strict",
+    "include": [USES.name],
+    "enableTypeIgnoreComments": False,
+    "reportUnnecessaryTypeIgnoreComment": "error",
+}
+PATIENCE_S = 300.0
+
+
+def test_pyright_strict_takes_right_uses_and_refuses_wrong_ones(tmp_path: Path) -> None:
+    shutil.copy(USES, tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(STRICT))
+    command = [sys.executable, "-m", "pyright", f"--pythonpath={sys.executable}"]
+    # It may not ask the network for a newer version.
+    environ = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    said = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert said.returncode == 0, said.stdout + said.stderr

@@ -1,14 +1,19 @@
-"""What pages and source name is there: links and headings, files, tests, calls that raise, and limits as they are."""
+"""What pages and source name is there: links and headings, files, tests, calls that raise, limits, and the version."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tensord
+from docs import reference
+from tensord.client.ctl.app import cli
 from tensord.daemon.config.config import SETTINGS
 from tensord.daemon.prefix import nodes
 from tensord.ipc.messages import schema
@@ -130,3 +135,43 @@ def test_each_limit_stands_in_the_table_as_it_is(name: str) -> None:
     # Tokens a block are written without a comma, as they are typed.
     written = {f"{value:,}", str(value), f"{value:g}"}
     assert written & set(re.findall(r"[\d,]*\d", row)), row
+
+
+def test_changelog_and_readme_name_the_version_of_the_package() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] in (tensord.__version__, "Unreleased")
+    series = ".".join(tensord.__version__.split(".")[:2])
+    assert f"version {series}:" in (ROOT / "README.md").read_text()
+
+
+def test_both_programs_print_the_version_of_the_package() -> None:
+    for module, program in (("tensord.daemon", "tensord"), ("tensord.client.ctl", "tensorctl")):
+        told = subprocess.run(
+            [sys.executable, "-m", module, "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert told.stdout == f"{program} {tensord.__version__}\n"
+
+
+def test_a_free_threaded_python_is_refused_with_one_sentence() -> None:
+    # Its abiflags alone tell such a build.
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.abiflags = 't'; import tensord"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "ImportError: tensord does not run on a free-threaded build of Python: use" in told.stderr
+
+
+def test_the_site_has_a_page_for_every_public_name() -> None:
+    rows = [line for line in (ROOT / "docs" / "api.md").read_text().splitlines() if line.startswith("|")]
+    named = re.findall(r"`(\w+)`", "".join(rows))
+    assert sorted(named) == sorted({*tensord.__all__, "errors"} - {"__version__", "TensordError"})
+
+
+def test_the_tables_of_the_site_name_every_setting_metric_and_command() -> None:
+    assert sum(line.startswith("| `") for line in reference.settings()) == len(SETTINGS)
+    assert sum(line.startswith("| `tensord_") for line in reference.all_metrics()) > 50
+    assert sum(line.startswith("## tensorctl ") for line in reference.commands()) == len(cli.commands)

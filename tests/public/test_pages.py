@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM
 from socket import socket as socket_of
@@ -45,19 +44,13 @@ def is_run(block: Block) -> bool:
     return block.elsewhere is None or (block.elsewhere == GPU and has_a_gpu)
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
-        yield running.start()
-
-
 @pytest.fixture
-def socket(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Path:
+def socket(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That of a daemon that has nothing, which is found as users' programs find theirs."""
-    with tensord.Client(daemon.socket) as client:
+    with tensord.Client(shared.socket) as client:
         client.clear()
-    monkeypatch.setenv("TENSORD_SOCKET", str(daemon.socket))
-    return daemon.socket
+    monkeypatch.setenv("TENSORD_SOCKET", str(shared.socket))
+    return shared.socket
 
 
 def run(page: str) -> dict[str, Any]:
@@ -178,13 +171,13 @@ def test_the_daemon_serves_when_it_is_started_as_printed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("page", "answer"), [("/metrics", b"tensord_info{"), ("/readyz", b"ready\n")])
-def test_the_curl_commands_of_the_docs_find_their_pages(daemon: Daemon, page: str, answer: bytes) -> None:
+def test_the_curl_commands_of_the_docs_find_their_pages(shared: Daemon, page: str, answer: bytes) -> None:
     (words,) = (shlex.split(command) for command in COMMANDS if command.startswith("curl ") and command.endswith(page))
     path, url = words[words.index("--unix-socket") + 1], urlsplit(words[-1])
     assert Path(path) == places.SYSTEM_FOLDER / places.METRICS_NAME
     with socket_of(AF_UNIX, SOCK_STREAM) as asking:
         asking.settimeout(PATIENCE_S)
-        asking.connect(str(daemon.socket.with_name(places.METRICS_NAME)))
+        asking.connect(str(shared.socket.with_name(places.METRICS_NAME)))
         asking.sendall(f"GET {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
         answered = asking.makefile("rb").read()
     assert answered.startswith(b"HTTP/1.1 200 ")

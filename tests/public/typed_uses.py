@@ -1,4 +1,4 @@
-"""Uses of the public API as a user's type checker sees them. `test_types.py` checks this file; nothing runs it.
+"""Uses of the public API as a user's type checker sees them. `test_docstrings.py` checks this file; nothing runs it.
 
 A wrong use carries the comments with which mypy and pyright pass over an error. Both checkers report a comment that
 passes over none, so each wrong use must be an error.

@@ -39,16 +39,10 @@ def exporter(provided: InMemorySpanExporter) -> InMemorySpanExporter:
     return provided
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
-        yield running.start()
-
-
 @pytest.fixture
-def client(daemon: Daemon, exporter: InMemorySpanExporter) -> Iterator[Client]:
+def client(shared: Daemon, exporter: InMemorySpanExporter) -> Iterator[Client]:
     """A client of a daemon that has nothing, and no span yet."""
-    with daemon.client() as made:
+    with shared.client() as made:
         made.clear()
         exporter.clear()
         yield made

@@ -1,28 +1,24 @@
-"""Leases and batches by themselves, over plain memory."""
+"""Leases, batches and handles: what one process pins, read by itself and by another that has its name only."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tensord.client.reading.lease import Lease, lease_over
-from tensord.shm.payloads.packing import pack
-from tensord.shm.payloads.recipe import recipe
+from tensord.client.reading.lease import Lease
+from tensord.client.reading.ring_mapping import Handle
+from tensord.client.reading.view import View
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
+from tensord.shm.ring.segments import punch
 
 from ...memory_bench import MemoryBench, key
-
-
-def lease_on(tree: Any) -> Lease:
-    """A lease over a read-only payload of `tree`."""
-    payload = pack(tree)
-    memory = bytearray(payload.payload_bytes)
-    payload.write(memoryview(memory), 0)
-    whole = np.frombuffer(bytes(memory), np.uint8)
-    known = recipe(payload.header)
-    return lease_over(whole, 0, payload.payload_bytes, known)
-
+from .test_view import WAYS, as_keys, gets
 
 TREES: list[Any] = [
     np.arange(6, dtype=np.int16).reshape(2, 3),
@@ -35,8 +31,10 @@ TREES: list[Any] = [
 
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_a_released_lease_says_so_and_views_taken_before_stay(tree: Any) -> None:
-    lease = lease_on(tree)
+def test_a_released_lease_says_so_and_views_taken_before_stay(bench: MemoryBench, tree: Any) -> None:
+    bench.put(key(1), tree)
+    lease = bench.view().get(key(1))
+    assert lease is not None
     with lease as same:
         assert same is lease
         before = lease.tree
@@ -47,24 +45,131 @@ def test_a_released_lease_says_so_and_views_taken_before_stay(tree: Any) -> None
     lease.release()
 
 
-def test_a_batch_is_indexed_by_its_keys_places() -> None:
-    with MemoryBench() as bench:
-        for number in (0, 2):
-            bench.put(key(number), np.full(5, number))
-        view = bench.view()
-        keys = np.frombuffer(b"".join(map(key, range(3))), np.uint8).reshape(-1, 32)
-        with view.get_many(keys) as batch:
-            assert len(batch) == 3
-            assert batch.found.tolist() == [True, False, True]
-            assert [lease is None for lease in batch] == [False, True, False]
-            third = batch[-1]
-            assert third is not None
-            assert third.tree.tolist() == [2] * 5
-            with pytest.raises(IndexError):
-                batch[3]
-        with pytest.raises(ValueError, match="was released"):
-            batch[0]
-        assert third.tree.tolist() == [2] * 5
-        assert len(bench.pins()) == 2
-        del third, batch
-        assert not bench.pins()
+def test_a_batch_is_indexed_by_its_keys_places(bench: MemoryBench) -> None:
+    for number in (0, 2):
+        bench.put(key(number), np.full(5, number))
+    with bench.view().get_many(as_keys(0, 1, 2)) as batch:
+        assert batch.found.tolist() == [True, False, True]
+        assert [lease is None for lease in batch] == [False, True, False]
+        third = batch[-1]
+        with pytest.raises(IndexError):
+            batch[3]
+    with pytest.raises(ValueError, match="was released"):
+        batch[0]
+    assert third is not None and third.tree.tolist() == [2] * 5
+    assert len(bench.pins()) == 2
+    del third, batch
+    assert not bench.pins()
+
+
+@pytest.fixture
+def bench() -> Iterator[MemoryBench]:
+    with MemoryBench() as made:
+        yield made
+
+
+def ways(view: View) -> dict[str, Any]:
+    return {**gets(view), "hold": lambda number: view.hold(key(number))}
+
+
+def handle_of(lease: Lease | None) -> bytes:
+    assert lease is not None
+    handle = lease.handle()
+    assert handle is not None
+    return handle
+
+
+@pytest.mark.parametrize("way", [*WAYS, "hold"])
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_a_borrowed_entry_is_the_entry_that_was_put_read_only(bench: MemoryBench, tree: Any, way: str) -> None:
+    bench.put(key(7), np.arange(100))
+    bench.put(key(1), tree)
+    lender, borrower = bench.view(), bench.view()
+    lease = ways(lender)[way](1)
+    borrowed = borrower.ring.borrow(handle_of(lease))
+    assert borrowed is not None
+    assert borrowed.payload_bytes == lease.payload_bytes
+    np.testing.assert_equal(borrowed.tree, tree)
+    np.testing.assert_equal(borrowed.value, tree)
+    if isinstance(tree, np.ndarray):
+        assert not borrowed.tree.flags.writeable
+    assert borrower.lane.in_use == 0
+    assert handle_of(borrowed) == lease.handle(), "what was borrowed can be lent on"
+
+
+def test_the_entry_may_go_while_its_lender_looks_at_it(bench: MemoryBench) -> None:
+    bench.put(key(1), {"x": np.arange(50), "y": np.ones(3)})
+    lender, borrower = bench.view(), bench.view()
+    lease = lender.get(key(1))
+    handle = handle_of(lease)
+    assert lease is not None
+    view = lease.tree["x"][10:]
+    del lease
+    bench.evict(key(1))
+    assert not bench.reclaim()
+    borrowed = borrower.ring.borrow(handle)
+    assert borrowed is not None and borrowed.tree["x"][10] == view[0] == 10
+    del view
+    assert bench.reclaim()
+    assert borrower.ring.borrow(handle) is None, "what the lender let go is refused once it is overwritten"
+
+
+def test_a_span_that_was_reused_is_refused_though_it_holds_the_same_key_and_size(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    lender, borrower = bench.view(), bench.view()
+    handle = handle_of(lender.get(key(1)))
+    bench.evict(key(1))
+    assert bench.reclaim()
+    bench.put(key(1), np.arange(50))
+    again = lender.get(key(1))
+    before, now = Handle.unpack(handle), Handle.unpack(handle_of(again))
+    assert before is not None and now is not None
+    assert (before.offset, before.payload_bytes, before.key) == (now.offset, now.payload_bytes, now.key)
+    assert borrower.ring.borrow(handle) is None
+
+
+def test_an_invalid_handle_allocates_no_page_that_was_returned(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    view = bench.view()
+    handle = handle_of(view.get(key(1)))
+    punch(bench.ring_fd, 0, bench.superblock.ring_bytes)
+    assert view.ring.borrow(handle) is None
+    assert os.fstat(bench.ring_fd).st_blocks == 0
+
+
+def test_garbage_is_refused(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    view = bench.view()
+    lease = view.get(key(1))
+    handle = handle_of(lease)
+    numbers = st.integers(0, 2**64 - 1)
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        st.integers(0, len(handle) - 1),
+        st.integers(1, 255),
+        st.tuples(numbers, numbers, numbers),
+        st.binary(max_size=100),
+    )
+    def check(at: int, bit: int, made: tuple[int, int, int], some: bytes) -> None:
+        flipped = bytes([*handle[:at], handle[at] ^ bit, *handle[at + 1 :]])
+        made_up = Handle(view.ring.identity, *made, key(1)).pack()
+        for garbage in (flipped, made_up, handle[:at], handle + b"\0", some):
+            assert view.ring.borrow(garbage) is None
+        assert view.ring.borrow(handle) is not None
+
+    check()
+
+
+def test_a_tree_that_ends_behind_its_payload_is_refused(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    slot = bench.put(key(2), np.arange(500))
+    view = bench.view()
+    first, second = (Handle.unpack(handle_of(view.get(key(number)))) for number in (1, 2))
+    assert first is not None and second is not None
+    start = slot.offset + SPAN_HEADER_BYTES
+    header = SpanHeader.unpack(bench.bytes[slot.offset : start].tobytes())
+    shorter = SpanHeader(header.key, header.span_id, first.payload_bytes, header.tree_bytes, 0, 0, 0.0, 0.0, 0)
+    bench.bytes[slot.offset : start] = np.frombuffer(shorter.pack(), np.uint8)
+    handle = Handle(second.identity, second.offset, first.payload_bytes, second.span_id, second.key).pack()
+    assert view.ring.borrow(handle) is None

@@ -1,26 +1,26 @@
-"""Places never overlap, grants are asked for ahead of need, and each is returned once."""
+"""The parts of a put by themselves: places are asked for ahead of need, an inbox returns pages, outcomes are right."""
 
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from mmap import mmap
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tensord.client.writing.arena import LEAST_BYTES, Arena
-from tensord.client.writing.memory import RingMemory, WritableMemory
+from tensord.client.writing.arena import Arena
+from tensord.client.writing.memory import Inbox, RingMemory, WritableMemory
+from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.wire import Granted
-from tensord.errors import DaemonUnavailable, StoreFull, TensordError
+from tensord.errors import DaemonUnavailable, LimitReached, StoreFull, TimedOut
 from tensord.shm.index.index import IndexReader
-from tensord.shm.ring.layout import LANE_WORDS
+from tensord.shm.ring.layout import LANE_BYTES, LANE_WORDS, PAGE_BYTES
 
 from ...daemon_process import PATIENCE_S
 from ...memory_bench import MemoryBench, key, memory_file
@@ -97,24 +97,6 @@ def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> No
     assert places.wait_for(4096, soon())[0].number == 100
     assert [len(returned) for *_, returned in wire.asked] == [4, 12]
     assert places.left_bytes == 4096
-
-
-def test_a_put_joins_a_request_that_is_under_way_and_asks_by_itself_once_that_is_refused() -> None:
-    """Else the requests of puts that found their place otherwise would pile up at the daemon."""
-    places, wire = arena()
-    places.granted(9, [Granted(1, 0, 4096)])
-    while places.take(1024) is not None:
-        pass
-    [(ahead, _, _)] = wire.asked
-    wire.answer = lambda request, sizes: places.granted(request, [Granted(2, 8192, 4096)])
-    assert places.wait_for(1024, soon())[1] == 8192
-    assert [request for request, *_ in wire.asked] == [ahead]
-    wire.answer = None
-    while places.take(1024) is not None:
-        pass
-    wire.answer = lambda request, sizes: places.granted(request, [], StoreFull(f"request {request}"))
-    with pytest.raises(StoreFull, match=f"request {wire.asked[-1][0] + 1}"):
-        places.wait_for(1024, soon())
 
 
 def test_a_place_that_a_large_put_waits_for_is_not_taken_by_a_small_one_of_another_thread() -> None:
@@ -196,66 +178,66 @@ def test_a_connection_may_end_while_a_put_asks_for_further_places(monkeypatch: p
         places.wait_for(4096, soon())
 
 
-class Places(RuleBasedStateMachine):
-    """Grants and places against a model: every byte is lent once, taken once, and returned once."""
+def test_a_payload_stays_until_its_record_was_carried_out_whenever_its_put_ends() -> None:
+    written = settled = 5
+    places: list[object] = []
 
-    @initialize()
-    def begin(self) -> None:
-        self.places, self.wire = arena(1 << 24)
-        self.next = 0
-        self.number = 0
-        self.lent: dict[int, tuple[int, int]] = {}
-        self.taken: list[tuple[int, int, int]] = []
-        self.answered = 0
+    def progress() -> tuple[int, int]:
+        """Another thread ends its put, record 6, right after the numbers are read."""
+        nonlocal written
+        found = written, settled
+        if places:
+            written = 6
+            places.clear()
+        return found
 
-    @rule(sizes=st.lists(st.integers(4, 200), min_size=0, max_size=5))
-    def grant(self, sizes: list[int]) -> None:
-        grants = []
-        for size in sizes:
-            self.number += 1
-            grants.append(Granted(self.number, self.next, size * 64))
-            self.lent[self.number] = (self.next, self.next + size * 64)
-            self.next += size * 64
-        request = self.wire.asked[-1][0] if self.wire.asked else 1
-        self.places.granted(request, grants)
-
-    @rule(size=st.integers(4, 120))
-    def take(self, size: int) -> None:
-        taken = self.places.take(size * 64)
-        if taken is not None:
-            self.taken.append((taken[1], taken[1] + size * 64, taken[0].number))
-
-    @rule()
-    def quiet(self) -> None:
-        self.places.rest()
-        self.places.rest()
-
-    @rule(size=st.integers(4, 120))
-    def wait(self, size: int) -> None:
-        self.wire.answer = lambda request, sizes: self.places.granted(request, [], StoreFull("no room"))
-        try:
-            # Not for long: a request under way may never be answered here.
-            grant, offset = self.places.wait_for(size * 64, time.monotonic() + 0.1)
-            self.taken.append((offset, offset + size * 64, grant.number))
-        except TensordError:
-            pass
-        self.wire.answer = None
-
-    @invariant()
-    def places_lie_in_their_grants_and_beside_each_other(self) -> None:
-        end = 0
-        for low, high, number in sorted(self.taken):
-            assert end <= low
-            end = high
-            assert self.lent[number][0] <= low < high <= self.lent[number][1]
-        returned = [number for *_, numbers in self.wire.asked for number in numbers]
-        returned += [self.places._numbers[each] for each in self.places._over]
-        held = [number for _, number, _ in self.places._grants]
-        assert sorted(returned + held) == sorted(self.lent)
-        assert self.places.left_bytes == sum(left for left, *_ in self.places._grants)
-        assert self.places._grants == sorted(self.places._grants, key=lambda each: each[:2])
-        assert all(left >= LEAST_BYTES for left, *_ in self.places._grants)
+    inbox = Inbox(16 * PAGE_BYTES, progress)
+    places.append(inbox.hold(Granted(1, 0, 4 * PAGE_BYTES)))
+    inbox.bytes[: 4 * PAGE_BYTES] = b"x" * (4 * PAGE_BYTES)
+    for _ in range(3):
+        inbox.tidy()
+        assert bytes(inbox.bytes[: 4 * PAGE_BYTES]) == b"x" * (4 * PAGE_BYTES)
+    assert not places
+    settled = 6
+    inbox.tidy()
+    assert not any(inbox.bytes[: 4 * PAGE_BYTES])
+    inbox.close()
 
 
-Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestPlaces = Places.TestCase
+LANE = 3
+
+
+def outcomes_and_words() -> tuple[Outcomes, memoryview, memoryview]:
+    """The outcomes of a connection that nobody rings, and the daemon's words `settled` and `refusals`."""
+    wire: Any = SimpleNamespace(
+        bells=0, ring_to_wait=lambda: None, wait_for_bell=lambda seen, timeout_s: threading.Event().wait(timeout_s)
+    )
+    settled, refusals, lane = (memoryview(bytearray(size)).cast("Q") for size in (64, 64, LANE_BYTES))
+    return Outcomes(lane, settled, refusals, LANE, wire), settled, refusals
+
+
+def test_no_put_counts_as_stored_while_a_refusal_is_still_unread() -> None:
+    """The daemon settles both, and its message is read later."""
+    outcomes, settled, refusals = outcomes_and_words()
+    first, second = Put(key(1)), Put(key(2))
+    outcomes.note(first, 1)
+    outcomes.note(second, 2)
+    refusals[LANE] += 1
+    settled[LANE] = 2
+    assert [first.state, second.state] == ["sent", "sent"]
+    with pytest.raises(TimedOut, match=r"was not acknowledged within 0\.01 s"):
+        second.wait(0.01)
+    with pytest.raises(TimedOut, match="was not acknowledged within 5 s"):
+        second.wait_until(0.0, 5.0)
+    outcomes.refused(1, LimitReached("full"))
+    assert [first.state, second.state] == ["refused", "stored"]
+
+
+def test_a_refusal_that_comes_before_the_put_is_noted_is_not_lost() -> None:
+    outcomes, settled, refusals = outcomes_and_words()
+    refusals[LANE] += 1
+    outcomes.refused(1, LimitReached("full"))
+    settled[LANE] = 1
+    put = Put(key(1))
+    outcomes.note(put, 1)
+    assert put.state == "refused"
