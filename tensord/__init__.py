@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from .client.pressure.modes import Subscription as Subscription
     from .client.pressure.workflow import Workflow as Workflow
     from .client.reading.lease import Batch as Batch
-    from .client.reading.lease import Entry as Entry
     from .client.reading.lease import Lease as Lease
-    from .client.reading.ring_reader import RingReader as RingReader
+    from .client.reading.lease import RingReader as RingReader
+    from .client.reading.ring_mapping import Entry as Entry
     from .client.writing.outcomes import Put as Put
     from .client.writing.put import Reservation as Reservation
     from .errors import TensordError as TensordError
@@ -82,7 +82,7 @@ _PLACES = {
     "EncoderCacheManager": ".client.caches.encoder",
     "EncoderInput": ".client.caches.encoder_request",
     "EncoderRequest": ".client.caches.encoder_request",
-    "Entry": ".client.reading.lease",
+    "Entry": ".client.reading.ring_mapping",
     "Feature": ".client.caches.processor.cache",
     "Lease": ".client.reading.lease",
     "Media": ".shm.payloads.prefix",
@@ -100,7 +100,7 @@ _PLACES = {
     "Reference": ".client.caches.processor.loans",
     "Registration": ".client.device.entries",
     "Reservation": ".client.writing.put",
-    "RingReader": ".client.reading.ring_reader",
+    "RingReader": ".client.reading.lease",
     "RotatingLayer": ".client.prefix.layers",
     "SharedLayer": ".client.prefix.layers",
     "Spec": ".shm.payloads.specs",

@@ -21,7 +21,7 @@ from .dp_mode import Recommendation, Resolution, recommend_dp_mode
 from .measures import Counts, array_bytes
 
 if TYPE_CHECKING:
-    from ..reading.lease import Entry
+    from ..reading.ring_mapping import Entry
 
 Modality = Literal["image", "audio", "video"]
 

@@ -28,7 +28,7 @@ from ..link.answers import PendingRequest
 from ..link.link import Link
 from ..writing.outcomes import Put
 from .claim import Claim
-from .tracing import key_of, span
+from .tracing import span
 
 if TYPE_CHECKING:
     from ..core.puts import PutCalls
@@ -110,8 +110,8 @@ class Computation:
 
     async def run(self) -> Any:
         """Returns the payload. After an exception of a step it gives the claim back, and raises it."""
-        with span("tensord.get_or_compute", key_of(self._key)):
-            client, key = self._client, check_key(self._key)
+        client, key = self._client, check_key(self._key)
+        with span("tensord.get_or_compute", key):
             lease = client.get(key)
             if lease is not None:
                 client.tally.found += 1

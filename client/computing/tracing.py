@@ -43,7 +43,7 @@ _tracer: Any = None
 """OpenTelemetry's tracer, from the first span on. A provider that was set stays."""
 
 
-def _start(name: str, attributes: Attributes | None = None) -> AbstractContextManager[Any] | None:
+def _start(name: str, key: bytes | None = None) -> AbstractContextManager[Any] | None:
     """A new span. None while the application has set no provider, as far as this release of OpenTelemetry tells."""
     global _tracer
     if _tracer is None:
@@ -52,13 +52,15 @@ def _start(name: str, attributes: Attributes | None = None) -> AbstractContextMa
         if "get_tracer" not in names or names.get(_PROVIDER, names) is None:
             return None
         _tracer = names["get_tracer"]("tensord", __version__)
-    started: AbstractContextManager[Any] = _tracer.start_as_current_span(name, attributes=attributes)
+    started: AbstractContextManager[Any] = _tracer.start_as_current_span(
+        name, attributes=None if key is None else {"tensord.key": key.hex()}
+    )
     return started
 
 
-def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[Any]:
-    """A span around a block."""
-    return _start(name, attributes) or nullcontext()
+def span(name: str, key: bytes | None = None) -> AbstractContextManager[Any]:
+    """A span around a block, of a call for `key`."""
+    return _start(name, key) or nullcontext()
 
 
 def nothing(_: object) -> Attributes:

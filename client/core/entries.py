@@ -17,8 +17,8 @@ from ...ipc.messages import control as messages
 from ...shm.ring.layout import KEY_BYTES
 from ..arguments.checks import check_key, check_seconds
 from ..arguments.namespace import Namespace, check_namespace
-from ..reading.lease import Batch, Entry, Lease
-from ..reading.ring_reader import RingReader
+from ..reading.lease import Batch, Lease, RingReader
+from ..reading.ring_mapping import Entry
 from .base import ClientBase
 
 Keys = Sequence[bytes] | bytes | np.ndarray[Any, Any]

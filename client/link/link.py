@@ -1,7 +1,7 @@
 """The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
-Owns: the thread, and the current View. Does not own: waiting for a connection (attachment.py), whether the daemon
-answers (absence.py), requests, messages and claims (answers.py), the listeners (listeners.py), puts (writing/puts.py);
+Owns: the thread, and the current View. Does not own: waiting for a connection, and whether the daemon answers
+(absence.py), requests, messages and claims (answers.py), the listeners (listeners.py), puts (writing/puts.py);
 nor lookups, which read the View and go on while the daemon is away.
 """
 
@@ -35,10 +35,9 @@ from ..threads import forks
 from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent
 from ..writing.puts import Puts
-from .absence import PROMPT, Silence, absence, attach_limit_s, no_answer
+from .absence import PROMPT, Attachment, EndedHere, Silence, absence, attach_limit_s, no_answer
 from .answers import SAY_S as SAY_S
 from .answers import Answers, HeldClaims
-from .attachment import Attachment, EndedHere
 from .listeners import Connected as Connected
 from .listeners import Listeners
 

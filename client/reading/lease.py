@@ -1,8 +1,11 @@
-"""What lookups return: leases, which are pinned entries, batches of them, and the metadata of an entry.
+"""What lookups return: leases, which are pinned entries, and batches of them; and leases on what another process pins.
 
-Owns: turning pinned bytes into trees, and reading the metadata. Does not own: the pin. The lane ties it to the root
-array, and releases it when the last view of the payload is collected.
-Invariants: every view of a payload keeps its root array, and so its pin, alive. The metadata pin nothing.
+    scheduler:  lease = client.get(key); send(lease.handle())          # and keep `lease` until the worker is done
+    worker:     lease = client.ring().borrow(received)                 # the pinned entry cannot be evicted
+
+Owns: turning pinned bytes into trees. Does not own: the pin. The lane ties it to the root array, and releases it when
+the last view of the payload is collected; of a borrowed lease the lender has it.
+Invariants: every view of a payload keeps its root array, and so its pin, alive. A borrow reads no index.
 """
 
 from __future__ import annotations
@@ -12,21 +15,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import numpy as np
-from msgspec import Struct
 
-from ...errors import BadTree
-from ...shm.index.index import PLACE_OFFSET_MASK, IndexReader
-from ...shm.payloads.recipe import Recipe
+from ...errors import BadTree, Corrupt, UsageError, shown
+from ...shm.payloads.copy import checksum_of
+from ...shm.payloads.recipe import Recipe, recipe
 from ...shm.payloads.tensors import needed_torch, tensor_copy, tensor_over
-from ...shm.ring.layout import SPAN_HEADER_BYTES, unix_at_boot_s
-from .ring_mapping import RingMapping, mapping_under
+from ...shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
+from .ring_mapping import Handle, RingMapping, mapping_under
 
 if TYPE_CHECKING:
     from .view import View
 
 Array = np.ndarray[Any, Any]
-LOOKS_MAX: Final = 4
-"""How often an entry is looked up that changes while it is read."""
+_RECIPES_MAX: Final = 4096
 
 
 class Lease:
@@ -255,60 +256,126 @@ class Batch:
         self.release()
 
 
-class Entry(Struct, frozen=True):
-    """An entry's metadata, and how much it is shared, as the daemon last wrote it into the index.
+class Recipes(dict[bytes, Recipe]):
+    """Recipes by their tree headers, parsed at their first use. Looking up bytes that are no header raises BadTree."""
 
-    Times are Unix seconds by the current wall clock; `expires_unix_s` is 0 if the entry does not expire.
+    def __missing__(self, header: bytes) -> Recipe:
+        if len(self) >= _RECIPES_MAX:
+            self.clear()
+        known = self[header] = recipe(header)
+        return known
 
-    `holders`: lanes that pin the entry now, counted about once a second. A lane belongs to a client with a lease or a
-    view, or to a client that has ended but left live views. A client in a forked child that inherited views counts for
-    two lanes: its parent's and its own. Borrowed leases, and copies made because a lane was full, are not counted.
-    `uses`: how often any client got, touched or put the entry again since it was stored. The daemon updates the number
-    within about a second. A restart keeps it, except for reads while no daemon ran and in the 0.1 s before. If clients
-    together read faster than the daemon reads their logs (about 40,000 gets a second), the count is a sample.
+
+class RingReader:
+    """One ring's memory. Stays usable after its client is closed, attached to another ring, or without a daemon.
 
     Example:
-        >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
+        >>> cache.put(key, np.arange(3), wait=True).state
         'stored'
-        >>> entry = cache.peek(key)
-        >>> entry.tokens, entry.expires_unix_s, entry.holders       # clients with a lease or a view of the entry
-        (576, 0.0, 0)
+        >>> with cache.get(key) as lender:                          # one process keeps the lease, and sends its handle
+        ...     handle = lender.handle()
+        ...     with cache.ring().borrow(handle) as borrowed:       # another process on the host reads the entry
+        ...         borrowed.tree
+        array([0, 1, 2])
     """
 
-    key: bytes
-    payload_bytes: int
-    tokens: int
-    created_unix_s: float
-    expires_unix_s: float
-    owner_uid: int
-    checksum: int
-    holders: int
-    uses: int
+    __slots__ = ("_map", "_recipes")
 
+    def __init__(self, mapped: RingMapping, recipes: Recipes) -> None:
+        """`recipes`: all readers of a ring share them."""
+        self._map = mapped
+        self._recipes = recipes
 
-def read_entry(index: IndexReader, ring: RingMapping, key: bytes) -> Entry | None:
-    """The metadata of the key's entry. None if there is none, or its span's header is damaged."""
-    for _ in range(LOOKS_MAX):
-        hit = index.find(key)
-        if hit is None:
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ring reader maps the ring in this process, so it cannot be pickled or copied: call Client.ring() in the "
+            "other process"
+        )
+
+    @property
+    def identity(self) -> bytes:
+        """16 bytes that identify the ring: the same in every process of the host, also after the daemon restarts."""
+        return self._map.identity
+
+    @property
+    def inode(self) -> int:
+        """The number of the ring's file, by which the same memory is known again."""
+        return self._map.inode
+
+    @property
+    def mapping(self) -> RingMapping:
+        """The ring's memory, mapped read-only."""
+        return self._map
+
+    def __len__(self) -> int:
+        """The bytes of the ring that are mapped."""
+        return len(self._map)
+
+    def borrow(self, handle: bytes) -> Lease | None:
+        """Returns a lease on an entry that another process pins, without a pin, a lookup or a counted use.
+
+        The lease is valid while the lender keeps the lease that gave the handle, or a view of it. Afterwards the bytes
+        may become another entry's. So the lender must know when the borrower is done.
+
+        Returns:
+            The lease; None if the bytes are no handle, the handle is of another ring, or the span there does not match
+            it.
+
+        Raises:
+            UsageError: `handle` is not bytes.
+        """
+        named = self._map.named(_bytes(handle))
+        if named is None:
             return None
-        at, seq, _, place, _ = hit
-        uses, holders = index.reuse(at)
-        h = ring.span(place & PLACE_OFFSET_MASK)
-        if index.words[at] == seq:
-            if h is None:
-                return None
-            zero_s = unix_at_boot_s()
-            expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
-            return Entry(
-                h.key,
-                h.payload_bytes,
-                h.tokens,
-                zero_s + h.created_s,
-                expires_unix_s,
-                h.owner_uid,
-                h.checksum,
-                holders,
-                uses,
-            )
-    return None
+        start, span = named
+        try:
+            known = self._recipes[self._map.copied(start, span.tree_bytes).tobytes()]
+        except BadTree:
+            return None
+        if known.end_bytes > span.payload_bytes:
+            return None
+        return lease_over(self._map, start, span.payload_bytes, known)
+
+    def copied(self, handle: bytes) -> Lease | None:
+        """Returns a lease on a copy of a handle's entry. The copy is valid whether or not the lender keeps its lease:
+        the checksum shows if another entry has replaced the bytes.
+
+        Returns:
+            None as for `borrow`, or if the bytes do not match the checksum.
+
+        Raises:
+            UsageError: as for `borrow`.
+        """
+        named = self._map.named(_bytes(handle))
+        if named is None:
+            return None
+        start, span = named
+        copied = self._map.copied(start - SPAN_HEADER_BYTES, SPAN_HEADER_BYTES + span.payload_bytes)
+        return lease_of_copy(copied, handle, self._recipes)
+
+
+def _bytes(handle: object) -> bytes:
+    if not isinstance(handle, bytes | bytearray | memoryview):
+        raise UsageError(f"handle is {shown(handle)}; it must be bytes, as Lease.handle() returns them")
+    return bytes(handle)
+
+
+def lease_of_copy(span: Array, handle: bytes, recipes: Recipes) -> Lease | None:
+    """A lease on a copy of a span, its header first, as uint8 of shape (n,); None if any byte differs from the handle's
+    payload. Of a large entry without a checksum only key, size and tree are compared."""
+    named, payload = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
+    if named is None or len(payload) != named.payload_bytes:
+        return None
+    try:
+        found = SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes())
+        if (found.key, found.span_id, found.payload_bytes) != (named.key, named.span_id, named.payload_bytes):
+            return None
+        if found.checksum and checksum_of(payload) != found.checksum:
+            return None
+        known = recipes[payload[: found.tree_bytes].tobytes()]
+    except (BadTree, Corrupt):
+        return None
+    if known.end_bytes > len(payload):
+        return None
+    payload.flags.writeable = False
+    return lease_over(payload, 0, len(payload), known)

@@ -22,9 +22,8 @@ from ...shm.index.index import KEY_HASHES, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, 
 from ...shm.lanes.lane import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ...shm.ring.layout import BUCKET_BYTES, PAGE_BYTES, SLOT_BYTES, SLOT_WORDS, SPAN_HEADER_BYTES, Superblock
 from ..arguments.checks import check_key
-from .lease import LOOKS_MAX, ArrayLease, Batch, Entry, Lease, lease_over, read_entry
-from .ring_mapping import RingMapping, check_span
-from .ring_reader import Recipes, RingReader
+from .lease import ArrayLease, Batch, Lease, Recipes, RingReader, lease_over
+from .ring_mapping import LOOKS_MAX, Entry, RingMapping, check_span, read_entry
 
 Array = np.ndarray[Any, Any]
 

@@ -15,9 +15,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tensord.client.arguments.put_options import PutOptions
-from tensord.client.reading.lease import Lease
+from tensord.client.reading.lease import Lease, Recipes, RingReader
 from tensord.client.reading.ring_mapping import Handle, RingMapping, mapping_under
-from tensord.client.reading.ring_reader import Recipes, RingReader
 from tensord.client.reading.view import View
 from tensord.client.writing.outcomes import Put
 from tensord.client.writing.put import Commit, PutPayload, Reservation

@@ -28,8 +28,7 @@ from ....errors import ReferenceLost, UsageError, shown
 from ...arguments.checks import check_iterable, check_seconds
 from ...arguments.namespace import Namespace, check_namespace
 from ...core.client import Client, check_client
-from ...reading.lease import Lease
-from ...reading.ring_reader import Recipes, lease_of_copy
+from ...reading.lease import Lease, Recipes, lease_of_copy
 from ..measures import Counts
 from .loans import LeaseBook, Lender, Reference, done, fetch
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree

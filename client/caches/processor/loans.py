@@ -5,7 +5,7 @@
                done([loan, …])               # the lender ends the loan
 
 Owns: how many leases of how many bytes a sender keeps, and for how long; the lender's abstract Unix socket, and its
-thread. Does not own: where leases come from, nor how a handle is read (client/reading/ring_reader.py).
+thread. Does not own: where leases come from, nor how a handle is read (client/reading/lease.py).
 
 A lease is *promised* to the thread that asked for the entry, until that thread releases it. It is *lent* once a
 reference to it was sent, until a receiver has read it. A loan is 16 bytes: the socket's random name, and a number. A

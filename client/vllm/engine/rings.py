@@ -10,9 +10,8 @@ import threading
 import time
 from typing import Final
 
-from ...reading.lease import Lease
+from ...reading.lease import Lease, RingReader
 from ...reading.ring_mapping import RingMapping
-from ...reading.ring_reader import RingReader
 from ...reading.view import View
 
 KEPT_S: Final = 60.0

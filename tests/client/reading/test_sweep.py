@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tensord.client.reading import sweep
-from tensord.client.reading.ring_reader import Recipes
+from tensord.client.reading.lease import Recipes
 from tensord.client.reading.view import View
 from tensord.client.threads import forks
 from tensord.shm.lanes.lane import LOG_AT, SPARE_END, Lane
