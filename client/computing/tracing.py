@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
@@ -63,12 +63,9 @@ def span(name: str, key: bytes | None = None) -> AbstractContextManager[Any]:
     return _start(name, key) or nullcontext()
 
 
-def nothing(_: object) -> Attributes:
-    """No attributes."""
-    return {}
-
-
-def traced(name: str, first: str = "", given: Describe = nothing, result: Describe = nothing) -> Callable[[Call], Call]:
+def traced(
+    name: str, first: str = "", given: Describe | None = None, result: Describe | None = None
+) -> Callable[[Call], Call]:
     """A decorator for methods: each call is a span, with the call's exception. `first`: the name of the first argument,
     from which `given` makes attributes, whatever its type; `result` makes those of the result."""
 
@@ -92,8 +89,8 @@ def traced(name: str, first: str = "", given: Describe = nothing, result: Descri
     return decorated
 
 
-def _tell(current: Any, describe: Describe, value: Any) -> None:
-    if current.is_recording():
+def _tell(current: Any, describe: Describe | None, value: Any) -> None:
+    if describe is not None and current.is_recording():
         current.set_attributes(describe(value))
 
 
@@ -109,19 +106,9 @@ def state_of(put: Any) -> Attributes:
     return {"tensord.put.state": put.state}
 
 
-def count_of(puts: Sized) -> Attributes:
-    """The number of puts."""
-    return {"tensord.puts": len(puts)}
-
-
 def length_of(tokens: object) -> Attributes:
     """The number of tokens of a sequence."""
     try:
         return {"tensord.tokens": len(tokens)}  # type: ignore[arg-type]
     except TypeError:
         return {}
-
-
-def matched_of(match: Any) -> Attributes:
-    """The number of matched tokens."""
-    return {"tensord.tokens.matched": 0 if match is None else match.offset}

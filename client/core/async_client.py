@@ -25,9 +25,8 @@ from ..link.absence import attach_limit_s
 from ..pressure.device_reservation import DeviceReservation
 from ..threads.aside import no_thread
 from ..writing.outcomes import Put, wait_for_all
-from .base import TIMEOUT_S
 from .client import Client
-from .entries import joined_keys
+from .entries import TIMEOUT_S, joined_keys
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")

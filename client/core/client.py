@@ -1,7 +1,7 @@
 """The synchronous client: the class that an inference process imports, with its calls about memory pressure.
 
 Owns: the docstring of the client, and the reports of requests, which are sent once, without waiting.
-Does not own: the other calls (entries, puts, base), nor what modes, workflows and reservations do (client/pressure).
+Does not own: the other calls (entries, puts), nor what modes, workflows and reservations do (client/pressure).
 Invariants: while the daemon is away, lookups go on, and puts end as "lost". Only calls that need an answer of the
 daemon raise DaemonUnavailable.
 """
@@ -44,7 +44,8 @@ class Client(PutCalls):
     `tally`: counts of what `get_or_compute` did in this client.
 
     Raises:
-        UsageError: `socket`, `name`, `timeout_s` or `attach_s` is out of its range.
+        UsageError: in this and every call, a value is out of its range; the message names it.
+        BadKey, BadNamespace: in every call, a key is not 32 bytes, or a namespace is no Namespace.
         DaemonUnavailable, SocketForbidden, VersionMismatch: with `required`, the client could not attach.
 
     Example:
@@ -93,7 +94,6 @@ class Client(PutCalls):
         Without a daemon, sends the graph once there is one.
 
         Raises:
-            UsageError: `name` is no valid name.
             BadGraph: the steps cannot be run in any order, or another client has a workflow of this name.
             LimitReached: there are 256 workflows, or 16,384 steps of all workflows.
         """
@@ -103,9 +103,6 @@ class Client(PutCalls):
     def request_arrived(self, device: str, count: int = 1) -> None:
         """Reports `count` new inference requests, for the queueing floor of `device`. Without a daemon, does nothing.
         Those of a device that has neither a gauge nor entries are not counted.
-
-        Raises:
-            UsageError: a value is out of its range; the message names it.
         """
         check_name("device", device)
         count = check_count("count", count, ARRIVALS_MAX)
@@ -117,9 +114,6 @@ class Client(PutCalls):
 
         Args:
             blocks: blocks of the device's cache that the request used, of `queueing.block_bytes` bytes each.
-
-        Raises:
-            UsageError: a value is out of its range; the message names it.
         """
         check_name("device", device)
         served_s, blocks = check_seconds("service_s", service_s), check_count("blocks", blocks, DEVICE_BLOCKS_MAX)
@@ -146,7 +140,6 @@ class Client(PutCalls):
             timeout_s: seconds to wait for the daemon's answer, after `wait_s`.
 
         Raises:
-            UsageError: a value is out of its range.
             DeviceFull: less is free; the message says how much is free, cached and pinned.
             NoGauge: nothing measures how full the device is, or its gauge cannot be read now.
             LimitReached: this client has 64 reservations.

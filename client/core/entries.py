@@ -1,31 +1,131 @@
-"""Calls that find entries in shared memory, and those that keep, renew and remove them, which ask the daemon.
+"""What all calls of the synchronous client share, and those for entries: lookups in shared memory, and requests.
 
-Does not own: reads (view.py), nor what the daemon does.
+Owns: how a client is made and ended. Does not own: the connection (link.py), reads (view.py).
 Invariants: a lookup goes on while the daemon is away, and sends no message, but for one of a key that this client has
-just put: it waits for that put, up to 50 ms.
+just put: it waits for that put, up to 50 ms. Only calls that need an answer of the daemon raise DaemonUnavailable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 
-from ...errors import BadKey, UsageError, shown
+from ...errors import BadKey, DaemonUnavailable, UsageError, shown
 from ...ipc.messages import control as messages
+from ...ipc.messages.schema import NAME_CHARS_MAX
+from ...ipc.places import STATUS_NAME, control_socket, status_socket
+from ...ipc.wire.blocking import BlockingChannel
+from ...ipc.wire.connection import Connection
 from ...shm.ring.layout import KEY_BYTES
-from ..arguments.checks import check_key, check_seconds
+from ..arguments.checks import check_key, check_name, check_seconds, check_socket, check_timeout, printable
 from ..arguments.namespace import Namespace, check_namespace
+from ..computing.once import ComputeTally
+from ..link.link import Link
+from ..pressure.modes import GovernorListener
 from ..reading.lease import Batch, Lease, RingReader
 from ..reading.ring_mapping import Entry
-from .base import ClientBase
+from ..reading.view import View
+from ..threads import forks
 
+TIMEOUT_S: Final = 5.0
 Keys = Sequence[bytes] | bytes | np.ndarray[Any, Any]
 
 
-class EntryCalls(ClientBase):
-    """The calls of `Client` for entries: find, keep, renew and remove."""
+class EntryCalls:
+    """The state of a client; its calls about the daemon itself, and those for entries: find, keep, renew and remove.
+
+    For the library: `link`, the connection to the daemon, and `governor`, which receives mode changes.
+    """
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        attach_s: float | None = None,
+        required: bool = False,
+    ) -> None:
+        path = check_socket(socket) if socket is not None else control_socket(os.environ)
+        status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
+        timeout_s = check_timeout(timeout_s, TIMEOUT_S)
+        attach_s = None if attach_s is None else check_timeout(attach_s, timeout_s, "attach_s")
+        if name is None:
+            name = printable(Path(sys.argv[0]).name or "python")[:NAME_CHARS_MAX]
+        check_name("name", name, NAME_CHARS_MAX)
+        self.link = link = Link(path, name, timeout_s, required=required)
+        self._status_path = status_path
+        self.timeout_s = timeout_s
+        self.tally = ComputeTally()
+        self.governor = GovernorListener(link)
+        self._closed = weakref.finalize(self, link.end)
+        link.owner = weakref.ref(self)
+        forks.watch(link)
+        link.start(attach_s)
+        if required and not self.link.connected:
+            self.close()
+            raise self.link.unavailable()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the daemon is there now. Lookups do not depend on it."""
+        return self.link.connected
+
+    def wait_connected(self, timeout_s: float | None = None) -> bool:
+        """Waits until the daemon is there, for at most `timeout_s` seconds; returns False if it is still not there."""
+        return self.link.wait_connected(check_timeout(timeout_s, self.timeout_s))
+
+    def status(self) -> dict[str, Any]:
+        """Returns the daemon's status, as `tensorctl status --json` prints it.
+
+        Raises:
+            DaemonUnavailable, SocketForbidden, TimedOut: the daemon did not answer, or the interpreter ends.
+        """
+        if sys.is_finalizing():
+            # The decoder of the answer may not be made yet, and cannot be any more.
+            raise DaemonUnavailable("the interpreter ends: ask for the status before the program ends")
+        if self.link.silence.away:
+            raise self.link.unavailable()
+        channel = BlockingChannel.connect(self._status_path, self.timeout_s, Connection.status_client())
+        try:
+            channel.send(messages.StatusQuery(1), timeout_s=self.timeout_s)
+            answer, _ = channel.receive(self.timeout_s)
+        finally:
+            channel.close()
+        if isinstance(answer, messages.Error):
+            raise answer.to_error()
+        body: dict[str, Any] = answer.body
+        return body
+
+    def close(self) -> None:
+        """Ends the connection, once the daemon has this client's puts, or after 50 ms. Leases and their views stay
+        valid for as long as they live.
+
+        A signal handler may call it at any moment; a put that it has interrupted ends as "lost".
+        """
+        self.link.puts.wait_for_puts()
+        self._closed.detach()
+        self.link.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a client is a connection of this process, so it cannot be pickled or copied: make one in each process"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- entries
 
     def get(self, key: bytes, *, verify: bool = False) -> Lease | None:
         """Returns a lease on the entry of `key`, or None on a miss. A hit sends no message and makes no system call.
@@ -37,7 +137,6 @@ class EntryCalls(ClientBase):
             verify: check the payload against its checksum first.
 
         Raises:
-            BadKey: `key` is not 32 bytes.
             Corrupt: `verify` found that the payload differs from the one that was stored.
         """
         view = self.link.view
@@ -53,9 +152,6 @@ class EntryCalls(ClientBase):
         """Returns a lease as `get` does, but counts neither a use, nor a hit, nor a miss.
 
         A use would delay the entry's eviction.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
         """
         key = check_key(key)
         view = self.link.view or self._attach()
@@ -69,9 +165,6 @@ class EntryCalls(ClientBase):
 
         Returns:
             A batch. Its index is the position of the key; its items are a Lease, or None for a miss.
-
-        Raises:
-            BadKey: a key is not 32 bytes.
         """
         joined = joined_keys(keys)
         view = self.link.view or self._attach()
@@ -90,7 +183,6 @@ class EntryCalls(ClientBase):
             False on a miss; `out` is unchanged then.
 
         Raises:
-            BadKey: `key` is not 32 bytes.
             UsageError: `out` is no writable array, or the entry is not a single array of its shape and dtype.
         """
         if not isinstance(out, np.ndarray):
@@ -108,21 +200,13 @@ class EntryCalls(ClientBase):
         return True
 
     def contains(self, key: bytes) -> bool:
-        """Returns whether a `get` would hit now. Takes no lease and counts no use.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
-        """
+        """Returns whether a `get` would hit now. Takes no lease and counts no use."""
         key = check_key(key)
         view = self.link.view or self._attach()
         return view is not None and view.contains(key)
 
     def peek(self, key: bytes) -> Entry | None:
-        """Returns the entry's metadata and how much it is shared, or None on a miss. Sends no message, counts no use.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
-        """
+        """Returns the entry's metadata and how much it is shared, or None on a miss. Counts no use."""
         key = check_key(key)
         view = self.link.view or self._attach()
         return view.peek(key) if view is not None else None
@@ -144,7 +228,6 @@ class EntryCalls(ClientBase):
             How many of the entries are there.
 
         Raises:
-            BadKey: a key is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         return int(self._ask(lambda number: messages.Touch(number, [check_key(key) for key in keys])).count)
@@ -156,7 +239,6 @@ class EntryCalls(ClientBase):
             How many of the entries were there.
 
         Raises:
-            BadKey: a key is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         return int(self._ask(lambda number: messages.Evict(number, [check_key(key) for key in keys])).count)
@@ -168,7 +250,6 @@ class EntryCalls(ClientBase):
             How many entries there were.
 
         Raises:
-            BadNamespace: `namespace` is no Namespace.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         tag = check_namespace(namespace).tag if namespace is not None else None
@@ -184,9 +265,6 @@ class EntryCalls(ClientBase):
             The namespace at the generation to which `invalidate` last raised it, in any process. The namespace as given
             if its own generation is not lower, if it was never invalidated, or without a daemon so far. Under a past
             generation every lookup misses and every put is refused, so a stale generation shares no wrong results.
-
-        Raises:
-            BadNamespace: `namespace` is no Namespace.
         """
         check_namespace(namespace)
         view = self.link.view or self._attach()
@@ -204,7 +282,6 @@ class EntryCalls(ClientBase):
             The namespace at its new generation. A second call with the same old generation returns the same new one.
 
         Raises:
-            BadNamespace: `namespace` is no Namespace.
             LimitReached: too many namespaces were invalidated, or the namespace is at its last generation.
             DaemonUnavailable, TimedOut: the daemon did not answer. It may have done it; a second call does no harm.
         """
@@ -220,8 +297,6 @@ class EntryCalls(ClientBase):
             The seconds that the daemon granted, at most its own limit; 0 on a miss.
 
         Raises:
-            BadKey: `key` is not 32 bytes.
-            UsageError: `for_s` is out of its range.
             LimitReached: the client has too many pins, or too much of the ring is pinned.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
@@ -234,11 +309,33 @@ class EntryCalls(ClientBase):
         """Ends a pin before its time.
 
         Raises:
-            BadKey: `key` is not 32 bytes.
             DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         key = check_key(key)
         self._ask(lambda number: messages.Unpin(number, key))
+
+    # ---- for the calls of all topics
+
+    def _attach(self) -> View | None:
+        """Starts the link if it does not run: before the first attachment, after a fork, or without a daemon."""
+        if self._closed.alive:
+            self.link.start()
+        return self.link.view
+
+    def _expect_answer(self, timeout_s: float) -> None:
+        """Called first by each call that raises an error without an answer of the daemon. Waits for at most `timeout_s`
+        seconds while the client attaches anew."""
+        self._attach()
+        self.link.attachment.wait_renewed(timeout_s)
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + check_timeout(timeout_s, self.timeout_s)
+
+    def _ask(self, make: Callable[[int], messages.Message]) -> Any:
+        deadline = self._deadline(None)
+        self._expect_answer(self.timeout_s)
+        left_s = max(0.0, deadline - time.monotonic())
+        return self.link.answers.wait(self.link.ask(make, left_s), left_s)
 
 
 def joined_keys(keys: Keys) -> np.ndarray[Any, Any]:

@@ -17,7 +17,7 @@ from ..arguments.checks import check_count, check_iterable, check_key, check_pai
 from ..arguments.put_options import PutOptions
 from ..computing.claim import Claim
 from ..computing.once import Computation, at_once
-from ..computing.tracing import count_of, key_of, state_of, traced
+from ..computing.tracing import key_of, state_of, traced
 from ..writing.outcomes import Put, wait_for_all
 from ..writing.put import PutPayload, Reservation
 from .entries import EntryCalls
@@ -88,7 +88,7 @@ class PutCalls(EntryCalls):
             link.puts.put(put, packed, options, deadline)
         return put.wait_until(deadline, limit_s) if wait else put
 
-    @traced("tensord.put_many", result=count_of)
+    @traced("tensord.put_many", result=lambda puts: {"tensord.puts": len(puts)})
     def put_many(
         self,
         items: Iterable[tuple[bytes, Any]],
@@ -212,10 +212,6 @@ class PutCalls(EntryCalls):
         Args:
             within_s: estimated seconds until the payload is stored, if this client computes it; 0 if unknown. Clients
                 that wait for the key read it as `Claim.expected_at`.
-
-        Raises:
-            BadKey: `key` is not 32 bytes.
-            UsageError: `within_s` is out of its range.
         """
         key = check_key(key)
         within_s = check_seconds("within_s", within_s)

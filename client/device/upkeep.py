@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
 from ...ipc.messages import control as messages
+from ..link.answers import ListenerMessage, PushListener
 from ..link.link import SAY_S, Connected, Link
-from ..link.listeners import ListenerMessage, PushListener
 from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent, SimpleQueue
 from .entries import DeviceEntries

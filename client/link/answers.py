@@ -1,13 +1,15 @@
 """What the daemon says: answers to requests, the claims that it grants, and what follows from each message.
 
-Owns: the table of the requests that wait, how each is settled, and which claims are renewed. Does not own: the
-connection (link.py), nor what the parts do to which messages are handed.
+Owns: the table of the requests that wait, which claims are renewed, and the list of the listeners, which receive what
+the daemon sends unasked. Does not own: the connection (link.py), nor what the parts do to which messages are handed.
 Invariants: an answer settles its request once. What is granted to a request that nobody waits for any more is given
-back at once. A claim is renewed only while its request exists, and on the connection that it was granted on.
+back at once. A claim is renewed only while its request exists, and on the connection that it was granted on. A listener
+that is added is told of the current connection. No lock: each change of a table is one step.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -15,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...errors import CANNOT_BE_STORED, TensordError, TimedOut, without_frames
 from ...ipc.messages import control as messages
@@ -23,11 +25,14 @@ from ...ipc.messages.schema import TOKENS_MAX
 from ...ipc.wire.blocking import BlockingChannel
 from ..threads.aside import aside
 from ..threads.waiting import LockFuture, let_greenlets_run
-from .listeners import Connected, ListenerMessage
 
 if TYPE_CHECKING:
     from .link import Link
 
+_log = logging.getLogger("tensord")
+Connected = BlockingChannel
+"""Identifies one connection. The daemon keeps no state of it for the next."""
+ListenerMessage = messages.ModeChanged | messages.Order | messages.Modes | messages.DeviceOpened
 SAY_S: Final = 1.0
 """Time limit for sending one message, in seconds, where no call waits for its answer."""
 OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)
@@ -231,3 +236,58 @@ def abandon(token: int, error: BaseException | None) -> messages.Abandon:
     """The message that gives a claim up. `error`: why the value was not stored; None if no value was computed."""
     never = isinstance(error, CANNOT_BE_STORED)
     return messages.Abandon(token, messages.ErrorBody.of(error) if error is not None and never else None)
+
+
+class PushListener(Protocol):
+    """Receives the messages that the daemon sends unasked. The link's thread calls it, so it must not block."""
+
+    def attached(self, connected: Connected) -> None:
+        """A new connection: the daemon has no state of this client, so the listener sends its registrations again."""
+
+    def detached(self) -> None:
+        """The connection ended. Also called when the client is closed, then in the closing thread."""
+
+    def received(self, message: ListenerMessage, connected: Connected) -> None:
+        """A push, or an answer with the state of modes, in the order in which the daemon sent them."""
+
+    def forked(self) -> None:
+        """Called in the child of a fork. Registrations belong to the parent; locks and threads are gone."""
+
+
+class Listeners:
+    """The listeners of one client, by weak reference. `connection` returns the current connection, or None."""
+
+    def __init__(self, connection: Callable[[], Connected | None]) -> None:
+        self._connection = connection
+        self._references: list[weakref.ref[PushListener]] = []
+
+    def add(self, listener: PushListener, unless: Callable[[PushListener], bool] = lambda other: False) -> bool:
+        """Adds a listener. If the client is attached, calls `listener.attached` at once. If `unless` is true of one
+        that was added before, adds nothing and returns False."""
+        mine = weakref.ref(listener, self._references.remove)
+        if mine not in self._references:
+            # SYNC POINT: added before the connection is read. The link's thread sets that before it tells all.
+            self._references.append(mine)
+        if any(map(unless, self._alive(self._references.index(mine)))):
+            self.remove(listener)
+            return False
+        if (connected := self._connection()) is not None:
+            listener.attached(connected)
+        return True
+
+    def remove(self, listener: PushListener) -> None:
+        """Removes a listener."""
+        with suppress(ValueError):
+            self._references.remove(weakref.ref(listener))
+
+    def tell(self, call: Callable[[PushListener], None]) -> None:
+        """Calls `call` with each listener."""
+        for listener in self._alive():
+            try:
+                call(listener)
+            except Exception:
+                # An exception of a listener must not end the connection, which serves puts and claims too.
+                _log.exception("%s failed to handle a message; the connection stays", type(listener).__name__)
+
+    def _alive(self, most: int | None = None) -> list[PushListener]:
+        return [listener for each in self._references[:most] if (listener := each()) is not None]

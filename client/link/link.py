@@ -1,8 +1,8 @@
 """The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
 Owns: the thread, and the current View. Does not own: waiting for a connection, and whether the daemon answers
-(absence.py), requests, messages and claims (answers.py), the listeners (listeners.py), puts (writing/puts.py);
-nor lookups, which read the View and go on while the daemon is away.
+(absence.py), requests, messages, claims and listeners (answers.py), puts (writing/puts.py); nor lookups, which read the
+View and go on while the daemon is away.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from ..threads.waiting import LockEvent
 from ..writing.puts import Puts
 from .absence import PROMPT, Attachment, EndedHere, Silence, absence, attach_limit_s, no_answer
 from .answers import SAY_S as SAY_S
-from .answers import Answers, HeldClaims
-from .listeners import Connected as Connected
-from .listeners import Listeners
+from .answers import Answers, HeldClaims, Listeners
+from .answers import Connected as Connected
 
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0

@@ -39,7 +39,7 @@ from ..arguments.checks import check_name, check_timeout
 from ..arguments.namespace import Namespace, check_namespace
 from ..arguments.put_options import PutOptions
 from ..computing.once import answers, at_once
-from ..computing.tracing import length_of, matched_of, traced
+from ..computing.tracing import length_of, traced
 from ..core.client import Client, check_client
 from ..link.link import Link
 from ..writing.memory import QUERY_BYTES
@@ -68,7 +68,7 @@ class PrefixCache:
 
     Raises:
         BadPrefix: `block_tokens` is not such a number.
-        UsageError: `client` is no Client.
+        UsageError: `client` is no Client; or in a call, a value is out of its range.
 
     Example:
         >>> prefixes = tensord.PrefixCache(cache, ns)
@@ -141,7 +141,6 @@ class PrefixCache:
             BadPrefix: tokens, media, layers or snapshots are invalid, or do not fit together; nothing is stored.
             LimitReached: more tokens than prefix_tokens_max, or more than 1024 blocks; nothing is stored.
             UnsupportedLeaf: an array has a type that `Client.put` does not take; nothing is stored.
-            UsageError: a value is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         if sys.is_finalizing():
@@ -168,7 +167,9 @@ class PrefixCache:
         self._other_hosts.tell(checked, options.cost_ms / len(chain), deadline)
         return put.wait_until(deadline, limit_s) if wait else put
 
-    @traced("tensord.match", "tokens", length_of, matched_of)
+    @traced(
+        "tensord.match", "tokens", length_of, lambda match: {"tensord.tokens.matched": match.offset if match else 0}
+    )
     def match(
         self, tokens: GivenTokens, *, media: GivenMedia = (), agent: str = "", timeout_s: float | None = None
     ) -> PrefixMatch | None:
@@ -187,7 +188,6 @@ class PrefixCache:
         Raises:
             BadPrefix: tokens or media are invalid, or do not fit together.
             LimitReached: more tokens than prefix_tokens_max.
-            UsageError: `agent` or `timeout_s` is out of its range.
         """
         deadline = time.monotonic() + check_timeout(timeout_s, self._client.timeout_s)
         query = self._checked(tokens)
@@ -213,18 +213,11 @@ class PrefixCache:
         Args:
             tool_call: True if the turn ended in a tool call, after whose result the agent continues by itself. False if
                 the agent waits for the next message.
-
-        Raises:
-            UsageError: `agent` is not a valid name.
         """
         self._say(agent, "tool_call" if tool_call else "turn_ended")
 
     def finished(self, agent: str) -> None:
-        """Reports that an agent will not use its sequences again. Does not wait; without a daemon, does nothing.
-
-        Raises:
-            UsageError: `agent` is not a valid name.
-        """
+        """Reports that an agent will not use its sequences again. Does not wait; without a daemon, does nothing."""
         self._say(agent, "finished")
 
     # ---- internal

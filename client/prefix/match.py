@@ -22,6 +22,9 @@ from .layers import cut, is_array
 class PrefixMatch:
     """The longest cached prefix of a sequence. Pinned for as long as the match, or any view of it, lives.
 
+    Raises, when its contents are read, Corrupt if those of a block or a snapshot differ from its record, which the
+    message names; and ValueError once it was released.
+
     Attributes:
         offset: how many tokens are cached: at least 1, and fewer than the sequence has.
         remaining: the tokens left to compute, a view of the caller's tokens, uint32 of shape (n,).
@@ -66,10 +69,6 @@ class PrefixMatch:
         is cut.
 
         Empty for a layer that shares another's arrays, and for a layer whose state is in the snapshot.
-
-        Raises:
-            Corrupt: a block's contents differ from its record; the message names it.
-            ValueError: the match was released.
         """
         if self._layers is None:
             leases = [self._lease(at) for at in range(self._blocks)]
@@ -80,23 +79,13 @@ class PrefixMatch:
     @property
     def snapshot(self) -> list[Any] | None:
         """The states exactly at `offset`, one for each layer, None for a layer that needs none. None if no layer needs
-        one.
-
-        Raises:
-            Corrupt: the snapshot's contents differ from its record.
-            ValueError: the match was released.
-        """
+        one."""
         self._held()
         return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).tree)
 
     def joined(self, layer: int) -> Any:
         """Returns a layer's arrays, copied: its blocks joined along the token axis, or its state. None for a shared
-        layer.
-
-        Raises:
-            UsageError: there is no such layer.
-            Corrupt, ValueError: as for `layers`.
-        """
+        layer. Raises UsageError if there is no such layer."""
         parts, axis = self._chosen(layer)
         if parts and axis is not None:
             return _merged(parts, axis, np.concatenate)
@@ -106,12 +95,7 @@ class PrefixMatch:
         return mapped(snapshot[layer], lambda leaf, _: leaf.copy() if is_array(leaf) else leaf)
 
     def torch(self, layer: int) -> Any:
-        """Returns `joined` as tensors.
-
-        Raises:
-            UnsupportedLeaf: an array has a dtype that torch lacks.
-            UsageError, Corrupt, ValueError: as for `joined`.
-        """
+        """Returns `joined` as tensors. Raises UnsupportedLeaf if an array has a dtype that torch lacks."""
         parts, axis = self._chosen(layer)  # a released match is the first thing to say
         torch = needed_torch("match.torch()")
         if parts and axis is not None:

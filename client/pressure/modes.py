@@ -22,9 +22,8 @@ from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageErr
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import Mode, Tier
 from ..arguments.checks import check_name
-from ..link.answers import PendingRequest
+from ..link.answers import ListenerMessage, PendingRequest
 from ..link.link import SAY_S, Connected, Link
-from ..link.listeners import ListenerMessage
 from ..threads.aside import aside, begin
 from ..threads.waiting import Condition
 

@@ -33,7 +33,7 @@ _RECIPES_MAX: Final = 4096
 class Lease:
     """A pinned entry. Its views stay valid for as long as any of them lives, even after the client is closed.
 
-    Leaving the `with` block drops only the lease's own reference.
+    Leaving the `with` block drops only the lease's own reference. A released lease raises ValueError at any use.
 
     Example:
         >>> cache.put(key, {"hidden": np.arange(3)}, wait=True).state
@@ -55,11 +55,7 @@ class Lease:
 
     @property
     def tree(self) -> Any:
-        """The payload as it was put. Arrays and tensors are read-only zero-copy numpy views.
-
-        Raises:
-            ValueError: the lease was released.
-        """
+        """The payload as it was put. Arrays and tensors are read-only zero-copy numpy views."""
         return self._recipe.view(self._root)
 
     def torch(self, *, copy: bool = True) -> Any:
@@ -72,7 +68,6 @@ class Lease:
         Raises:
             UnsupportedLeaf: a leaf has a dtype that torch lacks.
             UsageError: torch is not installed.
-            ValueError: the lease was released.
         """
         return self._recipe.torch(self._root, copy=copy)
 
@@ -97,23 +92,14 @@ class Lease:
 
         Returns:
             72 bytes, of which the first 16 are `RingReader.identity`; None if the lease is a copy.
-
-        Raises:
-            ValueError: the lease was released.
         """
         array, offset = self._place
         mapping = mapping_under(array)
         return mapping.handle(array, offset, self.payload_bytes) if mapping is not None else None
 
     def span(self) -> Array | None:
-        """Returns the pinned span, its header first, as a read-only uint8 array of shape (n,). `lease_of_copy` takes a
-        copy of it.
-
-        Valid for as long as the lease lives. None if the lease is a copy.
-
-        Raises:
-            ValueError: the lease was released.
-        """
+        """Returns the pinned span, its header first, as a read-only uint8 array of shape (n,), valid for as long as the
+        lease lives. `lease_of_copy` takes a copy of it. None if the lease is a copy."""
         array, offset = self._place
         mapping = mapping_under(array)
         if mapping is None:
@@ -267,7 +253,8 @@ class Recipes(dict[bytes, Recipe]):
 
 
 class RingReader:
-    """One ring's memory. Stays usable after its client is closed, attached to another ring, or without a daemon.
+    """One ring's memory. Stays usable after its client is closed, attached to another ring, or without a daemon. A
+    handle that is not bytes raises UsageError.
 
     Example:
         >>> cache.put(key, np.arange(3), wait=True).state
@@ -320,9 +307,6 @@ class RingReader:
         Returns:
             The lease; None if the bytes are no handle, the handle is of another ring, or the span there does not match
             it.
-
-        Raises:
-            UsageError: `handle` is not bytes.
         """
         named = self._map.named(_bytes(handle))
         if named is None:
@@ -342,9 +326,6 @@ class RingReader:
 
         Returns:
             None as for `borrow`, or if the bytes do not match the checksum.
-
-        Raises:
-            UsageError: as for `borrow`.
         """
         named = self._map.named(_bytes(handle))
         if named is None:

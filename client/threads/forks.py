@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from ...shm.lanes.lane import Lane
@@ -34,15 +34,8 @@ if TYPE_CHECKING:
     from ..link.link import Link
 
 
-class Follower(Protocol):
-    """An object whose locks, threads or contents the child cannot share with the parent."""
-
-    def after_fork_in_child(self) -> None:
-        """Called in the child of a fork."""
-
-
 _links: WeakSet[Link] = WeakSet()
-_followers: WeakSet[Follower] = WeakSet()
+_followers: WeakSet[Any] = WeakSet()
 _lanes: WeakSet[Lane] = WeakSet()
 _under_way: Final[list[None]] = []
 """One element for each fork under way. Lanes are resumed when there is none. Changed by functions of the interpreter
@@ -67,7 +60,7 @@ def keep(lane: Lane) -> None:
             lane.suspend()
 
 
-def follow(follower: Follower) -> None:
+def follow(follower: Any) -> None:
     """Calls `after_fork_in_child` of `follower` at every fork from now on."""
     _followers.add(follower)
 

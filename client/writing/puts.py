@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, TimedOut, without_frames
 from ...ipc.messages import control as messages
@@ -267,7 +267,8 @@ class Puts:
         """The ring, if the daemon allows to write into it; else an inbox."""
         view = attached.view
         try:
-            fds = self._answer(attached, lambda number: messages.OpenRing(number), OPEN_S)
+            # Not kept: a refusal has this frame in its traceback, and would find itself from there.
+            fds = self._link.answers.wait(self._link.ask(messages.OpenRing, OPEN_S, connected=attached.channel), OPEN_S)
         except Refusal:
             return self._new_inbox(
                 attached, view.mapped_bytes, OPEN_S, lambda: (submissions.written, submissions.settled)
@@ -302,19 +303,12 @@ class Puts:
     ) -> Inbox:
         # A new one for each connection: a former daemon may read the former inbox still.
         inbox = Inbox(ring_bytes, progress)
-        self._answer(attached, lambda number: messages.OpenInbox(number, inbox.size_bytes), timeout_s, (inbox.fd,))
+        request = partial(messages.OpenInbox, inbox_bytes=inbox.size_bytes)
+        self._link.answers.wait(
+            self._link.ask(request, timeout_s, connected=attached.channel, fds=(inbox.fd,)), timeout_s
+        )
         self._inbox = attached, inbox
         return inbox
-
-    def _answer(
-        self,
-        attached: PutAttachment,
-        make: Callable[[int], messages.Message],
-        timeout_s: float,
-        fds: tuple[int, ...] = (),
-    ) -> Any:
-        # Not kept: a refusal has this frame in its traceback, and would find itself from there.
-        return self._link.answers.wait(self._link.ask(make, timeout_s, connected=attached.channel, fds=fds), timeout_s)
 
     def _current(self) -> PutAttachment:
         attached = self._attached

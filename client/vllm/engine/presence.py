@@ -10,7 +10,7 @@ import logging
 from typing import Any, Final
 
 from ...core.client import Client
-from ...link.listeners import Connected, ListenerMessage
+from ...link.answers import Connected, ListenerMessage
 
 ATTACH_S: Final = 0.4
 """Seconds that making a client may delay an engine's start, at most twice. After that it attaches in the background."""
