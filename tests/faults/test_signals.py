@@ -199,11 +199,11 @@ def test_real_signals_at_random_moments_of_calls_leave_the_client_as_good_as_new
 
 @pytest.mark.parametrize("size_bytes", [MIB // 2, 24 * MIB], ids=["small", "large"])
 @pytest.mark.parametrize("call", ["put", "put_many", "get_or_compute"])
-def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_what_comes_after(
+async def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_what_comes_after(
     call: str, size_bytes: int
 ) -> None:
-    async def cancelled(large: Daemon) -> None:
-        async with tensord.AsyncClient(large.socket, timeout_s=PATIENCE_S) as client:
+    with Daemon(ring_bytes="64MiB") as large:
+        async with tensord.AsyncClient(large.start().socket, timeout_s=PATIENCE_S) as client:
             assert await client.wait_connected(PATIENCE_S)
             array = np.empty(size_bytes, np.uint8)
             calls: dict[str, Callable[[bytes], Any]] = {
@@ -223,13 +223,10 @@ def test_the_array_of_a_cancelled_put_is_the_tasks_again_and_never_stored_with_w
                 lease = await client.get(name)
                 assert lease is None or (lease.tree == 1).all()
 
+
+async def test_a_cancelled_get_into_writes_nothing_more_into_the_tasks_array() -> None:
     with Daemon(ring_bytes="64MiB") as large:
-        asyncio.run(cancelled(large.start()))
-
-
-def test_a_cancelled_get_into_writes_nothing_more_into_the_tasks_array() -> None:
-    async def cancelled(large: Daemon) -> None:
-        async with tensord.AsyncClient(large.socket, timeout_s=PATIENCE_S) as client:
+        async with tensord.AsyncClient(large.start().socket, timeout_s=PATIENCE_S) as client:
             assert await client.wait_connected(PATIENCE_S)
             array = np.ones(24 * MIB, np.uint8)
             assert (await client.put(key(1), array, wait=True)).state == "stored"
@@ -243,43 +240,36 @@ def test_a_cancelled_get_into_writes_nothing_more_into_the_tasks_array() -> None
                 assert await client.get_into(key(1), np.empty_like(array))
                 assert (array == 2).all()
 
-    with Daemon(ring_bytes="64MiB") as large:
-        asyncio.run(cancelled(large.start()))
 
-
-def test_tasks_cancelled_at_any_moment_leave_an_async_client_as_good_as_new(daemon: Daemon) -> None:
+async def test_tasks_cancelled_at_any_moment_leave_an_async_client_as_good_as_new(daemon: Daemon) -> None:
     """Each task is cancelled after so many turns of the loop; a claim is given back though nobody has it."""
+    client = tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S)
+    assert await client.wait_connected(PATIENCE_S)
 
-    async def cancelled() -> None:
-        client = tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S)
-        assert await client.wait_connected(PATIENCE_S)
+    async def compute() -> Any:
+        await asyncio.sleep(0)
+        return SMALL
 
-        async def compute() -> Any:
-            await asyncio.sleep(0)
-            return SMALL
+    async def act(number: int) -> None:
+        await client.put(key(number), SMALL)
+        await client.get_or_compute(key(1000 + number), compute)
+        await client.claim(key(2000 + number))
+        (await client.reserve({"a": tensord.Spec((100,), "uint8")})).abandon()
 
-        async def act(number: int) -> None:
-            await client.put(key(number), SMALL)
-            await client.get_or_compute(key(1000 + number), compute)
-            await client.claim(key(2000 + number))
-            (await client.reserve({"a": tensord.Spec((100,), "uint8")})).abandon()
-
-        for turns in range(40):
-            task = asyncio.create_task(act(turns))
-            for _ in range(turns):
-                # As long as it takes for something to happen in the loop or in its threads.
-                await asyncio.sleep(0.0005)
-            task.cancel()
-            await asyncio.wait([task])
-        put = await client.put(key(5000), SMALL, wait=True)
-        assert put.state == "stored"
-        gc.collect()
-        until(lambda: not client.client.link.puts.waiting, "the puts to be over")
-        await asyncio.to_thread(
-            until,
-            lambda: not (daemon.status()["store"]["claims_held"] or daemon.status()["store"]["claims_waiting"]),
-            "claims to be given back",
-        )
-        await client.close()
-
-    asyncio.run(cancelled())
+    for turns in range(40):
+        task = asyncio.create_task(act(turns))
+        for _ in range(turns):
+            # As long as it takes for something to happen in the loop or in its threads.
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        await asyncio.wait([task])
+    put = await client.put(key(5000), SMALL, wait=True)
+    assert put.state == "stored"
+    gc.collect()
+    until(lambda: not client.client.link.puts.waiting, "the puts to be over")
+    await asyncio.to_thread(
+        until,
+        lambda: not (daemon.status()["store"]["claims_held"] or daemon.status()["store"]["claims_waiting"]),
+        "claims to be given back",
+    )
+    await client.close()

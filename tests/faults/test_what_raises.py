@@ -5,7 +5,6 @@ A new call fails the first test until it stands in one of the lists; docs/reliab
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -235,22 +234,21 @@ def test_calls_raise_that_the_daemon_is_away_or_never_do(
         assert isinstance(raised, DaemonUnavailable if name in raises else type(None)), f"{of.__name__}.{name}"
 
 
-def test_an_async_client_raises_in_the_same_calls(client: tensord.Client, place: tuple[str, Daemon, Path]) -> None:
-    async def result_of(call: Call, called: tensord.AsyncClient) -> None:
+async def test_an_async_client_raises_in_the_same_calls(
+    client: tensord.Client, place: tuple[str, Daemon, Path]
+) -> None:
+    async def result_of(call: Call) -> None:
         made = call(called)
         if inspect.isawaitable(made):
             await made
 
-    async def run() -> None:
-        called = tensord.AsyncClient(client.link.path, timeout_s=0.5)
-        if place[0] == "client closed":
-            await called.close()
-        calls = public(tensord.AsyncClient)
-        for name in sorted(calls & set(CLIENT_NEVER) - {"close"}):
-            await result_of(CLIENT_NEVER[name], called)
-        for name in sorted(calls & set(raising(tensord.Client, place))):
-            with pytest.raises(DaemonUnavailable):
-                await result_of(CLIENT_RAISES[name], called)
+    called = tensord.AsyncClient(client.link.path, timeout_s=0.5)
+    if place[0] == "client closed":
         await called.close()
-
-    asyncio.run(run())
+    calls = public(tensord.AsyncClient)
+    for name in sorted(calls & set(CLIENT_NEVER) - {"close"}):
+        await result_of(CLIENT_NEVER[name])
+    for name in sorted(calls & set(raising(tensord.Client, place))):
+        with pytest.raises(DaemonUnavailable):
+            await result_of(CLIENT_RAISES[name])
+    await called.close()

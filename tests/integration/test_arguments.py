@@ -137,6 +137,11 @@ CALLS: dict[str, Callable[[tensord.Client], object]] = {
     "copied": lambda client: client.ring().copied(5),  # type: ignore[arg-type,union-attr]
     "put_many": lambda client: client.put_many(np.array("x")),
     "reserve_device": lambda client: client.reserve_device("card", 0),
+    "request_arrived": lambda client: client.request_arrived("card", -1),
+    "request_arrived of half": lambda client: client.request_arrived("card", 1.5),  # type: ignore[arg-type]
+    "request_arrived at a long name": lambda client: client.request_arrived("x" * 65),
+    "request_completed": lambda client: client.request_completed("card", math.nan, 3),
+    "request_completed of blocks": lambda client: client.request_completed("card", 0.1, -3),
     "copy": lambda client: Cache(client, NAMESPACE, copy=FLAG),  # type: ignore[arg-type]
     "store": lambda client: client.store(KEY, 1, tokens=0, ttl_s=None, claim="x"),  # type: ignore[arg-type]
 }

@@ -1,14 +1,16 @@
-"""Puts: each payload of a batch has the outcome of a put of its own; what was just put is there; calls keep order."""
+"""Puts: each payload of a batch has the outcome of a put of its own; and how much an entry is shared."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import random
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import xxhash
 
@@ -18,8 +20,9 @@ from tensord.daemon.replacement import POLICIES
 from tensord.errors import ObjectTooLarge, ParentGone
 from tensord.shm.ring.layout import QUEUE_RECORDS, SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import has, key, payload
+from ..processes import Child, Stage
 
 SIZES = [8, 100, 4096, 65_536, MIB // 2, MIB - 8, MIB, 3 * MIB, 9 * MIB]
 """Bytes of payloads."""
@@ -82,12 +85,9 @@ def test_more_payloads_are_put_than_have_room_in_the_queue_or_in_the_ring_at_onc
             assert states(client.put_many(batch, wait=True, timeout_s=PATIENCE_S)) == ["stored"] * len(batch)
 
 
-def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:
-    async def puts() -> list[tensord.Put]:
-        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
-            return await client.put_many(items(range(3)), parents=[None, key(0), key(7)], wait=True)
-
-    *stored, refused = asyncio.run(puts())
+async def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:
+    async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
+        *stored, refused = await client.put_many(items(range(3)), parents=[None, key(0), key(7)], wait=True)
     assert states(stored) == ["stored"] * 2 and isinstance(refused.error, ParentGone)
 
 
@@ -115,3 +115,97 @@ def test_a_large_put_finds_room_though_a_limit_has_left_pages_of_the_system_betw
                 assert has(client, number)
                 fill(8 * MIB)
         assert daemon.store("withdrawn_extents") > 1
+
+
+_numbers = count(1)
+
+
+def counting() -> Daemon:
+    daemon = Daemon()
+    daemon.constants = COUNTING_OFTEN
+    return daemon
+
+
+@pytest.fixture(scope="module")
+def counts() -> Iterator[Daemon]:
+    with counting() as running:
+        yield running.start()
+
+
+@pytest.fixture
+def stored(counts: Daemon) -> Iterator[tuple[tensord.Client, bytes]]:
+    """A client, and the key of an entry that nobody has used."""
+    with tensord.Client(counts.socket, timeout_s=PATIENCE_S) as client:
+        wanted = key(next(_numbers))
+        assert client.put(wanted, {"x": np.arange(9)}, wait=True).state == "stored"
+        assert shares(client, wanted) == (0, 0)
+        yield client, wanted
+
+
+def shares(client: tensord.Client, wanted: bytes) -> tuple[int, int] | None:
+    entry = client.peek(wanted)
+    return None if entry is None else (entry.holders, entry.uses)
+
+
+def becomes(client: tensord.Client, wanted: bytes, holders: int, uses: int) -> None:
+    until(lambda: shares(client, wanted) == (holders, uses), f"{uses} uses and {holders} holders to be told")
+
+
+def holds(stage: Stage, socket: Path, wanted: bytes) -> None:
+    """Holds the entry twice, until it is told otherwise."""
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    held = [client.hold(wanted), client.hold(wanted)]
+    assert all(lease is not None for lease in held)
+    stage.tell("holding")
+    stage.hear()
+    held.clear()
+    stage.tell("released")
+    stage.hear()
+
+
+def test_each_client_counts_once_and_only_while_it_holds(counts: Daemon, stored: tuple[tensord.Client, bytes]) -> None:
+    client, wanted = stored
+    with Child(holds, counts.socket, wanted) as first, Child(holds, counts.socket, wanted) as second:
+        assert first.hear() == second.hear() == "holding"
+        becomes(client, wanted, 2, 0)
+        mine = client.hold(wanted)
+        assert mine is not None
+        view = mine.tree["x"][3:]
+        becomes(client, wanted, 3, 0)
+        first.tell()
+        assert first.hear() == "released"
+        becomes(client, wanted, 2, 0)
+        second.kill()
+        becomes(client, wanted, 1, 0)
+        del mine
+        client.get_many([wanted]).release()
+        becomes(client, wanted, 1, 1)
+        assert view[0] == 3
+        del view
+        becomes(client, wanted, 0, 1)
+    assert client.evict(wanted) == 1 and client.peek(wanted) is None
+    assert client.put(wanted, np.arange(3), wait=True).state == "stored"
+    assert shares(client, wanted) == (0, 0), "an entry begins anew"
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_restarted_daemon_goes_on_counting(end: str) -> None:
+    with counting() as daemon:
+        client = daemon.start().client()
+        for number in (1, 2):
+            assert client.put(key(number), np.arange(9), wait=True).state == "stored"
+        kept = client.get(key(1))
+        dropped = client.get(key(2))
+        assert kept is not None and dropped is not None
+        becomes(client, key(1), 1, 1)
+        becomes(client, key(2), 1, 1)
+        getattr(daemon, end)()
+        dropped.release()
+        daemon.start()
+        daemon.attached(client)
+        assert client.get(key(2)) is not None
+        becomes(client, key(2), 0, 2)
+        # Were the log counted twice, there would be more uses, and never fewer again.
+        becomes(client, key(1), 1, 1)
+        kept.release()
+        becomes(client, key(1), 0, 1)

@@ -103,7 +103,7 @@ NAMED = sorted(set(re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", RELIABILITY)))
 def test_a_test_that_is_named_exists(path: str, name: str) -> None:
     assert len(NAMED) > 40, "the page names tests"
     body = ast.parse((ROOT / "tests" / path).read_text()).body
-    assert not name or name in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    assert not name or name in {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 @pytest.mark.parametrize("of", list(RAISES), ids=lambda of: of.__name__)

@@ -211,7 +211,9 @@ def nothing_is_left(status: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("used_bytes", [900, 100], ids=["waits", "is granted"])
-def test_a_reservation_of_a_cancelled_task_is_given_back(running: Daemon, gauges: Gauges, used_bytes: int) -> None:
+async def test_a_reservation_of_a_cancelled_task_is_given_back(
+    running: Daemon, gauges: Gauges, used_bytes: int
+) -> None:
     gauges.show(card0=used_bytes)
     running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == used_bytes, "the reading")
 
@@ -224,14 +226,11 @@ def test_a_reservation_of_a_cancelled_task_is_given_back(running: Daemon, gauges
             # It was over before.
             task.result().release()
 
-    async def main() -> None:
-        async with tensord.AsyncClient(running.socket) as client:
-            assert await client.wait_connected(PATIENCE_S)
-            for number in range(40):
-                await cancelled(client, 0.0005 * number)
-            await asyncio.to_thread(running.until, nothing_is_left, "all to be given back")
-
-    asyncio.run(main())
+    async with tensord.AsyncClient(running.socket) as client:
+        assert await client.wait_connected(PATIENCE_S)
+        for number in range(40):
+            await cancelled(client, 0.0005 * number)
+        await asyncio.to_thread(running.until, nothing_is_left, "all to be given back")
 
 
 # ---- workflows
@@ -297,13 +296,3 @@ def test_requests_make_a_floor(running: Daemon) -> None:
         lambda status: [row for row in status["governor"]["devices"] if row["floor_blocks"] > 0], "a floor"
     )
     assert [row["device"] for row in rows] == ["card0"]
-
-
-def test_a_figure_out_of_range_is_named(tmp_path: Path) -> None:
-    with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.1) as client:
-        for device, count, named in (("card0", -1, "count"), ("card0", 1.5, "count"), ("x" * 65, 1, "device")):
-            with pytest.raises(UsageError, match=named):
-                client.request_arrived(device, count)  # type: ignore[arg-type]
-        for service_s, blocks, named in ((float("nan"), 3, "service_s"), (0.1, -3, "blocks")):
-            with pytest.raises(UsageError, match=named):
-                client.request_completed("card0", service_s, blocks)

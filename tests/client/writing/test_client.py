@@ -107,28 +107,27 @@ def test_a_daemon_that_is_late_is_waited_for_once_and_not_by_each_lookup(daemon:
         assert time.monotonic() - began_s < 20 * outcomes.OWN_WAIT_S
 
 
-def test_an_asyncio_loop_goes_on_while_a_client_waits_for_its_own_put(daemon: Daemon, cache: tensord.Client) -> None:
-    async def main() -> int:
-        async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as shared:
-            await shared.put(key(0), 1, wait=True)
-            with_place(shared.client, 1_000_002)
-            turns = 0
+async def test_an_asyncio_loop_goes_on_while_a_client_waits_for_its_own_put(
+    daemon: Daemon, cache: tensord.Client
+) -> None:
+    async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as shared:
+        await shared.put(key(0), 1, wait=True)
+        with_place(shared.client, 1_000_002)
+        turns = 0
 
-            async def turn() -> None:
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await asyncio.sleep(0.001)
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.001)
 
-            with daemon.stopped():
-                await shared.put(key(1), 1)
-                task = asyncio.create_task(turn())
-                await asyncio.sleep(0)
-                assert await shared.get(key(1)) is None
-                task.cancel()
-            return turns
-
-    assert asyncio.run(main()) > 2
+        with daemon.stopped():
+            await shared.put(key(1), 1)
+            task = asyncio.create_task(turn())
+            await asyncio.sleep(0)
+            assert await shared.get(key(1)) is None
+            task.cancel()
+        assert turns > 2
 
 
 def test_what_is_settled_is_stored_and_the_rest_is_lost_with_its_connection(
