@@ -28,15 +28,11 @@ Describe = Callable[[Any], Attributes]
 _KEY_BYTES: Final = 32
 
 
-def _is_installed() -> bool:
-    """Whether there is an SDK. OpenTelemetry itself is not imported: it takes a tenth of tensord's own import."""
-    try:
-        return find_spec("opentelemetry.sdk") is not None
-    except ImportError:
-        return False
-
-
-_INSTALLED: Final = _is_installed()
+try:
+    # OpenTelemetry itself is not imported: it takes a tenth of tensord's own import.
+    _INSTALLED = find_spec("opentelemetry.sdk") is not None
+except ImportError:
+    _INSTALLED = False
 _PROVIDER: Final = "_TRACER_PROVIDER"
 """Where OpenTelemetry keeps the provider that the application has set."""
 _tracer: Any = None

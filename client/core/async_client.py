@@ -109,7 +109,9 @@ def _at_once(call: Call[Arguments, Result]) -> AsyncCall[Arguments, Result]:
     return _like(call, method)
 
 
-def _lookup(call: Call[Arguments, Result], keys: Callable[[Any], Iterable[bytes]]) -> AsyncCall[Arguments, Result]:
+def _lookup(
+    call: Call[Arguments, Result], keys: Callable[[Any], Iterable[bytes]] = lambda key: [check_key(key)]
+) -> AsyncCall[Arguments, Result]:
     """A lookup of what `keys` makes of its first argument."""
 
     async def method(self: AsyncClient, *args: Any, **options: Any) -> Any:
@@ -166,14 +168,6 @@ def _released(reserved: Future[DeviceReservation]) -> None:
         reserved.result().release()
 
 
-def _one(key: bytes) -> list[bytes]:
-    return [check_key(key)]
-
-
-def _many(keys: Any) -> Iterable[bytes]:
-    return (key.tobytes() for key in joined_keys(keys))
-
-
 class AsyncClient:
     """`Client` with `await`: the same arguments, results and errors.
 
@@ -220,11 +214,11 @@ class AsyncClient:
 
     # ---- as the calls of Client
 
-    get = _lookup(Client.get, _one)
-    hold = _lookup(Client.hold, _one)
-    contains = _lookup(Client.contains, _one)
-    peek = _lookup(Client.peek, _one)
-    get_many = _lookup(Client.get_many, _many)
+    get = _lookup(Client.get)
+    hold = _lookup(Client.hold)
+    contains = _lookup(Client.contains)
+    peek = _lookup(Client.peek)
+    get_many = _lookup(Client.get_many, lambda keys: (key.tobytes() for key in joined_keys(keys)))
     ring = _at_once(Client.ring)
     current = _at_once(Client.current)
     request_arrived = _at_once(Client.request_arrived)

@@ -86,7 +86,7 @@ class Client(PutCalls):
         """
         self._expect_answer(self.timeout_s)
         self.governor.subscribe(self.timeout_s)
-        return self.governor.states
+        return dict(self.governor.states)
 
     def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
         """Tells the daemon which agents run in which order, until `Workflow.end`. Use the result in a `with`.

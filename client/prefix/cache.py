@@ -1,8 +1,7 @@
 """The prefix cache: stores what a model's layers keep of token sequences, and finds the longest cached prefix.
 
 Owns: the public calls, the query in the inbox, and which of the daemon's blocks a match has. Does not own: the search
-among blocks (the daemon's index), how layers are cut (layers.py), the keys and puts of blocks (put.py), the blocks of
-other hosts (other_hosts.py), nor the views of blocks (match.py).
+among blocks (the daemon's index), the puts of blocks (put.py), nor the views of blocks (match.py).
 Invariants: a match is exact to the token, its media are equal, and every layer can continue from its end. Without a
 daemon, or without an answer in time, a match is a miss and a put is lost; neither raises for that. A query is sent on
 the connection whose daemon knows its inbox, or not at all. The daemon reads it before the next one is written, or

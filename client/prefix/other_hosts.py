@@ -1,7 +1,6 @@
 """Blocks of a sequence that other hosts have computed: the daemon fetches them from its remote store.
 
-Owns: which blocks of a sequence are asked for, and the entry that tells other processes the form of the layers. Does
-not own: the match (cache.py), nor the runs (client/computing/remote_run.py).
+Owns: which blocks of a sequence are asked for, and the entry that tells other processes the form of the layers.
 
 A block's key covers the form of the model's layers, which only a put tells. So whoever puts a sequence also stores an
 entry with the digest of the form, under a key of the namespace and the size of blocks, and a process that has put

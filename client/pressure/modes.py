@@ -85,8 +85,7 @@ class Subscription:
     @property
     def states(self) -> dict[str, TierState]:
         """The last reported state of each subscribed gauge, by its name; empty before the first connection."""
-        states = self._governor.states
-        return {name: state for name, state in states.items() if self.gauge in (None, name)}
+        return {name: state for name, state in self._governor.states.items() if self.gauge in (None, name)}
 
     def close(self) -> None:
         """Ends the subscription. Does not wait for a call of the callback that is under way."""
@@ -110,7 +109,8 @@ class Subscription:
 
 
 class GovernorListener:
-    """A client's listener for the daemon's governor. The link refers to it weakly; the client holds it."""
+    """A client's listener for the daemon's governor. The link refers to it weakly; the client holds it. `states`: the
+    last reported state of each gauge, by its name; replaced, and never changed."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -119,7 +119,7 @@ class GovernorListener:
 
     def _begin(self) -> None:
         self._lock = Condition()
-        self._states: dict[str, TierState] = {}
+        self.states: dict[str, TierState] = {}
         self._subscriptions: tuple[Subscription, ...] = ()
         self._kept: dict[object, Callable[[Connected], object]] = {}
         """What is told to each new daemon. No lock: each change is one step."""
@@ -130,11 +130,6 @@ class GovernorListener:
         self._thread: threading.Thread | None = None
 
     # ---- for callers
-
-    @property
-    def states(self) -> dict[str, TierState]:
-        """The last reported state of each gauge, by its name."""
-        return dict(self._states)
 
     def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None, timeout_s: float) -> Subscription:
         """Calls `callback` at every change from now on. Without a daemon, the changes begin once there is one."""
@@ -226,15 +221,15 @@ class GovernorListener:
                     # All gauges are read now. The answer shows which of the former daemon's gauges are gone.
                     self._unread = False
                     self._link.ask(messages.Subscribe, SAY_S, connected=connected)
-                known = self._states.get(state.gauge)
-                self._states = {**self._states, state.gauge: state}
+                known = self.states.get(state.gauge)
+                self.states = {**self.states, state.gauge: state}
                 self._compared(before if known is None else known.mode, state)
             case _:
                 pass
 
     def _learned(self, states: dict[str, TierState]) -> None:
         """Takes over the states of all existing gauges. A gauge that is gone counts as relaxed."""
-        known, self._states = self._states, states
+        known, self.states = self.states, states
         for name, last in known.items():
             gone = TierState(name, last.tier, Mode.RELAXED, last.used_bytes, last.total_bytes)
             self._compared(last.mode, states.get(name, gone))

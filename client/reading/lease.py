@@ -266,11 +266,11 @@ class RingReader:
         array([0, 1, 2])
     """
 
-    __slots__ = ("_map", "_recipes")
+    __slots__ = ("_recipes", "mapping")
 
     def __init__(self, mapped: RingMapping, recipes: Recipes) -> None:
-        """`recipes`: all readers of a ring share them."""
-        self._map = mapped
+        """`mapped`: the ring's memory, mapped read-only. `recipes`: all readers of a ring share them."""
+        self.mapping = mapped
         self._recipes = recipes
 
     def __reduce__(self) -> NoReturn:
@@ -282,21 +282,16 @@ class RingReader:
     @property
     def identity(self) -> bytes:
         """16 bytes that identify the ring: the same in every process of the host, also after the daemon restarts."""
-        return self._map.identity
+        return self.mapping.identity
 
     @property
     def inode(self) -> int:
         """The number of the ring's file, by which the same memory is known again."""
-        return self._map.inode
-
-    @property
-    def mapping(self) -> RingMapping:
-        """The ring's memory, mapped read-only."""
-        return self._map
+        return self.mapping.inode
 
     def __len__(self) -> int:
         """The bytes of the ring that are mapped."""
-        return len(self._map)
+        return len(self.mapping)
 
     def borrow(self, handle: bytes) -> Lease | None:
         """Returns a lease on an entry that another process pins, without a pin, a lookup or a counted use.
@@ -308,17 +303,17 @@ class RingReader:
             The lease; None if the bytes are no handle, the handle is of another ring, or the span there does not match
             it.
         """
-        named = self._map.named(_bytes(handle))
+        named = self.mapping.named(_bytes(handle))
         if named is None:
             return None
         start, span = named
         try:
-            known = self._recipes[self._map.copied(start, span.tree_bytes).tobytes()]
+            known = self._recipes[self.mapping.copied(start, span.tree_bytes).tobytes()]
         except BadTree:
             return None
         if known.end_bytes > span.payload_bytes:
             return None
-        return lease_over(self._map, start, span.payload_bytes, known)
+        return lease_over(self.mapping, start, span.payload_bytes, known)
 
     def copied(self, handle: bytes) -> Lease | None:
         """Returns a lease on a copy of a handle's entry. The copy is valid whether or not the lender keeps its lease:
@@ -327,11 +322,11 @@ class RingReader:
         Returns:
             None as for `borrow`, or if the bytes do not match the checksum.
         """
-        named = self._map.named(_bytes(handle))
+        named = self.mapping.named(_bytes(handle))
         if named is None:
             return None
         start, span = named
-        copied = self._map.copied(start - SPAN_HEADER_BYTES, SPAN_HEADER_BYTES + span.payload_bytes)
+        copied = self.mapping.copied(start - SPAN_HEADER_BYTES, SPAN_HEADER_BYTES + span.payload_bytes)
         return lease_of_copy(copied, handle, self._recipes)
 
 

@@ -34,13 +34,13 @@ class View:
     `wait_for_own`: called at a miss. Waits for a put of the key by this client; returns whether to look again.
     """
 
-    __slots__ = ("_identity", "_index", "_recipes", "_ring", "geometry", "lane", "ring", "ring_bytes", "wait_for_own")
+    __slots__ = ("_identity", "_recipes", "_ring", "geometry", "index", "lane", "ring", "ring_bytes", "wait_for_own")
 
     def __init__(
         self, ring: RingMapping, index: IndexReader, superblock: Superblock, identity: tuple[int, int]
     ) -> None:
         self._ring = ring
-        self._index = index
+        self.index = index
         self._identity = identity
         self._recipes = Recipes()
         self.lane = ring.lane
@@ -71,11 +71,6 @@ class View:
         return self._identity == _identity(index_fd)
 
     @property
-    def index(self) -> IndexReader:
-        """The index, mapped read-only."""
-        return self._index
-
-    @property
     def mapped_bytes(self) -> int:
         """The bytes of the ring that are mapped."""
         return len(self._ring)
@@ -83,7 +78,7 @@ class View:
     @property
     def is_whole(self) -> bool:
         """Whether all of the ring is mapped. A restarted daemon may have enlarged the ring."""
-        return len(self._ring) >= Superblock.unpack(self._index.memory[:PAGE_BYTES]).ring_bytes
+        return len(self._ring) >= Superblock.unpack(self.index.memory[:PAGE_BYTES]).ring_bytes
 
     def get(self, key: bytes) -> Lease | None:
         """Returns a lease on the entry of `key`, or None on a miss. Raises BadKey unless `key` is 32 bytes.
@@ -101,7 +96,7 @@ class View:
             raise bad_key(key) from None
 
         # Probe: the bucket's line of eight fingerprints gives the slot to read.
-        index = self._index
+        index = self.index
         memory = index.memory
         mask = index.mask
         line = index.buckets_at + (first & mask) * BUCKET_BYTES
@@ -116,7 +111,7 @@ class View:
                 if type(key) is not bytes:
                     check_key(key)
                 # The entry may have been moved meanwhile: see `IndexReader.find`.
-                if self._index.probe(key) is not None or self.wait_for_own(key):
+                if self.index.probe(key) is not None or self.wait_for_own(key):
                     return self._get_slowly(key)
                 self.lane.log_miss()
                 return None
@@ -198,11 +193,11 @@ class View:
 
     def current(self, tag: bytes) -> int:
         """The current generation of a namespace; 0 if it was never invalidated."""
-        return self._index.generations.current(tag)
+        return self.index.generations.current(tag)
 
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. Takes no lease and counts no use."""
-        hit = self._index.find(key) or (self._index.find(key) if self.wait_for_own(key) else None)
+        hit = self.index.find(key) or (self.index.find(key) if self.wait_for_own(key) else None)
         if hit is None:
             return False
         *_, place, payload_bytes = hit
@@ -210,8 +205,8 @@ class View:
 
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata. Counts no use. An entry with a damaged header is a miss."""
-        entry = read_entry(self._index, self._ring, key)
-        return read_entry(self._index, self._ring, key) if entry is None and self.wait_for_own(key) else entry
+        entry = read_entry(self.index, self._ring, key)
+        return read_entry(self.index, self._ring, key) if entry is None and self.wait_for_own(key) else entry
 
     def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
         """A lease on one span of a batch. `root` covers the whole ring and holds all pins of the batch."""
@@ -235,7 +230,7 @@ class View:
     def _pinned_many(self, keys: Array) -> tuple[Batch, Array, Array]:
         """Pins the entries found for (n, 32) uint8 keys. Returns the batch, all span ids, and the positions for which
         the lane had no free word."""
-        found, at, seq, spans, places, lengths = self._index.find_many(keys)
+        found, at, seq, spans, places, lengths = self.index.find_many(keys)
         lane = self.lane
         lane_words = lane.words
         hits = np.flatnonzero(found)
@@ -246,7 +241,7 @@ class View:
         numbers = lane.tie_many(words, root)
         np.frombuffer(lane_words, "u8")[numbers] = spans[hits]
         # SYNC POINT: as in get, all pins are stored before any seq is checked again.
-        unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
+        unchanged = np.frombuffer(self.index.words, "u8")[at[hits]] == seq[hits]
         # Spans beyond the mapped part of the ring are misses, as in get.
         ends = (places[hits] & np.uint64(PLACE_OFFSET_MASK)) + np.uint64(SPAN_HEADER_BYTES) + lengths[hits]
         unchanged &= ends <= np.uint64(len(self._ring))
@@ -263,7 +258,7 @@ class View:
         """
         lane, ring = self.lane, self._ring
         for _ in range(LOOKS_MAX):
-            hit = self._index.find(key)
+            hit = self.index.find(key)
             if hit is None:
                 if self.wait_for_own(key):
                     continue
@@ -276,11 +271,11 @@ class View:
                 word = lane.pin(span_id)
             try:
                 # If it differs, the place and the length may belong to two different spans.
-                unchanged = self._index.words[at] == seq
+                unchanged = self.index.words[at] == seq
                 if unchanged and word is None:
                     span = ring.copied(offset, span_size_bytes)
                     span.flags.writeable = False
-                    unchanged = self._index.words[at] == seq
+                    unchanged = self.index.words[at] == seq
                 elif unchanged:
                     span = ndarray((span_size_bytes,), uint8, ring, offset)
                 if unchanged:

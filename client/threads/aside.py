@@ -6,7 +6,6 @@ main thread that changes state shared with other threads runs here, and the main
 the interpreter. Calls of other threads run in place, and so do calls while the interpreter ends, when no other thread
 runs any more. Puts and gets run in place: an exception within one leaves nothing that has to be mended.
 
-Owns: the threads, started on demand. Does not own: the work.
 Invariants: work that was queued is finished, even if the call that queued it is interrupted.
 """
 

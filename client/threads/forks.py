@@ -2,10 +2,8 @@
 
 Before the fork: the lanes are suspended, and frozen if views are in use; then the links give up frozen lanes. In the
 parent: the lanes are resumed, then the links attach anew. In the child: the lanes, the links, the threads of aside.py,
-then the objects that `follow` a fork.
+then the objects that `follow` a fork. The lanes of closed clients are among them.
 
-Owns: this order, and the tables of all mapped lanes, also of closed clients, of all links, and of the objects that
-follow a fork. Does not own: what each of them does about a fork.
 Invariants: a lane with words of views in use is frozen at a fork. Parent and child then hold views under the same
 words, so neither clears them. Grants stay the parent's: the child does not share the memory behind them. A lane is
 suspended before its words are read, and until the fork is over, so that no thread takes a word in between; a get copies

@@ -4,9 +4,6 @@
     less than half of what was asked for is left ─ asks for more, and waits for nothing
     nothing is large enough ─ asks for a place of that size and four times as many others as before, and waits
 
-Owns: the grants of one connection, and the sizes that were put lately. Does not own: the memory (memory.py),
-messages (wire.py), records.
-
 Invariants: the bytes of two places never overlap. A grant is pinned as long as it is in the arena or a copy into it is
 under way: each put holds the grant until its record is written, also if an exception ends the put. With its last
 reference its number is noted, and returned to the daemon with the next request: everything that was written in it has a

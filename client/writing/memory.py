@@ -12,10 +12,9 @@ Invariants: no array over the mapping is kept, or returned to callers. A forked 
 seen unchanged; the pin ends with its last reference. Nobody can resize an inbox. A page of it is given back only after
 the daemon has carried out all records of the places that it has bytes of, and while no other place has bytes of it.
 
-The pages of a place are mapped by one call of the kernel when the place is lent, each page once. One by one, at their
-first access, they take longer than the copy: 16 MiB 6 to 7 ms. As for a reader the kernel maps 16 at a time, writable
-as the mapping is: 0.9 to 1.3 ms; as for a writer, each by itself: 2.6 to 3.8. The mapping stays writable: making only
-one place writable for each copy makes a put of 16 MB 1.7 times as slow.
+The pages of a place are mapped by one call of the kernel when the place is lent, each page once, as for a reader, so
+that the kernel maps 16 at a time: 16 MiB take 0.9 to 1.3 ms; one by one, at their first access, 6 to 7. Making only one
+place writable for each copy would make a put of 16 MB 1.7 times as slow.
 """
 
 from __future__ import annotations

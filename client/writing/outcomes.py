@@ -5,9 +5,8 @@
                               └ the connection is lost before ─ "lost"
 
 The daemon writes two words a lane: `settled`, the number of the last record that it has carried out, and before it
-`refusals`, how many of these records it refused. It sends a message for each refusal, which the connection may read
-later than this process reads `settled`. So a record at or below `settled` is stored only if as many messages were
-carried out as `refusals` says.
+`refusals`, how many of these it refused. The connection may read the message of a refusal later than this process reads
+`settled`. So a record at or below `settled` is stored only if as many messages were carried out as `refusals` says.
 
 Owns: the outcomes of the puts of one connection, the lane's word `waits`. Does not own: records, messages.
 

@@ -2,8 +2,8 @@
 
     packed tree ─ Arena.take ─ write: one copy of each leaf ─ checksum ─ Submissions.add ─ bell, if the daemon sleeps
 
-Owns: the order of these steps, and the arrays of a reservation, which are this process's alone until a commit copies
-them. Does not own: the other state; each step's state has its owner.
+Owns: the arrays of a reservation, which are this process's alone until a commit copies them. Does not own: the state of
+the steps, which has owners of its own.
 
 Invariants: a record is written after its whole payload. The grant is held until then. An exception at any moment, also
 one that a signal handler raises, leaves bytes that no record names, and nothing that has to be mended.
@@ -64,7 +64,7 @@ class Writer:
         self.arena, self.outcomes = arena, outcomes
         self._memory = memory
         self._bytes = memory.bytes
-        self._submissions = submissions
+        self.submissions = submissions
         self.wire = wire
         self._object_bytes_max = object_bytes_max
 
@@ -89,7 +89,7 @@ class Writer:
             put.settle(state_for(error), error)
             return
         checksum = _sum(memory[start : start + payload_bytes]) if payload_bytes <= CHECKED_BYTES_MAX else 0
-        submissions = self._submissions
+        submissions = self.submissions
         fields = (
             put.key, offset, payload_bytes, checksum, claim or 0, parent or NO_KEY, cost_ms, ttl_s or 0.0, grant.number,
             len(payload.header), tokens, prefix_bytes, agent_number(agent) if agent else 0, 0,
@@ -103,25 +103,20 @@ class Writer:
         if submissions.rings and self.wire.ring_bell():
             submissions.rang()
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether something is to come from the daemon: a place that a put waits for, or the outcome of a put."""
-        return self.arena.waiting or self._submissions.written > self.outcomes.settled
-
     def end(self, error: TensordError) -> None:
         """The connection is lost. For the connection, which raises `bells` afterwards."""
         self.arena.end(error)
-        self._submissions.end()
+        self.submissions.end()
         self.outcomes.end(error)
 
     def disown(self) -> None:
         """In the child of a fork: the puts belong to the parent."""
-        self._submissions.disown()
+        self.submissions.disown()
         self.outcomes.disown()
 
     def _added(self, fields: tuple[object, ...], deadline: float) -> int:
         """The number of a record for which the queue had no room at first; 0 without room in time."""
-        submissions = self._submissions
+        submissions = self.submissions
         while self.outcomes.ended is None:
             if submissions.rings and self.wire.ring_bell():
                 submissions.rang()

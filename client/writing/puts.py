@@ -3,8 +3,7 @@
     attached ─ first put: may this user write into the ring? ─ yes: RingMemory ─┬→ Writer ─ the connection ends → none
                                                               └ no: an Inbox ───┘
 
-Owns: which writer there is, the inbox of queries, and what the daemon says about puts. Does not own: the connection
-(link/link.py), nor the steps of a put (put.py).
+Owns: which writer there is, the inbox of queries, and what the daemon says about puts.
 
 Invariants: without a connection, or beside a daemon that does not answer, a put ends at once. While the interpreter
 ends, no lock is waited for: the threads that held one do not run any more. A writer is used on its connection only.
@@ -116,7 +115,16 @@ class Puts:
     def query_inbox(self, deadline: float) -> tuple[BlockingChannel, Inbox]:
         """The connection, and an inbox that the daemon knows on it. The caller has `query_lock`. Raises TensordError if
         there is none."""
-        return aside(partial(self._query_inbox, deadline))
+
+        def opened() -> tuple[BlockingChannel, Inbox]:
+            with self._making:
+                attached = self._current()
+                if self._inbox is None or self._inbox[0] is not attached:
+                    self._new_inbox(attached, 0, max(0.0, deadline - time.monotonic()))
+                assert self._inbox is not None
+                return attached.channel, self._inbox[1]
+
+        return aside(opened)
 
     # ---- the connection's thread
 
@@ -166,7 +174,8 @@ class Puts:
     @property
     def waiting(self) -> bool:
         """Whether the daemon owes an answer to a put."""
-        return (writer := self._opened) is not None and writer.is_waiting
+        writer = self._opened
+        return writer is not None and (writer.arena.waiting or writer.submissions.written > writer.outcomes.settled)
 
     def owed(self, put: Put, since_s: float) -> bool:
         """Whether the daemon has not answered a put that was begun then, by time.monotonic; or it had no place, and
@@ -285,14 +294,6 @@ class Puts:
                 os.close(fd)
         self._ring = view.ring.inode, view.lane, memory
         return memory
-
-    def _query_inbox(self, deadline: float) -> tuple[BlockingChannel, Inbox]:
-        with self._making:
-            attached = self._current()
-            if self._inbox is None or self._inbox[0] is not attached:
-                self._new_inbox(attached, 0, max(0.0, deadline - time.monotonic()))
-            assert self._inbox is not None
-            return attached.channel, self._inbox[1]
 
     def _new_inbox(
         self,

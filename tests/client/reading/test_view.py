@@ -194,7 +194,7 @@ def hooked(index: IndexReader, kind: type[IndexReader]) -> Any:
 
 def interrupting(view: View, act: Callable[[], object]) -> None:
     """Runs `act` between every read of a slot and the second look at its seq."""
-    real = view._index.words
+    real = view.index.words
 
     class Paused(IndexReader):
         __slots__ = ()
@@ -204,7 +204,7 @@ def interrupting(view: View, act: Callable[[], object]) -> None:
             act()
             return real
 
-    view._index = hooked(view._index, Paused)
+    view.index = hooked(view.index, Paused)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -290,7 +290,7 @@ def test_an_entry_that_is_moved_while_it_is_looked_up_is_found(bench: MemoryBenc
     view = bench.view()
     moved = Moved(bench.index_fd, bench.geometry.index_bytes)
     moved.writer, moved.slots, moved.looks = bench.slots, (second.number, first.number), 0
-    view._index.memory = moved
+    view.index.memory = moved
     if way == "contains":
         assert view.contains(at)
     elif way == "peek":
