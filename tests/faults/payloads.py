@@ -65,14 +65,8 @@ def cut(client: tensord.Client) -> None:
 
 
 def lap(client: tensord.Client, ring_bytes: int, laps: int = 3, first: int = 1_000_000) -> None:
-    """Stores so many other entries that their bytes fill the ring `laps` times over.
-
-    What nobody pins is gone then if the daemon goes by last use alone (policy = "lru"); the learned policy keeps
-    what is small for longer.
-
-    Raises:
-        AssertionError: one of them was not stored.
-    """
+    """Stores so many other entries that their bytes fill the ring `laps` times over. What nobody pins is gone then if
+    the daemon goes by last use alone (policy = "lru"); the learned policy keeps what is small for longer."""
     data = payload(first, LAP_BYTES)
     puts = []
     for number in range(first, first + laps * ring_bytes // LAP_BYTES + 1):

@@ -69,11 +69,7 @@ class RawClient:
             raise
 
     def ask(self, make: Any, fds: tuple[int, ...] = ()) -> Any:
-        """Sends a request and gives its answer.
-
-        Raises:
-            TensordError: what the daemon answered, if that was an error.
-        """
+        """Sends a request, and gives its answer, or raises it if it is an error."""
         # A daemon that hung up has said why before.
         with suppress(DaemonUnavailable):
             self.channel.send(make(next(self._ids)), fds=fds, timeout_s=PATIENCE_S)
@@ -119,20 +115,12 @@ class RawClient:
             self.memory = self.inbox
 
     def borrow(self, *sizes: int, returned: Iterable[int] = ()) -> list[Place]:
-        """Asks for places of payloads of these sizes, and pins what is lent.
-
-        Raises:
-            TensordError: nothing is lent, and why.
-        """
+        """Asks for places of payloads of these sizes, and pins what is lent, or raises why nothing is."""
         wanted = [span_bytes(size) for size in sizes]
         return self.lent(self.ask(lambda n: messages.AskForGrants(n, wanted, list(returned))))
 
     def lent(self, answer: Any) -> list[Place]:
-        """The places of an answer, pinned.
-
-        Raises:
-            TensordError: nothing is lent, and why.
-        """
+        """The places of an answer, pinned. Raises why nothing is lent."""
         assert isinstance(answer, messages.GrantsLent)
         if answer.error is not None:
             raise answer.error.to_error()

@@ -30,21 +30,8 @@ LAPS: Final = 60
 SECONDS_MAX: Final = 4 * PATIENCE_S
 """How long a slow machine may take for LAPS."""
 LAPS_AT, STOP_AT = 0, 1
+"""Of the words that all processes see: how often the ring was overwritten, and whether to stop."""
 FORK: Final = multiprocessing.get_context("fork")
-
-
-class Shared:
-    """Words that all processes see: how often the ring was overwritten, and whether to stop."""
-
-    def __init__(self) -> None:
-        self.words = memoryview(mmap(-1, 4096)).cast("Q")
-
-    @property
-    def stopping(self) -> bool:
-        return bool(self.words[STOP_AT])
-
-    def stop(self) -> None:
-        self.words[STOP_AT] = 1
 
 
 # ---- the writer
@@ -56,7 +43,7 @@ def payload(number: int, generation: int) -> np.ndarray[Any, Any]:
     return np.full(words, number << 32 | generation, np.uint64)
 
 
-def overwrite(bench: MemoryBench, shared: Shared, going_on: Callable[[], bool]) -> None:
+def overwrite(bench: MemoryBench, shared: memoryview, going_on: Callable[[], bool]) -> None:
     """Evicts, moves and writes, at random, for as long as anybody reads."""
     chance = random.Random(1)
     stored: list[int] = []
@@ -80,7 +67,7 @@ def overwrite(bench: MemoryBench, shared: Shared, going_on: Callable[[], bool]) 
             bench.slots.publish(slot.number)
             stored.append(number)
             written_bytes += slot.payload_bytes
-        shared.words[LAPS_AT] = written_bytes // RING_BYTES
+        shared[LAPS_AT] = written_bytes // RING_BYTES
 
 
 # ---- readers
@@ -91,12 +78,12 @@ def is_right(number: int, tree: Any) -> bool:
     return bool(tree.size >= 1024 and tree[0] >> np.uint64(32) == number and (tree == tree[0]).all())
 
 
-def read_at_random(view: View, shared: Shared, seed: int) -> Counter[str]:
+def read_at_random(view: View, shared: memoryview, seed: int) -> Counter[str]:
     """Takes leases by every way, holds some, and checks each when it is taken and again before it goes."""
     chance = random.Random(seed)
     held: deque[tuple[int, Any]] = deque()
     counted: Counter[str] = Counter()
-    while not shared.stopping and shared.words[LAPS_AT] < LAPS:
+    while not shared[STOP_AT] and shared[LAPS_AT] < LAPS:
         numbers = [chance.randrange(KEYS) for _ in range(6)]
         leases: list[tuple[int, Lease | None]] = [(number, view.get(key(number))) for number in numbers[:4]]
         leases.append((numbers[4], view.verified(key(numbers[4]))))
@@ -115,7 +102,7 @@ def read_at_random(view: View, shared: Shared, seed: int) -> Counter[str]:
     return counted
 
 
-def begin(bench: MemoryBench, shared: Shared, answers: Any, seed: int) -> Any:
+def begin(bench: MemoryBench, shared: memoryview, answers: Any, seed: int) -> Any:
     """A process that reads through a lane of its own. It inherits the memory, and puts what it counted into `answers`.
 
     Our mapping of its lane is closed, as the daemon closes its own."""
@@ -126,7 +113,7 @@ def begin(bench: MemoryBench, shared: Shared, answers: Any, seed: int) -> Any:
 
 
 def test_readers_of_a_ring_overwritten_all_the_time_see_nothing_wrong() -> None:
-    shared = Shared()
+    shared = memoryview(mmap(-1, 4096)).cast("Q")
     deadline = time.monotonic() + SECONDS_MAX
     with MemoryBench(RING_BYTES, buckets=128) as bench:
         answers = [FORK.SimpleQueue() for _ in range(READERS)]
@@ -136,11 +123,11 @@ def test_readers_of_a_ring_overwritten_all_the_time_see_nothing_wrong() -> None:
                 bench, shared, lambda: time.monotonic() < deadline and any(reader.is_alive() for reader in readers)
             )
         finally:
-            shared.stop()
+            shared[STOP_AT] = 1
             for reader in readers:
                 reader.join()
     assert [reader.exitcode for reader in readers] == [0] * READERS, "a reader failed"
     counted: Counter[str] = sum((answer.get() for answer in answers), Counter())
     assert counted["bad"] == 0, counted
     assert counted["hits"] > 500, counted
-    assert shared.words[LAPS_AT] > 5, counted
+    assert shared[LAPS_AT] > 5, counted

@@ -61,8 +61,8 @@ FAULTS = [
         ),
         (
             "get_many checks each slot after its pin",
-            'unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]',
-            'unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] >= seq[hits]',
+            'unchanged = np.frombuffer(self.index.words, "u8")[at[hits]] == seq[hits]',
+            'unchanged = np.frombuffer(self.index.words, "u8")[at[hits]] >= seq[hits]',
         ),
         (
             "a child ends no pin of its parent",
