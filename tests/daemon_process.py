@@ -41,6 +41,12 @@ Found = TypeVar("Found")
 _numbers = count(1)
 
 
+def some(found: Found | None) -> Found:
+    """What is there, as a type checker sees it too."""
+    assert found is not None
+    return found
+
+
 def until(condition: Callable[[], Found], what: str, patience_s: float = PATIENCE_S) -> Found:
     """Looks again and again until `condition()` is true, and gives its value.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import tensord
 
-from ..daemon_process import until
+from ..daemon_process import some, until
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 LAP_BYTES: Final = 256 << 10
@@ -45,8 +45,7 @@ def with_place(client: tensord.Client, number: int, size_bytes: int = 64 << 10) 
     """Stores payload `number`, and waits until the client has a place for one more of this size. Ahead of need it has
     at most 1/64 of the ring."""
     assert client.put(key(number), payload(number, size_bytes), wait=True, timeout_s=30.0).state == "stored"
-    writer = client.link.puts.writer
-    assert writer is not None
+    writer = some(client.link.puts.writer)
     for _ in range(10):
         # The daemon answers a request ahead of need with no place while others have theirs. The next put asks again.
         with suppress(AssertionError):
@@ -58,8 +57,7 @@ def with_place(client: tensord.Client, number: int, size_bytes: int = 64 << 10) 
 
 def cut(client: tensord.Client) -> None:
     """The connection ends, and the client knows it."""
-    channel = client.link.attachment.channel
-    assert channel is not None
+    channel = some(client.link.attachment.channel)
     channel._sock.shutdown(socket.SHUT_RDWR)
     until(lambda: client.link.attachment.channel is not channel, "the client to notice")
 

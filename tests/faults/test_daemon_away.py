@@ -22,7 +22,7 @@ import tensord
 from tensord.client.link.absence import WORD_S
 from tensord.errors import BadKey, DaemonUnavailable, LimitReached, TimedOut, UnsupportedLeaf
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import MIB, PATIENCE_S, Daemon, some, until
 from .payloads import cut, has, key, payload, with_place
 from .test_what_raises import CLIENT_RAISES
 
@@ -40,8 +40,7 @@ def test_a_caller_that_waits_for_room_fails_at_once_when_the_daemon_ends(way: st
     with Daemon() as daemon:
         client = daemon.start().client(timeout_s=PATIENCE_S)
         assert client.put(key(100), payload(100), wait=True).state == "stored"
-        writer = client.link.puts.writer
-        assert writer is not None
+        writer = some(client.link.puts.writer)
         daemon.pause()
         outcome: Future[str] = Future()
         thread = threading.Thread(target=lambda: outcome.set_result(CALLS[way](client)), daemon=True)

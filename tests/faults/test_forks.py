@@ -14,7 +14,7 @@ import tensord
 from tensord.client.threads import forks
 from tensord.shm.lanes.lane import LOG_AT, PINS_AT, Lane
 
-from ..daemon_process import PATIENCE_S, Daemon, until
+from ..daemon_process import PATIENCE_S, Daemon, some, until
 from ..interruptions import interrupt
 from ..processes import Child, Stage
 from .payloads import PINNED, key, payload
@@ -22,8 +22,7 @@ from .payloads import PINNED, key, payload
 
 def viewed(client: tensord.Client) -> Any:
     """A view of the pinned entry, without its lease."""
-    lease = client.get(key(PINNED))
-    assert lease is not None
+    lease = some(client.get(key(PINNED)))
     assert lease.handle() is not None, "a copy shows nothing"
     return lease.tree
 

@@ -19,7 +19,7 @@ from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import pack
 
 from ..daemon.core.blocks import block, query, text
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import MIB, PATIENCE_S, Daemon, some, until
 from .payloads import cut, payload
 from .payloads import key as key_of
 from .raw import RawClient
@@ -89,8 +89,7 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
             put = cache.put(tokens, [layer_of(tokens)], cost_ms=7.0, wait=True, timeout_s=PATIENCE_S)
             assert put.state == "stored", put
         before = [joined(cache, tokens) for tokens in conversations]
-        view = cache.match(conversations[0], timeout_s=PATIENCE_S)
-        assert view is not None
+        view = some(cache.match(conversations[0], timeout_s=PATIENCE_S))
         blocks = daemon.store("prefix_blocks")
         daemon.kill()
         daemon.start()

@@ -25,7 +25,7 @@ from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.testing import FakeCard
 
 from ..client.device.card import CARD, key, watching
-from ..daemon_process import PATIENCE_S, Daemon
+from ..daemon_process import PATIENCE_S, Daemon, some
 
 Things = dict[str, Any]
 
@@ -43,8 +43,7 @@ def pins(lane_fd: int) -> int:
 
 
 def one(client: tensord.Client, key: bytes, verify: bool = False) -> Things:
-    lease = client.get(key, verify=verify)
-    assert lease is not None
+    lease = some(client.get(key, verify=verify))
     if isinstance(lease.tree, np.ndarray):
         return {"lease": lease, "array": lease.tree, "view": lease.tree[10:]}
     return {"lease": lease, "tree": lease.tree, "view": lease.tree["a"][10:]}
@@ -52,14 +51,12 @@ def one(client: tensord.Client, key: bytes, verify: bool = False) -> Things:
 
 def of_many(client: tensord.Client, key: bytes) -> Things:
     batch = client.get_many([key, bytes(32)])
-    lease = batch[0]
-    assert lease is not None
+    lease = some(batch[0])
     return {"batch": batch, "lease": lease, "view": lease.tree["a"][10:]}
 
 
 def tensor(client: tensord.Client, key: bytes) -> Things:
-    lease = client.get(key)
-    assert lease is not None
+    lease = some(client.get(key))
     tree = lease.torch(copy=False)
     return {"lease": lease, "tensors": tree, "view": tree["a"][10:]}
 

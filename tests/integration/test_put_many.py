@@ -20,7 +20,7 @@ from tensord.daemon.replacement import POLICIES
 from tensord.errors import ObjectTooLarge, ParentGone
 from tensord.shm.ring.layout import QUEUE_RECORDS, SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES
 
-from ..daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, some, until
 from ..faults.payloads import has, key, payload
 from ..processes import Child, Stage
 
@@ -50,10 +50,8 @@ def test_payloads_of_all_sizes_are_stored_in_one_call(write_in_place: str) -> No
 def test_a_checksum_that_is_left_to_the_daemon_is_made_while_it_is_idle() -> None:
     with Daemon(ring_bytes=64 * MIB) as daemon, daemon.start().client() as client:
         assert client.put(key(0), payload(0, 4 * MIB), wait=True).state == "stored"
-        lease = client.get(key(0))
-        assert lease is not None
-        found = Handle.unpack(lease.handle() or b"")
-        assert found is not None
+        lease = some(client.get(key(0)))
+        found = some(Handle.unpack(lease.handle() or b""))
         with Path(f"/dev/shm/tensord.{daemon.instance}.ring").open("rb", buffering=0) as ring:
 
             def checksum() -> int:
@@ -168,8 +166,7 @@ def test_each_client_counts_once_and_only_while_it_holds(counts: Daemon, stored:
     with Child(holds, counts.socket, wanted) as first, Child(holds, counts.socket, wanted) as second:
         assert first.hear() == second.hear() == "holding"
         becomes(client, wanted, 2, 0)
-        mine = client.hold(wanted)
-        assert mine is not None
+        mine = some(client.hold(wanted))
         view = mine.tree["x"][3:]
         becomes(client, wanted, 3, 0)
         first.tell()

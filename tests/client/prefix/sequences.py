@@ -15,7 +15,7 @@ from tensord import Media, NormalLayer, PrefixCache, PrefixMatch
 from tensord.client.prefix.layers import PrefixLayer
 from tensord.ipc.messages import control as messages
 
-from ...daemon_process import PATIENCE_S
+from ...daemon_process import PATIENCE_S, some
 
 numbers = count()
 
@@ -49,9 +49,7 @@ def stored(
 
 
 def matched(cache: PrefixCache, tokens: Any, **more: Any) -> PrefixMatch:
-    match = cache.match(tokens, **more)
-    assert match is not None
-    return match
+    return some(cache.match(tokens, **more))
 
 
 def offset_of(cache: PrefixCache, tokens: Any, **more: Any) -> int:
@@ -78,6 +76,4 @@ def changed(tokens: np.ndarray[Any, Any], at: int) -> np.ndarray[Any, Any]:
 
 
 def answer_of(cache: PrefixCache, tokens: np.ndarray[Any, Any], media: Sequence[Media] = ()) -> messages.Matched:
-    answer = cache._ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
-    assert answer is not None
-    return answer
+    return some(cache._ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S))

@@ -18,7 +18,7 @@ from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import pack
 from tensord.shm.payloads.prefix import PrefixRecord
 
-from ...daemon_process import Daemon
+from ...daemon_process import Daemon, some
 from .sequences import (
     BLOCK,
     TEXT,
@@ -204,8 +204,7 @@ def test_blocks_that_do_not_hold_what_they_say_are_named_and_never_given(
     for use in (lambda: match.layers, lambda: match.joined(0), lambda: match.torch(0)):
         with pytest.raises(Corrupt, match=says) as error:
             use()
-    found = re.search(r"block (\d) \((\w+)…\)", str(error.value))
-    assert found is not None
+    found = some(re.search(r"block (\d) \((\w+)…\)", str(error.value)))
     block = int(found[1])
     key = answer_of(cache, changed(TEXT, 57)).blocks[block]
     assert key.hex().startswith(found[2])

@@ -17,6 +17,7 @@ from tensord.client.reading.view import View
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
 from tensord.shm.ring.segments import punch
 
+from ...daemon_process import some
 from ...memory_bench import MemoryBench, key
 from .test_view import WAYS, as_keys, gets
 
@@ -33,8 +34,7 @@ TREES: list[Any] = [
 @pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_a_released_lease_says_so_and_views_taken_before_stay(bench: MemoryBench, tree: Any) -> None:
     bench.put(key(1), tree)
-    lease = bench.view().get(key(1))
-    assert lease is not None
+    lease = some(bench.view().get(key(1)))
     with lease as same:
         assert same is lease
         before = lease.tree
@@ -73,10 +73,7 @@ def ways(view: View) -> dict[str, Any]:
 
 
 def handle_of(lease: Lease | None) -> bytes:
-    assert lease is not None
-    handle = lease.handle()
-    assert handle is not None
-    return handle
+    return some(some(lease).handle())
 
 
 @pytest.mark.parametrize("way", [*WAYS, "hold"])
@@ -86,8 +83,7 @@ def test_a_borrowed_entry_is_the_entry_that_was_put_read_only(bench: MemoryBench
     bench.put(key(1), tree)
     lender, borrower = bench.view(), bench.view()
     lease = ways(lender)[way](1)
-    borrowed = borrower.ring.borrow(handle_of(lease))
-    assert borrowed is not None
+    borrowed = some(borrower.ring.borrow(handle_of(lease)))
     assert borrowed.payload_bytes == lease.payload_bytes
     np.testing.assert_equal(borrowed.tree, tree)
     np.testing.assert_equal(borrowed.value, tree)

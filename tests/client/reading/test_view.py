@@ -20,6 +20,7 @@ from tensord.shm.lanes.lane import VIEW_WORDS
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, Superblock, unix_at_boot_s
 from tensord.shm.ring.segments import punch
 
+from ...daemon_process import some
 from ...memory_bench import MemoryBench, key, memory_file, slots_for
 
 
@@ -55,8 +56,7 @@ def test_a_hit_is_what_was_put_pinned_until_its_last_view_dies(bench: MemoryBenc
     tree: dict[str, Any] = {"x": payload(1), "y": [np.ones((2, 3), "f4"), (1, "two", None)]}
     slot = bench.put(key(1), tree)
     view = bench.view()
-    lease = gets(view)[way](1)
-    assert lease is not None
+    lease = some(gets(view)[way](1))
     found = lease.tree
     assert np.array_equal(found["x"], tree["x"])
     assert np.array_equal(found["y"][0], np.ones((2, 3)))
@@ -84,8 +84,7 @@ def test_hits_and_misses_are_logged_once_each(bench: MemoryBench, way: str) -> N
     assert get(1) is not None
     assert get(2) is None
     assert get(1) is not None
-    drained = bench.readers[0].drain()
-    assert drained is not None
+    drained = some(bench.readers[0].drain())
     assert drained.span_ids.tolist() == [slot.span_id] * 2
     assert drained.misses == 1
 
@@ -96,8 +95,7 @@ def test_a_hold_pins_as_a_get_does_and_is_counted_as_nothing(bench: MemoryBench,
     bench.put(key(3), payload(3), unverified=True, corrupt=True)
     view = bench.view()
     words = view.lane.take_many(VIEW_WORDS) if full else []
-    lease = view.hold(key(1))
-    assert lease is not None
+    lease = some(view.hold(key(1)))
     assert np.array_equal(lease.tree, payload(1))
     assert view.hold(key(2)) is None
     assert view.hold(key(3)) is None
@@ -119,8 +117,7 @@ def test_a_full_lane_costs_a_copy_and_never_an_error(bench: MemoryBench, way: st
     lease = gets(view)[way](1)
     assert not bench.pins()
     assert lease is not None and lease.handle() is None and lease.span() is None, "a copy is nobody else's"
-    drained = bench.readers[0].drain()
-    assert drained is not None
+    drained = some(bench.readers[0].drain())
     assert drained.span_ids.tolist() == [slot.span_id]
     bench.evict(key(1))
     assert bench.reclaim()
@@ -137,8 +134,7 @@ def test_an_entry_that_nobody_checked_is_checked_before_its_first_use(bench: Mem
     view = bench.view()
     words = view.lane.take_many(VIEW_WORDS) if full else []
     get = gets(view)[way]
-    sound = get(1)
-    assert sound is not None
+    sound = some(get(1))
     assert np.array_equal(sound.tree, payload(1))
     if way == "verified":
         with pytest.raises(Corrupt, match=key(2).hex()):
@@ -172,8 +168,7 @@ def test_get_verify_finds_corruption_that_get_does_not_look_for(bench: MemoryBen
 def test_peek_and_contains_leave_no_trace(bench: MemoryBench) -> None:
     bench.put(key(1), payload(1), unverified=True)
     view = bench.view()
-    entry = view.peek(key(1))
-    assert entry is not None
+    entry = some(view.peek(key(1)))
     assert (entry.key, entry.tokens, entry.expires_unix_s) == (key(1), 5, 0.0)
     assert entry.created_unix_s == pytest.approx(unix_at_boot_s() + 100.0, abs=1.0)
     assert view.contains(key(1))
@@ -306,8 +301,7 @@ def test_an_entry_that_is_moved_while_many_are_looked_up_is_found(
     bench: MemoryBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.put(key(1), payload(1))
-    moved = bench.write(key(2), payload(2))
-    assert moved is not None
+    moved = some(bench.write(key(2), payload(2)))
     probe = IndexReader._probe_many
 
     def moved_meanwhile(index: IndexReader, keys: Any) -> Any:

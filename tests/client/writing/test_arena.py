@@ -22,7 +22,7 @@ from tensord.errors import DaemonUnavailable, LimitReached, StoreFull, TimedOut
 from tensord.shm.index.index import IndexReader
 from tensord.shm.ring.layout import LANE_BYTES, LANE_WORDS, PAGE_BYTES
 
-from ...daemon_process import PATIENCE_S
+from ...daemon_process import PATIENCE_S, some
 from ...memory_bench import MemoryBench, key, memory_file
 
 
@@ -139,8 +139,7 @@ def test_twice_the_places_taken_in_the_last_second_are_kept_and_the_others_go_ba
 
 def test_a_place_of_the_ring_is_pinned_unless_it_was_taken_back_or_its_lane_is_full_or_frozen() -> None:
     with MemoryBench() as bench:
-        slot = bench.write(key(1), np.zeros(100))
-        assert slot is not None
+        slot = some(bench.write(key(1), np.zeros(100)))
         granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq)
         lane = bench.lane()
         index = IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)

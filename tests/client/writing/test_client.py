@@ -19,7 +19,7 @@ from tensord.client.writing import outcomes
 from tensord.errors import BadKey, UnsupportedLeaf, UsageError
 from tensord.shm.ring.layout import QUEUE_RECORDS
 
-from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...daemon_process import MIB, PATIENCE_S, Daemon, some, until
 from ...faults.payloads import cut, with_place
 from ...memory_bench import key
 from ...processes import Child, Stage
@@ -150,8 +150,7 @@ def test_what_is_settled_is_stored_and_the_rest_is_lost_with_its_connection(
 def test_a_copy_that_outlives_its_connection_writes_nothing_into_the_next_ones_queue(
     daemon: Daemon, cache: tensord.Client
 ) -> None:
-    writer = cache.link.puts.writer
-    assert writer is not None
+    writer = some(cache.link.puts.writer)
 
     class Slow:
         header, payload_bytes = b"\x01\x00", 64

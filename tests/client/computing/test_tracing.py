@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import tensord
 from tensord.client.core.client import Client
 
-from ...daemon_process import PATIENCE_S, Daemon
+from ...daemon_process import PATIENCE_S, Daemon, some
 
 KEY: Final = b"k" * 32
 TREE: Final = np.arange(8)
@@ -91,8 +91,7 @@ def test_a_match_is_a_span_with_the_numbers_of_tokens(client: Client, exporter: 
     layer = tensord.NormalLayer({"k": np.zeros((1, 1, 64, 2), np.float32)})
     cache.put(tokens, [layer], wait=True)
     exporter.clear()
-    match = cache.match(tokens)
-    assert match is not None
+    match = some(cache.match(tokens))
     with match:
         assert attributes(told(exporter)["tensord.match"]) == {"tensord.tokens": 64, "tensord.tokens.matched": 63}
 
