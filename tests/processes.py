@@ -18,6 +18,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import traceback
 import warnings
@@ -42,6 +43,12 @@ _processes.set_forkserver_preload(
         "tests.crossings.party",
     ]
 )
+
+
+def python(*words: str, timeout_s: float = PATIENCE_S, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What an interpreter of its own says, given these words; it runs in the root of the checkout."""
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
 
 
 class Stage:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from unittest import mock
 
 from tensord.client.writing.puts import Puts
 from tensord.errors import LimitReached
+from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import Packed
 
 from ..daemon_process import until
@@ -157,9 +160,10 @@ class ThroughInbox(Putting):
         memory = Puts._memory
 
         def refused(puts: Puts, attached: Any, submissions: Any) -> Any:
-            if puts._link is not self.party.client.link:
+            link = puts._link
+            if link is not self.party.client.link:
                 return memory(puts, attached, submissions)
-            with mock.patch.object(Puts, "_answer", _refusing(puts)):
+            with mock.patch.object(link, "ask", partial(_refusing, link.ask)):
                 return memory(puts, attached, submissions)
 
         mock.patch.object(Puts, "_memory", refused).start()
@@ -167,16 +171,11 @@ class ThroughInbox(Putting):
         self.party.has_room(self.size_bytes)
 
 
-def _refusing(puts: Puts) -> Any:
-    """`_answer` beside a daemon that lets no client write into the ring."""
-    answer = Puts._answer.__get__(puts)
-
-    def answered(_: Puts, attached: Any, make: Any, timeout_s: float, fds: Any = ()) -> Any:
-        if not fds:
-            raise LimitReached("write_in_place is off")
-        return answer(attached, make, timeout_s, fds)
-
-    return answered
+def _refusing(ask: Callable[..., Any], make: Any, *about: Any, **more: Any) -> Any:
+    """`Link.ask` beside a daemon that lets no client write into the ring."""
+    if make is messages.OpenRing:
+        raise LimitReached("write_in_place is off")
+    return ask(make, *about, **more)
 
 
 GRANTS: Final = [Writing, WritingLate, Recorded, Idle, AskedFor, Full, ThroughInbox]

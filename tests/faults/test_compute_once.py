@@ -7,8 +7,6 @@ the daemon's status. A value that cannot be stored costs each process its own co
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -22,7 +20,7 @@ import tensord
 from tensord.errors import UnsupportedLeaf
 
 from ..daemon_process import PATIENCE_S, Daemon, until
-from ..processes import Child, Stage
+from ..processes import Child, Stage, python
 from .payloads import is_payload, key, payload
 
 KEY = key(1)
@@ -165,8 +163,7 @@ client.close()
     ("imported", "patched"), [("after", "all"), ("after", "all but threads"), ("after", "nothing"), ("before", "all")]
 )
 def test_greenlets_of_one_thread_compute_once(daemon: Daemon, imported: str, patched: str) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(daemon.socket), key(1).hex(), imported, patched]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    ended = python("-c", PROGRAM, str(daemon.socket), key(1).hex(), imported, patched)
     assert ended.stdout == "value value value 1 2\nstored 1 1\n", ended.stderr
     assert ended.returncode == 0 and not ended.stderr
 

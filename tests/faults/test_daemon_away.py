@@ -7,8 +7,6 @@ one that waited for the daemon would never end.
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,6 +21,7 @@ from tensord.client.link.absence import WORD_S
 from tensord.errors import BadKey, DaemonUnavailable, LimitReached, TimedOut, UnsupportedLeaf
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, some, until
+from ..processes import python
 from .payloads import cut, has, key, payload, with_place
 from .test_what_raises import CLIENT_RAISES
 
@@ -108,8 +107,7 @@ def test_a_first_use_without_a_daemon_warns_once_with_the_command_that_starts_on
     socket = tmp_path / "control.sock"
     client = f"tensord.Client({str(socket)!r})"
     script = f"import tensord\nfor _ in range(3):\n with {client} as c:\n  c.get(bytes(32)), c.put(bytes(32), 1)"
-    command = [sys.executable, "-c", script]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stderr
+    told = python("-c", script).stderr
     assert told.count("\n") == 1
     assert f"no daemon at {socket}" in told
     assert "`systemctl start tensord`, or run `tensord`" in told

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 import tensord
 
 from ..daemon_process import PATIENCE_S, Daemon
+from ..processes import python
 from .test_what_raises import NEVER
 
 HEAD: Final = """
@@ -105,14 +103,7 @@ HOLD_ALL_LOCKS: Final = f"exec({HOLDER!r}, {{}})\n"
 
 def ends(program: str, *words: str) -> str:
     """What a program says that ends as it should."""
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        timeout=2 * PATIENCE_S,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    ended = python("-c", program, *words, timeout_s=2 * PATIENCE_S)
     assert ended.returncode == 0, ended.stderr
     assert "ignored" not in ended.stderr, ended.stderr
     return ended.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from tensord.errors import BadKey, BadNamespace, TensordError, UsageError
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import PATIENCE_S, Daemon
+from ..processes import python
 
 KEY = b"k" * 32
 NAMESPACE = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
@@ -245,8 +245,7 @@ def test_each_documented_mistake_has_the_message_of_the_page(
         monkeypatch.setenv("TENSORD_RING_BYTES", "1MiB")
         program, *words = written.split(" ")
         # In a process of its own: a daemon sets up the log of its process.
-        command = [sys.executable, "-m", MODULES[program], *words]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        ran = python("-m", MODULES[program], *words)
         assert ran.returncode != 0
         assert f'why="{message}"' in ran.stderr or ran.stderr == f"{program}: {message}\n"
         return

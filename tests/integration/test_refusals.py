@@ -6,8 +6,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +23,7 @@ from tensord.shm.ring.segments import existing
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..faults.payloads import has, is_payload, key, payload
 from ..faults.raw import RawClient
-from ..processes import Child, Stage
+from ..processes import Child, Stage, python
 
 LIMITS = "tensord.daemon.config.limits"
 OTHERS = range(900, 904)
@@ -180,9 +178,7 @@ def test_every_wrong_configuration_ends_with_status_2_and_leaves_no_memory(
     given = ["--instance", instance, "--ring-bytes", "4MiB", "--socket", str(tmp_path / "control.sock"), *flags]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [word.replace("taken", f"127.0.0.1:{taken.getsockname()[1]}") for word in given]
-        done = subprocess.run(
-            [sys.executable, "-m", "tensord.daemon", *words], capture_output=True, text=True, timeout=PATIENCE_S
-        )
+        done = python("-m", "tensord.daemon", *words)
     assert done.returncode == status, done.stderr
     assert existing(instance) == []
 
@@ -270,5 +266,5 @@ os.register_at_fork = registered
 import tensord.client.caches.visual
 print(*found)
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    found = python("-c", program).stdout.split()
     assert found.index("logging") < found.index("tensord.client.threads.forks")

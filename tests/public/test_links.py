@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from tensord.shm.payloads import prefix
 from tensord.shm.ring import layout
 
 from ..faults.test_what_raises import RAISES
+from ..processes import python
 from .pages import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
@@ -146,21 +145,13 @@ def test_changelog_and_readme_name_the_version_of_the_package() -> None:
 
 def test_both_programs_print_the_version_of_the_package() -> None:
     for module, program in (("tensord.daemon", "tensord"), ("tensord.client.ctl", "tensorctl")):
-        told = subprocess.run(
-            [sys.executable, "-m", module, "--version"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        told = python("-m", module, "--version")
         assert told.stdout == f"{program} {tensord.__version__}\n"
 
 
 def test_a_free_threaded_python_is_refused_with_one_sentence() -> None:
     # Its abiflags alone tell such a build.
-    told = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.abiflags = 't'; import tensord"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = python("-c", "import sys; sys.abiflags = 't'; import tensord")
     assert told.returncode == 1
     assert "ImportError: tensord does not run on a free-threaded build of Python: use" in told.stderr
 

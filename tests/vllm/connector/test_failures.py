@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensord.client.link.link import Link
+from tensord.client.link.answers import Answers
 from tensord.client.vllm.engine import rings, weights
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
@@ -96,13 +96,13 @@ def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tensord.client.vllm.engine.background.LATE_S", 0.25)
     monkeypatch.setattr("tensord.client.vllm.encoder.scheduler.ANSWER_S", 0.02)
     askers: list[threading.Thread] = []
-    ask = Link.ask
+    ask = Answers.ask
 
-    def asked_by(link: Link, *about: Any, **more: Any) -> Any:
+    def asked_by(answers: Answers, *about: Any, **more: Any) -> Any:
         askers.append(threading.current_thread())
-        return ask(link, *about, **more)
+        return ask(answers, *about, **more)
 
-    monkeypatch.setattr(Link, "ask", asked_by)
+    monkeypatch.setattr(Answers, "ask", asked_by)
     with Daemon() as daemon, Steps(daemon.start().socket) as one:
         attached(one)
         daemon.pause()
