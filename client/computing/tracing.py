@@ -15,17 +15,19 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
 from tensord import __version__
 
+from ...errors import BadKey
+from ..arguments.checks import check_key
+
 Call = TypeVar("Call", bound=Callable[..., Any])
 Attributes = Mapping[str, str | int]
 Describe = Callable[[Any], Attributes]
 """Returns a span's attributes, from the first argument of a call or from its result."""
-_KEY_BYTES: Final = 32
 
 
 try:
@@ -92,8 +94,8 @@ def _tell(current: Any, describe: Describe | None, value: Any) -> None:
 
 def key_of(key: object) -> Attributes:
     """The key of a call, if it is one."""
-    if isinstance(key, bytes | bytearray | memoryview) and memoryview(key).nbytes == _KEY_BYTES:
-        return {"tensord.key": bytes(key).hex()}
+    with suppress(BadKey):
+        return {"tensord.key": check_key(key).hex()}
     return {}
 
 
