@@ -29,7 +29,7 @@ from ...arguments.namespace import Namespace
 from ...identity.described import by_name, digest_of
 from ...identity.modules import Fingerprint
 from ...identity.settings import is_from
-from ...prefix import tokens
+from ...prefix import layers
 from ..conditions import NotShared, state_of
 from .caches import empty_cache
 
@@ -153,7 +153,7 @@ def tokens_of(input_ids: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
     if input_ids.ndim == 2 and len(input_ids) != 1:
         raise NotShared(f"a batch of {len(input_ids)} sequences; only one sequence can be shared")
     # A copy, since the thread that puts reads it after the caller has got the ids back.
-    return tokens.tokens_of(input_ids.reshape(-1).cpu()).copy()
+    return layers.tokens_of(input_ids.reshape(-1).cpu()).copy()
 
 
 def prompt_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -18,7 +18,7 @@ from tensord.client.writing.arena import Arena
 from tensord.client.writing.memory import Inbox, RingMemory, WritableMemory
 from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.wire import Granted
-from tensord.errors import DaemonUnavailable, LimitReached, StoreFull, TimedOut
+from tensord.errors import DaemonUnavailable, LimitReached, TimedOut
 from tensord.shm.index.index import IndexReader
 from tensord.shm.ring.layout import LANE_BYTES, LANE_WORDS, PAGE_BYTES
 
