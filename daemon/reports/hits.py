@@ -243,7 +243,8 @@ class HitCurve:
 
 
 class Recent:
-    """Sums of amounts over the last `stretch` of a rising quantity: seconds, or bytes put."""
+    """Sums of amounts over the last `stretch` of a rising quantity: seconds, or bytes put. Clients write the counters
+    that are summed, of any size: they are Python's integers."""
 
     def __init__(self, stretch: float) -> None:
         self._slot = stretch / SLOTS
@@ -259,7 +260,7 @@ class Recent:
     def sums(self, at: float, names: Sequence[str]) -> dict[str, int]:
         """The sums, as of `at`, by the names of the amounts."""
         now = int(at / self._slot)
-        total = sum((amounts for slot, amounts in self._sums if slot > now - SLOTS), np.zeros(len(names), np.int64))
+        total = sum((amounts for slot, amounts in self._sums if slot > now - SLOTS), np.zeros(len(names), object))
         return dict(zip(names, total.tolist(), strict=True))
 
 
@@ -336,7 +337,7 @@ class Hits:
                 self._counts += (factor, here * factor, (distance_bytes <= capacity_bytes) * factor)
                 self._curve.sampled(number, distance_bytes, factor, here=here)
         self._pace(len(chosen), now)
-        self._add((0, 0, *(self._counts - before)), now)
+        self._add((0, 0, *(self._counts - before).tolist()), now)
 
     def _pace(self, sampled: int, now: float) -> None:
         """Halves the sample while it takes too much time."""
@@ -348,6 +349,6 @@ class Hits:
             self._distances.thin()
 
     def _add(self, amounts: Sequence[int], now: float) -> None:
-        added = np.array(amounts, np.int64)
+        added = np.array(amounts, object)
         self._minute.add(now, added)
         self._ring.add(self._put_bytes, added)

@@ -90,12 +90,13 @@ def test_a_lost_put_keeps_no_part_of_the_ring_though_its_caller_keeps_it(roomy: 
             gc.enable()
 
 
-def test_a_put_of_nearly_the_whole_ring_waits_for_places_that_other_clients_do_not_use(daemon: Daemon) -> None:
-    with daemon.client() as other, daemon.client() as client:
+def test_a_put_of_nearly_the_whole_ring_waits_for_places_that_other_clients_do_not_use(roomy: Daemon) -> None:
+    with roomy.client() as other, roomy.client() as client:
         for number in range(64):
             assert other.put(key(number), np.zeros(20_000, np.uint8), wait=True).state == "stored"
-        assert daemon.status()["store"]["lent_bytes"], "it has unused places"
-        assert client.put(key(64), np.zeros(RING_BYTES - 10_000, np.uint8), wait=True).state == "stored"
+        assert roomy.status()["store"]["lent_bytes"], "it has unused places"
+        put = client.put(key(64), np.zeros(RING_BYTES - 10_000, np.uint8), wait=True)
+        assert put.state == "stored", put.error
         assert other.put(key(65), np.zeros(20_000, np.uint8), wait=True).state == "stored"
 
 

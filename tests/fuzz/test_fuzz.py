@@ -46,7 +46,7 @@ def test_a_damaged_entry_that_is_shown_is_found_kept_and_said(tmp_path: Path) ->
     sabotage = """from tensord.client.reading import ring_mapping, view
 view.check_span = ring_mapping.check_span = lambda header, payload: None
 """
-    done = fuzzed(tmp_path, "--only", "segments", "--first", "70", "--rounds", "30", sabotage=sabotage)
+    done = fuzzed(tmp_path, "--only", "segments", "--first", "100", "--rounds", "30", sabotage=sabotage)
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
     assert "again: make fuzz ONLY=segments FIRST=" in done.stdout
     [kept] = tmp_path.iterdir()
