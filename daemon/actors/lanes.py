@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
@@ -111,8 +111,9 @@ class LaneJobs:
         self.begin(self._scan())
 
     def _scan(self) -> Iterator[None]:
-        holders = yield from scanned(self._memory.readers, self._memory.index.span_ids)
-        self.handle(events.Scanned(holders.keys()))
+        pinned: set[int] = set()
+        yield from scanned(self._memory.readers, self._memory.index.span_ids, pinned)
+        self.handle(events.Scanned(pinned))
 
     def _drain(self) -> Iterator[None]:
         while True:
@@ -151,7 +152,8 @@ class LaneJobs:
     def _count_holders(self) -> Iterator[None]:
         """Reports the holders of all spans that a lane pins now, or did at the last count."""
         began = self.clock()
-        holders = yield from scanned(self._memory.readers, self._memory.index.span_ids)
+        holders: Counter[int] = Counter()
+        yield from scanned(self._memory.readers, self._memory.index.span_ids, holders)
         spans = [*holders, *(self._held - holders.keys())]
         self._held = set(holders)
         for first in range(0, len(spans), HELD_AT_ONCE):
@@ -191,14 +193,13 @@ def lanes_pinning(lanes: Sequence[HeldLane], span_id: int) -> list[HeldLane] | N
 
 
 def scanned(
-    readers: Sequence[LaneReader], span_ids: Callable[[], Iterable[Array]]
-) -> Generator[None, None, Counter[int]]:
-    """Every span pinned at the start, with the number of lanes that pin it. Each step is one slice.
+    readers: Sequence[LaneReader], span_ids: Callable[[], Iterable[Array]], found: set[int] | Counter[int]
+) -> Iterator[None]:
+    """Finds every span pinned at the start; a Counter gets the number of lanes that pin it. Each step is one slice.
 
     `span_ids` gives the ids in the index in sorted pieces, (n,) uint64, without common ids. It is called once, and only
     if the lanes hold more than UNCHECKED_MAX pins.
     """
-    holders: Counter[int] = Counter()
     unchecked, stored = 0, None
     for lanes in _pins(readers):
         unchecked += sum(map(len, lanes))
@@ -210,9 +211,8 @@ def scanned(
             # The stable algorithm is fast here: it merges the sorted pieces.
             stored = np.sort(np.concatenate(pieces), kind="stable")
         for words in lanes:
-            holders.update(set((words if stored is None else _among(words, stored)).tolist()))
+            found.update(set((words if stored is None else _among(words, stored)).tolist()))
         yield
-    return holders
 
 
 def _pins(readers: Sequence[LaneReader]) -> Iterator[list[Array]]:
