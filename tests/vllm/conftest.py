@@ -71,10 +71,10 @@ def attached(daemon: Daemon, *engines: Engine, clients: int = 1) -> None:
 
     def there() -> bool:
         sessions: Counter[int] = Counter()
-        for row in daemon.client_rows():
+        for pid in [row["pid"] for row in daemon.client_rows() if not row["orphaned"]]:
             # All of an engine's processes have one session in common.
             with contextlib.suppress(ProcessLookupError):
-                sessions[os.getsid(row["pid"])] += not row["orphaned"]
+                sessions[os.getsid(pid)] += 1
         return all(sessions[engine.pid] >= clients for engine in engines)
 
     until(there, f"{clients} clients in each of {len(engines)} engines")

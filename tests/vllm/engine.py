@@ -21,6 +21,7 @@ from pathlib import Path
 from socket import socketpair as socket_pair
 from typing import Any, Final, Self
 
+from ..daemon_process import SHM_FOLDER
 from .engine_worker import COUNTS, read_count
 
 PROGRAM: Final = Path(__file__).with_name("engine_process.py")
@@ -67,10 +68,27 @@ def quiet_environ() -> dict[str, str]:
 
 
 def kill_session(process: subprocess.Popen[Any]) -> None:
-    """SIGKILL to a process that leads a session, and to all in it; waits for the leader's end."""
+    """SIGKILL to a process that leads a session, and to all in it, waits for the leader's end, and removes the shared
+    memory that vLLM made in it."""
+    made = _shared_memory(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def _shared_memory(session: int) -> set[Path]:
+    """The files of shared memory that the processes of a session map, but for those of a daemon."""
+    found: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if int((process / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                mapped = (Path(line[line.find("/") :]) for line in (process / "maps").read_text().splitlines())
+                found.update(
+                    path for path in mapped if path.parent == SHM_FOLDER and not path.name.startswith("tensord.")
+                )
+    return found
 
 
 class EngineError(Exception):
