@@ -37,6 +37,7 @@ from ..store.entries import Entries, OverEntries
 from ..store.grants import LentGrant
 from . import refusals
 from .runway import Runway
+from .survey import Survey
 
 CLIENT_SHARE: Final = 64
 BUSY_SHARE: Final = 8
@@ -79,8 +80,9 @@ class Lending(OverEntries):
         outbox: StoreOutbox,
         own_uid: int,
     ) -> None:
-        self.runway = runway
         super().__init__(entries)
+        self._entries = entries
+        self.runway = runway
         self._shares = runway.shares
         self._limits = limits
         self._budget = budget
@@ -283,7 +285,8 @@ class Lending(OverEntries):
         """Asks all clients for the places that they do not use, if the request has room without them. Returns whether
         it waits for them."""
         lenders = [client for client, submitter in self.submitters.items() if submitter.grants]
-        if not lenders or not self.runway.fits_beside_entries(request.sizes[0]):
+        survey = Survey(self._entries, lent=False)
+        if not lenders or survey.obstacle(request.sizes[0], self._budget) is not None:
             return False
         for client in lenders:
             self._outbox.send(client, messages.PlacesWanted())
@@ -301,13 +304,17 @@ class Lending(OverEntries):
 
     def _no_room(self, request: PlaceRequest) -> TensordError:
         size, holes, budget = request.sizes[0], self._holes, self._budget
-        obstacle, kept_bytes = self.runway.refusal_facts(size)
+        survey, pages = Survey(self._entries), self.runway.pages
+        obstacle = survey.obstacle(size, budget)
+        given_back = pages.withdrawn.size_bytes
+        if given_back and (error := pages.residency.error):
+            obstacle = f"{given_back} bytes of the ring could not be allocated again: {error}"
         owners = self._shares.evictable(request.owner, size)
         if obstacle is None and owners is not None and request.owner in owners:
             tenants, owner = self._tenants, request.owner
             holding = (tenants.owned_bytes[owner], tenants.owned_entries[owner])
             return refusals.over_share(size, request.uid, holding, self._shares.rivals(owner), budget)
-        return refusals.no_room(size, obstacle, kept_bytes, holes.largest_bytes, holes.capacity_bytes, budget)
+        return refusals.no_room(size, obstacle, survey.kept_bytes, holes.largest_bytes, holes.capacity_bytes, budget)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""

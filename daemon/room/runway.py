@@ -28,7 +28,6 @@ from .moves import RingMoves
 from .places import FreePlaces
 from .shares import OwnerShares
 from .stretches import Way
-from .survey import Survey
 from .ways import Attempt, Ways
 
 BATCH_SHARE: Final = 64
@@ -59,7 +58,6 @@ class Runway(OverEntries):
         rescan_s: float,
     ) -> None:
         super().__init__(entries)
-        self._entries = entries
         self._commits = commits
         self.shares = OwnerShares(entries.tenants, budget)
         self._budget = budget
@@ -176,19 +174,6 @@ class Runway(OverEntries):
         self._vain = False
         self.places.keeps = True
         self.pages.residency.drop_exchange()
-
-    def fits_beside_entries(self, size: int) -> bool:
-        """Whether there is room for `size` bytes once clients have given back what they do not use, as far as is
-        known."""
-        return Survey(self._entries, lent=False).obstacle(size, 0, self._budget) is None
-
-    def refusal_facts(self, size: int) -> tuple[str | None, int]:
-        """What is in the way of `size` bytes, if that is known; and the bytes that cannot go."""
-        obstacle, kept_bytes = self._ways.obstacle(size)
-        given_back = self.pages.withdrawn.size_bytes
-        if given_back and (error := self.pages.residency.error):
-            obstacle = f"{given_back} bytes of the ring could not be allocated again: {error}"
-        return obstacle, kept_bytes
 
     def drained(self) -> None:
         """The reads recorded before the last Drain are processed."""

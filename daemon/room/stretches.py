@@ -17,8 +17,9 @@ moves copy at most COPIED_SHARE times the bytes that are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -53,10 +54,10 @@ class Way:
     before the holes of the piece that becomes free, into which nothing may move. `handed`: the policy has handed the
     victims out."""
 
-    price: Price
-    gone_bytes: int
-    copied_bytes: int
     victims: list[int]
+    price: Price = NOTHING
+    gone_bytes: int = 0
+    copied_bytes: int = 0
     moves: list[int] = field(default_factory=list)
     inside: frozenset[int] = frozenset()
     handed: bool = False
@@ -84,88 +85,67 @@ class Stretches(OverEntries):
         coldest first. Withdrawn pages in it, if `may_go` lets them be, are taken back afterwards."""
         table, found = self._table, []
         seen: set[int] = set()
-        may = may_go(np.array(anchors, np.int64)).tolist()
-        for anchor in [row for row, it_may in zip(anchors, may, strict=True) if it_may]:
+        for anchor in chosen(anchors, may_go):
             if anchor not in seen:
-                found.append(self._around(table.prevs[anchor], anchor, size, may_go, rows_max))
+                found.append(self._around(table.prevs[anchor], size, may_go, rows_max))
                 seen.update(found[-1])
                 if len(seen) >= LOOKS_MAX:
                     break
-        every = [row for rows in found for row in rows]
-        firsts, lasts, _ = self._runs(found, every, size, rows_max)
+        every, firsts, lasts, _ = self._runs(found, size, rows_max)
         if not len(firsts):
             return None
         fresh, values, worths = self._values(every, float(self._policy.worth(anchors[:1])[0]))
         for amounts in (fresh, values):
-            sums = np.concatenate([[0.0], np.cumsum(amounts)])
-            lost = sums[lasts + 1] - sums[firsts]
+            lost = _sums(amounts, firsts, lasts)
             # What differs by rounding is equal.
-            least = lost <= lost.min() + 1e-12 * sums[-1]
+            least = lost <= lost.min() + 1e-12 * amounts.sum()
             firsts, lasts = firsts[least], lasts[least]
         edges = np.column_stack([firsts, lasts + 1]).ravel()
         warmest = np.maximum.reduceat(np.append(worths, 0.0), edges)[::2]
-        chosen = int(np.argmin(warmest))
-        run = slice(int(firsts[chosen]), int(lasts[chosen]) + 1)
-        price = float(fresh[run].sum()), float(values[run].sum()), float(warmest[chosen])
+        best = int(np.argmin(warmest))
+        run = slice(int(firsts[best]), int(lasts[best]) + 1)
         victims = [row for row in every[run] if table.states[row] == LIVE]
-        return Way(price, self._sum(victims), 0, victims)
+        price = float(fresh[run].sum()), float(values[run].sum()), float(warmest[best])
+        return Way(victims, price, self._bytes_of(victims))
 
-    def beside(
-        self, size: int, cold: float, most_bytes: int, may_go: Test, owners: Collection[int] | None
-    ) -> Way | None:
+    def beside(self, size: int, cold: float, most_bytes: int, may_move: Test, may_go: Test) -> Way | None:
         """`to_clear` without moves, behind the run that was cleared last."""
-        row = self._beside
-        if self._table.states[row] != LIVE:
+        if self._table.states[self._beside] != LIVE:
             return None
-        found = self._around(self._table.prevs[row], row, size, may_go, RUN_ROWS_MAX)
-        return self._cleared([found], size, cold, (most_bytes, 0), owners)
+        found = self._around(self._table.prevs[self._beside], size, may_move)
+        return self._cleared([found], size, cold, (most_bytes, 0), may_go)
 
     def to_clear(
-        self,
-        size: int,
-        anchors: Sequence[int],
-        cold: float,
-        most_bytes: tuple[int, int],
-        may_move: Test,
-        owners: Collection[int] | None,
+        self, size: int, anchors: Sequence[int], cold: float, most_bytes: tuple[int, int], may_move: Test, may_go: Test
     ) -> Way | None:
-        """The run of entries with the fewest bytes to copy, if those of `owners` that are worth at most `cold` go, and
+        """The run of entries with the fewest bytes to copy, if those that may go and are worth at most `cold` do, and
         the others move into holes elsewhere, in the stretches around `anchors` and around the largest holes. None
         without a run whose evicted and copied bytes are at most `most_bytes`."""
         table, found = self._table, []
         # Entries that were put together often are the coldest together: one stretch has many of them.
         seen: set[int] = set()
-        holes = [(row, table.nexts[row]) for row in self._holes.largest(HOLES_MAX)]
-        coldest = [(table.prevs[row], row) for row in anchors]
-        for before, behind in (*coldest[:FIRST], *holes, *coldest[FIRST:]):
-            if before in seen and behind in seen:
+        coldest = [table.prevs[row] for row in anchors]
+        for before in (*coldest[:FIRST], *self._holes.largest(HOLES_MAX), *coldest[FIRST:]):
+            if before in seen and table.nexts[before] in seen:
                 continue
-            found.append(self._around(before, behind, size, may_move, RUN_ROWS_MAX))
+            found.append(self._around(before, size, may_move))
             seen.update(found[-1])
-            if len(found) <= FIRST and (way := self._cleared(found[-1:], size, cold, (most_bytes[0], 0), owners)):
+            if len(found) <= FIRST and (way := self._cleared(found[-1:], size, cold, (most_bytes[0], 0), may_go)):
                 return way
             if len(seen) >= LOOKS_MAX:
                 break
-        return self._cleared(found, size, cold, most_bytes, owners)
+        return self._cleared(found, size, cold, most_bytes, may_go)
 
     def _cleared(
-        self,
-        found: list[list[int]],
-        size: int,
-        cold: float,
-        most_bytes: tuple[int, int],
-        owners: Collection[int] | None,
+        self, found: list[list[int]], size: int, cold: float, most_bytes: tuple[int, int], may_go: Test
     ) -> Way | None:
         """`to_clear`, of these stretches."""
         table, policy = self._table, self._policy
-        every = [row for rows in found for row in rows]
-        firsts, lasts, _ = self._runs(found, every, size)
+        every, firsts, lasts, _ = self._runs(found, size)
         if not len(firsts):
             return None
         at = np.array(every, np.int64)
-        goes = (policy.worth(at) <= cold) & ~policy.are_in_window(at) & (table.column("children")[at] == 0)
-        if owners is not None:
-            goes &= np.isin(table.column("owners")[at], [*owners])
+        goes = may_go(at) & (policy.worth(at) <= cold) & ~policy.are_in_window(at)
         sizes = table.column("sizes")[at].astype(np.int64)
         stays = ~goes & (table.column("records")[at] != 0)
         evicted = _sums(np.where(goes, sizes, 0), firsts, lasts)
@@ -173,14 +153,13 @@ class Stretches(OverEntries):
         fits = (evicted <= most_bytes[0]) & (copied <= most_bytes[1]) & (_sums(stays, firsts, lasts) == 0)
         for best in np.flatnonzero(fits)[np.argsort(copied[fits], kind="stable")][:RUNS_MAX].tolist():
             run = slice(int(firsts[best]), int(lasts[best]) + 1)
-            rows, gone = every[run], goes[run].tolist()
-            moves = [row for row, does in zip(rows, gone, strict=True) if not does]
-            moves.sort(key=lambda row: (-table.sizes[row], table.offsets[row]))
-            inside = frozenset((table.prevs[rows[0]], *rows))
+            rows = at[run]
+            moves = self._largest_first(rows[~goes[run]].tolist())
+            inside = frozenset((table.prevs[rows[0]], *rows.tolist()))
             if all(self._holes.fits([table.sizes[row] for row in moves], inside)):
-                victims = [row for row, does in zip(rows, gone, strict=True) if does]
                 self._beside = table.nexts[rows[-1]]
-                return Way(NOTHING, int(evicted[best]), int(copied[best]), victims, moves, inside)
+                victims = rows[goes[run]].tolist()
+                return Way(victims, NOTHING, int(evicted[best]), int(copied[best]), moves, inside)
         return None
 
     def to_move(self, size: int, floor: float, may_move: Test, may_go: Test) -> Way | None:
@@ -188,16 +167,14 @@ class Stretches(OverEntries):
         bytes to copy. Those that fit into no hole elsewhere are evicted with it."""
         found, looks = [], 0
         for hole in self._holes.largest(HOLES_MAX):
-            found.append(self._around(hole, self._table.nexts[hole], size, may_move, RUN_ROWS_MAX // 2))
+            found.append(self._around(hole, size, may_move, RUN_ROWS_MAX // 2))
             looks += len(found[-1])
             if looks >= LOOKS_MAX // 4:
                 break
-        every = [row for rows in found for row in rows]
-        firsts, lasts, stretch = self._runs(found, every, size)
+        every, firsts, lasts, stretch = self._runs(found, size)
         if not len(firsts):
             return None
-        sums = np.concatenate([[0], np.cumsum(self._table.column("sizes")[every].astype(np.int64))])
-        copied = sums[lasts + 1] - sums[firsts]
+        copied = _sums(self._table.column("sizes")[every].astype(np.int64), firsts, lasts)
         best: Way | None = None
         seen: set[int] = set()
         for at in np.argsort(copied, kind="stable").tolist():
@@ -212,25 +189,24 @@ class Stretches(OverEntries):
         return best
 
     def _moved(self, rows: list[int], size: int, floor: float, may_go: Test) -> Way | None:
-        table = self._table
-        run = sorted(rows, key=lambda row: (-table.sizes[row], table.offsets[row]))
-        inside = frozenset((table.prevs[rows[0]], *run))
+        table, run = self._table, self._largest_first(rows)
+        inside = frozenset((table.prevs[rows[0]], *rows))
         movable = [row for row in run if not table.records[row]]
-        fits = self._holes.fits([table.sizes[row] for row in movable], inside)
-        moves = [row for row, does in zip(movable, fits, strict=True) if does]
+        moves = [*compress(movable, self._holes.fits([table.sizes[row] for row in movable], inside))]
         victims = [row for row in run if row not in set(moves)]
-        copied = self._sum(moves)
+        copied = self._bytes_of(moves)
         if copied > COPIED_SHARE * size or not may_go(np.array(victims, np.int64)).all():
             return None
-        return Way(self.price(victims, floor), self._sum(victims), copied, victims, moves, inside)
+        return Way(victims, self.price(victims, floor), self._bytes_of(victims), copied, moves, inside)
 
-    def _around(self, left: int, right: int, size: int, may: Test, most: int) -> list[int]:
-        """The neighbours on both sides of the gap between two rows, in order: on each side up to one that may not, or
-        until they have `size` bytes."""
+    def _around(self, left: int, size: int, may: Test, most: int = RUN_ROWS_MAX) -> list[int]:
+        """The neighbours on both sides of the gap behind a row, in order: on each side up to one that may not, or until
+        they have `size` bytes."""
         table = self._table
         before: list[int] = []
         behind: list[int] = []
         offsets, sizes, nexts, prevs = table.offsets, table.sizes, table.nexts, table.prevs
+        right = nexts[left]
         row, low = left, (offsets[right] if right else self._holes.capacity_bytes) - size
         while row and len(before) < most:
             before.append(row)
@@ -248,10 +224,11 @@ class Stretches(OverEntries):
         return found
 
     def _runs(
-        self, stretches: list[list[int]], every: list[int], size: int, rows_max: int = RUN_ROWS_MAX
-    ) -> tuple[Array, Array, Array]:
-        """The shortest runs of neighbours that have `size` bytes, holes included: for each row that one begins with,
-        its place in `every`, which has the rows of all stretches; the place of the last row; the stretch."""
+        self, stretches: list[list[int]], size: int, rows_max: int = RUN_ROWS_MAX
+    ) -> tuple[list[int], Array, Array, Array]:
+        """The rows of all stretches, and the shortest runs of neighbours that have `size` bytes, holes included: for
+        each row that one begins with, its place among all rows; the place of the last row; the stretch."""
+        every = [row for rows in stretches for row in rows]
         table, places = self._table, np.arange(len(every))
         offsets, sizes, at = table.column("offsets"), table.column("sizes"), np.array(every, np.int64)
         befores, behinds = table.column("prevs")[at], table.column("nexts")[at]
@@ -264,23 +241,28 @@ class Stretches(OverEntries):
         inside = lasts < len(every)
         inside[inside] = number[lasts[inside]] == number[inside]
         firsts = np.flatnonzero(inside & (lasts - places < rows_max))
-        return firsts, lasts[firsts], number[firsts]
+        return every, firsts, lasts[firsts], number[firsts]
 
     def _values(self, rows: Sequence[int], floor: float) -> tuple[Array, Array, Array]:
         """By row: the bytes if it is in the window; the worth that is lost if it is not; the worth."""
         at = np.array(rows, np.int64)
         stored = np.frombuffer(self._table.states, np.uint8)[at] == LIVE
-        sizes, worths = (
-            self._table.column("sizes")[at].astype(np.float64),
-            np.where(stored, self._policy.worth(at), 0.0),
-        )
+        sizes = self._table.column("sizes")[at].astype(np.float64)
+        worths = np.where(stored, self._policy.worth(at), 0.0)
         fresh = stored & self._policy.are_in_window(at)
         above = np.where(fresh, 0.0, np.maximum(worths - floor, 0.0)) if self._policy.weighs else 0.0
         return fresh * sizes, above * sizes, worths
 
-    def _sum(self, rows: Sequence[int]) -> int:
-        sizes = self._table.sizes
-        return sum([sizes[row] for row in rows])
+    def _bytes_of(self, rows: Sequence[int]) -> int:
+        return sum(map(self._table.sizes.__getitem__, rows))
+
+    def _largest_first(self, rows: Sequence[int]) -> list[int]:
+        return sorted(rows, key=lambda row: (-self._table.sizes[row], self._table.offsets[row]))
+
+
+def chosen(rows: Sequence[int], may: Test) -> list[int]:
+    """The rows that may be chosen, in their order."""
+    return [*compress(rows, may(np.array(rows, np.int64)))]
 
 
 def _sums(amounts: Array, firsts: Array, lasts: Array) -> Array:

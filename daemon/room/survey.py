@@ -20,14 +20,14 @@ class Survey:
 
     def __init__(self, store: Entries, *, lent: bool = True) -> None:
         """`lent`: whether places that clients have are in the way."""
-        table, spans = store.table, store.spans
-        held = [*spans.held, *(table.row_of(number) for number in spans.last_pinned)]
+        table = store.table
         states = np.frombuffer(table.states, np.uint8)
         # Withdrawn pages are taken back for a request (daemon/host_memory).
         others = (states != LIVE) & (states != FREE) & (states != WITHDRAWN)
         others = np.flatnonzero(others if lent else others & (states != LENT))
-        entries = {row for row in held if states[row] == LIVE}
+        entries = {row for row in store.spans.in_use() if states[row] == LIVE}
         self.kept = {*entries, *store.families.ancestors(entries)}
+        self._grants = store.grants.lent if lent else 0
         rows = np.concatenate([others, np.array([*self.kept], np.int64)])
         sizes = table.column("sizes")[rows].astype(np.int64)
         self.kept_bytes = int(sizes.sum())
@@ -42,10 +42,10 @@ class Survey:
         wide = self._highs - self._lows >= size
         return list(zip(self._lows[wide].tolist(), self._highs[wide].tolist(), strict=True))
 
-    def obstacle(self, size: int, grants: int, budget: RingBudget) -> str | None:
+    def obstacle(self, size: int, budget: RingBudget) -> str | None:
         """The limit or resource that leaves no room for `size` bytes even if all that can go is evicted; None if there
-        is none. `grants`: places that are lent, each for an entry."""
-        if len(self.kept) + grants + 1 > budget.max_entries:
+        is none. Each place that is lent is for an entry."""
+        if len(self.kept) + self._grants + 1 > budget.max_entries:
             return "max_entries"
         if self.kept_bytes + size > budget.max_bytes:
             return "max_bytes"

@@ -33,7 +33,7 @@ from ..store.table import LIVE, WITHDRAWN, Array
 from .moves import MovingTime
 from .places import FreePlaces
 from .shares import OwnerShares
-from .stretches import NOTHING, RUN_ROWS_MAX, Price, Stretches, Test, Way
+from .stretches import RUN_ROWS_MAX, Stretches, Test, Way, chosen
 from .survey import Survey
 
 ROUND_ROWS_MAX: Final = 256
@@ -88,15 +88,10 @@ class Ways(OverEntries):
     """Ways to room in one ring."""
 
     def __init__(
-        self,
-        entries: Entries,
-        shares: OwnerShares,
-        budget: RingBudget,
-        places: FreePlaces,
-        tails: Collection[int],
+        self, entries: Entries, shares: OwnerShares, budget: RingBudget, places: FreePlaces, tails: Collection[int]
     ) -> None:
-        self._entries = entries
         super().__init__(entries)
+        self._entries = entries
         self._shares = shares
         self._budget = budget
         self._places = places
@@ -167,8 +162,8 @@ class Ways(OverEntries):
         return way
 
     def _way_of(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
-        size = attempt.size
-        if (self._spans.held or self._spans.last_pinned) and self.obstacle(size)[0] is not None:
+        size, spans = attempt.size, self._spans
+        if (spans.held or spans.last_pinned) and Survey(self._entries).obstacle(size, self._budget) is not None:
             return None
         over_bytes, over = size - self._places.left_bytes, 1 - self._places.left_entries
         if over_bytes > 0 or over > 0:
@@ -176,9 +171,8 @@ class Ways(OverEntries):
             rows = self.coldest(over_bytes + more_bytes, over + more, 0, owners, ahead=True)
             if not attempt.ahead:
                 lacking_bytes = over_bytes - sum(map(self._table.sizes.__getitem__, rows))
-                if lacking_bytes > 0 or over > len(rows):
-                    rows += self.coldest(lacking_bytes, over - len(rows), 0, owners, ahead=False)
-            return Way(NOTHING, 0, 0, rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
+                rows += self.coldest(lacking_bytes, over - len(rows), 0, owners, ahead=False)
+            return Way(rows, handed=True, reason="entries" if over > 0 else "capacity") if rows else None
         if attempt.clears is not None and (way := self._way_between_pins(attempt, owners)) is not None:
             return way
         way = self._cheapest_way(attempt, owners, now)
@@ -187,7 +181,7 @@ class Ways(OverEntries):
             way = old if old is not None and (way is None or old.price < way.price) else way
         if attempt.ahead:
             return None if way is None or way.price[0] else way
-        return way if way is not None else self._way_between_pins(attempt, owners)
+        return way or self._way_between_pins(attempt, owners)
 
     @property
     def _more_bytes(self) -> int:
@@ -197,12 +191,12 @@ class Ways(OverEntries):
     def _cheapest_way(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
         """The cheapest way to get the bytes in one piece (module docstring). While no time is left for moves, a stretch
         is evicted, unless new entries go with it."""
-        size, stretches, holes, policy = attempt.stretch_bytes, self._stretches, self._holes, self._policy
+        size, stretches, policy = attempt.stretch_bytes, self._stretches, self._policy
         may_go, may_move = self._evictable(owners), self._evictable(None, leaves=False)
         if self._besides:
             # A run beside the one that was cleared last, of entries that are as cold: without a look for the coldest.
             self._besides -= 1
-            if (way := stretches.beside(size, self._cold, self._more_bytes, may_move, owners)) is not None:
+            if (way := stretches.beside(size, self._cold, self._more_bytes, may_move, may_go)) is not None:
                 return way
         anchors = policy.coldest(ANCHORS_MAX, owners)
         if not anchors or (attempt.ahead and policy.in_window(anchors[0])):
@@ -212,45 +206,54 @@ class Ways(OverEntries):
         is_time_left = self._time.is_left(now)
         if moves and policy.weighs:
             most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
-            cleared = stretches.to_clear(size, anchors, cold, most_bytes, may_move, owners)
-            if cleared is not None:
-                self._cold, self._besides = (1 + NEAR) * floor, BESIDES_MAX
-                if cleared.moves:
-                    attempt.plans += 1
-                    self._time.spent(len(cleared.moves), cleared.copied_bytes)
-                return cleared
+            if (way := stretches.to_clear(size, anchors, cold, most_bytes, may_move, may_go)) is not None:
+                self._cold, self._besides = cold, BESIDES_MAX
+                if way.moves:
+                    self._planned(attempt, way)
+                return way
         window = stretches.to_evict(size, anchors, may_go)
         if not moves:
             return window
-        if not is_time_left and window is not None and _is_near(window.price, FAR * floor * size):
+        if not is_time_left and window is not None and window.price[0] == 0 and window.price[1] <= FAR * floor * size:
             return window
         if not attempt.scans:
             # An entry in use does not move. A scan shows which entries are in use.
-            return Way(NOTHING, 0, 0, [])
-        attempt.plans += 1
+            return Way([])
         plan = stretches.to_move(size, floor, may_move, may_go)
-        if plan is not None:
-            self._time.spent(len(plan.moves), plan.copied_bytes)
-            if not plan.victims:
-                return plan
+        self._planned(attempt, plan)
+        if plan is not None and not plan.victims:
+            return plan
         ways = [way for way in (plan, window) if way is not None]
         if not ways:
             return None
         best = min(ways, key=lambda way: (way.price, way.gone_bytes))
-        if attempt.spare_bytes < size:
-            spare, gone_bytes = [], max(best.gone_bytes // SPARE_STEPS, size // SPARE_MIN)
-            for row in np.array(anchors)[may_go(np.array(anchors))].tolist():
-                spare.append(row)
-                gone_bytes -= self._table.sizes[row]
-                if gone_bytes <= 0:
-                    break
-            little_free = holes.total_bytes < size * 3 // 2 + holes.capacity_bytes // SPARE_SHARE
-            if spare and stretches.price(spare, floor) < best.price:
-                worth = stretches.price(spare, 0.0)
-                if little_free or best.price[0] > worth[0] or FAR * worth[1] < best.price[1]:
-                    attempt.spare_bytes += sum([self._table.sizes[row] for row in spare])
-                    return Way(NOTHING, 0, 0, spare)
-        return best
+        return self._spare_room(attempt, chosen(anchors, may_go), floor, best) or best
+
+    def _planned(self, attempt: Attempt, plan: Way | None) -> None:
+        """A plan of moves was looked for, and perhaps found."""
+        attempt.plans += 1
+        if plan is not None:
+            self._time.spent(len(plan.moves), plan.copied_bytes)
+
+    def _spare_room(self, attempt: Attempt, coldest: list[int], floor: float, best: Way) -> Way | None:
+        """Some of the coldest entries, if they go instead of those of the best way, so that more can move."""
+        size, holes, stretches = attempt.stretch_bytes, self._holes, self._stretches
+        if attempt.spare_bytes >= size:
+            return None
+        spare, spare_bytes, wanted_bytes = [], 0, max(best.gone_bytes // SPARE_STEPS, size // SPARE_MIN)
+        for row in coldest:
+            spare.append(row)
+            spare_bytes += self._table.sizes[row]
+            if spare_bytes >= wanted_bytes:
+                break
+        if not spare or stretches.price(spare, floor) >= best.price:
+            return None
+        worth = stretches.price(spare, 0.0)
+        is_little_free = holes.total_bytes < size * 3 // 2 + holes.capacity_bytes // SPARE_SHARE
+        if not is_little_free and best.price[0] <= worth[0] and FAR * worth[1] >= best.price[1]:
+            return None
+        attempt.spare_bytes += spare_bytes
+        return Way(spare)
 
     def _way_of_old(self, size: int, owners: Collection[int] | None) -> Way | None:
         """A stretch to evict around entries that are no blocks: for a place that costs new entries around the coldest
@@ -268,7 +271,7 @@ class Ways(OverEntries):
         what is free of pins and parents around the coldest entries, or has more entries than one round looks at. Later
         rounds clear the rest of the stretch, unless an entry in it is in use by then."""
         survey = Survey(self._entries)
-        may_go = self._evictable(owners, leaves=False, kept=survey.kept, withdrawn=True)
+        may_go = self._evictable(owners, leaves=False, survey=survey)
         rows = self._entries_in(attempt.clears)
         if not len(rows) or not may_go(rows).all():
             attempt.clears = self._stretch_between_pins(attempt.size, survey, may_go)
@@ -276,7 +279,7 @@ class Ways(OverEntries):
         whole: dict[int, None] = {}
         for row in rows[:ROUND_ROWS_MAX].tolist():
             whole.update(dict.fromkeys(self._families.leaves_first(row, whole)))
-        return Way(NOTHING, 0, 0, [*whole]) if whole else None
+        return Way([*whole]) if whole else None
 
     def _stretch_between_pins(self, size: int, survey: Survey, may_go: Test) -> tuple[int, int] | None:
         """The bytes of the cheapest stretch around the coldest entries in the widest gaps between unevictable rows."""
@@ -292,9 +295,8 @@ class Ways(OverEntries):
         """The rows of the entries in some bytes of the ring, by offset."""
         low, high = stretch or (0, 0)
         offsets = self._table.column("offsets")
-        rows = np.flatnonzero(
-            (np.frombuffer(self._table.states, np.uint8) == LIVE) & (offsets >= low) & (offsets < high)
-        )
+        states = np.frombuffer(self._table.states, np.uint8)
+        rows = np.flatnonzero((states == LIVE) & (offsets >= low) & (offsets < high))
         by_offset: Array = rows[np.argsort(offsets[rows])]
         return by_offset
 
@@ -308,25 +310,13 @@ class Ways(OverEntries):
         latest = [*self._tails][-1 - self._tenants.total_entries // 4 :]
         return {self._table.row_of(span_id) for span_id in latest if span_id}
 
-    def _evictable(
-        self,
-        owners: Collection[int] | None,
-        *,
-        leaves: bool = True,
-        kept: Collection[int] | None = None,
-        withdrawn: bool = False,
-    ) -> Test:
-        """The test which entries are evictable now, as far as is known; if not `leaves`, with their descendants.
-        `kept`: those that are not, blocks that were just stored by default. `withdrawn`: pages that the system has are
-        in nobody's way."""
-        table, spans = self._table, self._spans
-        states, children, owner_of = (
-            np.frombuffer(table.states, np.uint8),
-            table.column("children"),
-            table.column("owners"),
-        )
-        kept = {*spans.held, *(self._tail_rows() if kept is None else kept)}
-        kept.update(table.row_of(number) for number in spans.last_pinned)
+    def _evictable(self, owners: Collection[int] | None, *, leaves: bool = True, survey: Survey | None = None) -> Test:
+        """The test which entries are evictable now, as far as is known; if not `leaves`, with their descendants. Blocks
+        that were just stored are not. With a survey they are, and pages that the system has are in nobody's way."""
+        table = self._table
+        states = np.frombuffer(table.states, np.uint8)
+        children, owner_of = table.column("children"), table.column("owners")
+        kept = self._spans.in_use() | (self._tail_rows() if survey is None else survey.kept)
 
         def test(rows: Array) -> Array:
             may: Array = states[rows] == LIVE
@@ -336,17 +326,6 @@ class Ways(OverEntries):
                 may &= np.isin(owner_of[rows], [*owners])
             if kept:
                 may &= np.fromiter((row not in kept for row in rows.tolist()), np.bool_, len(rows))
-            return may | (states[rows] == WITHDRAWN) if withdrawn else may
+            return may if survey is None else may | (states[rows] == WITHDRAWN)
 
         return test
-
-    def obstacle(self, size: int) -> tuple[str | None, int]:
-        """The limit or resource that leaves no room for `size` bytes whatever is evicted, if there is one, as far as is
-        known; and the bytes that cannot go."""
-        survey = Survey(self._entries)
-        return survey.obstacle(size, self._grants.lent, self._budget), survey.kept_bytes
-
-
-def _is_near(price: Price, most: float) -> bool:
-    """Whether nothing goes that was just put, and of the others no more worth than this."""
-    return price[0] == 0 and price[1] <= most

@@ -196,6 +196,11 @@ class Spans:
             return self._victims[row]
         return self._scanning[0][row]
 
+    def in_use(self) -> set[int]:
+        """The rows that are not to be evicted, as far as is known: held ones, and those that the last scan found
+        pinned."""
+        return {*self.held, *map(self._table.row_of, self.last_pinned)}
+
     # ---- scans
 
     @property
