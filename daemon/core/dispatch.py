@@ -125,7 +125,7 @@ class Dispatch:
         parts = self._parts
         before = parts.host_memory.pressed
         parts.host_memory.press(event)
-        parts.lending.pressed((event.reason or "memory is short") if event.refuse else None)
+        parts.lending.pressure = (event.reason or "memory is short") if event.refuse else None
         if event != before:
             parts.outbox.announce("pressed", **asdict(event))
 
@@ -141,8 +141,9 @@ class Dispatch:
         parts.lifetimes.pins.bytes_max = limits.pinned_bytes_max
         parts.blocks.prefix_tokens_max = limits.prefix_tokens_max
         parts.matching.wait_s = limits.prefix_wait_s
-        parts.runway.change_limits(limits.rescan_s)
-        parts.lending.limit_changed(limits)
+        parts.runway.rescan_s_min = limits.rescan_s
+        parts.runway.drop_attempt()
+        parts.lending.limits = limits
         parts.remote.link.limits = limits
         parts.apply_commit_limits()
 
@@ -188,7 +189,7 @@ class Dispatch:
         budget.max_bytes = after_bytes = min(request.limit_bytes, self._parts.limits.ring_bytes)
         self._outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
         self._outbox.announce("limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes)
-        self._parts.lending.limit_changed()
+        self._parts.runway.drop_attempt()
 
     def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
         past = self._parts.generations.refusal(request.key)

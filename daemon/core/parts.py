@@ -75,11 +75,6 @@ class Parts(Entries):
         )
         self.reports = Reports(self, epoch)
 
-    @property
-    def ring_bytes(self) -> int:
-        """The ring's final size."""
-        return self.limits.ring_bytes if self.runway.is_growing else self.holes.capacity_bytes
-
     def is_past(self, key: bytes) -> bool:
         """Whether the key's generation is past."""
         return self.generations.is_past(key)

@@ -114,7 +114,7 @@ class Store:
             parts.runway.scan()
         parts.host_memory.scan_due = False
         # 5. The governor is told of the ring's resident bytes.
-        parts.host_memory.report(parts.ring_bytes)
+        parts.host_memory.report(parts.lending.ring_bytes)
 
     def _stored(self, now: float) -> None:
         """What follows from new entries: before anything else can end them."""

@@ -311,8 +311,7 @@ class Fetches(OverEntries):
                     outcome = "fetched"
                     self._writes.fetched(self._stored[key])
                     self._outbox.counters.remote_read_bytes += found.payload_bytes
-        if grant.number in self._own.grants:
-            self._places.give_back_own(grant)
+        self._places.returned(self._own.client, [grant.number])
         # Any other error concerns the entry: its bytes are wrong.
         if isinstance(fetch.error, TierUnavailable | TierRefused):
             self._link.failed(fetch.error, now)

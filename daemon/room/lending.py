@@ -84,7 +84,7 @@ class Lending(OverEntries):
         self._entries = entries
         self.runway = runway
         self._shares = runway.shares
-        self._limits = limits
+        self.limits = limits
         self._budget = budget
         self._outbox = outbox
         self.own = Submitter(NOBODY, entries.tenants.owner(own_uid), own_uid)
@@ -92,7 +92,8 @@ class Lending(OverEntries):
         self._turns: Turns[PlaceRequest] = Turns()
         self._held: list[PlaceRequest] = []
         """Requests that wait for their clients to use what they have, or for the ring to grow."""
-        self._pressure: TensordError | None = None
+        self.pressure: str | None = None
+        """Why requests are refused while host memory is short."""
 
     # ---- clients
 
@@ -159,19 +160,6 @@ class Lending(OverEntries):
             if grant is not None:
                 self.runway.places.free(self._grants.give_back(grant))
 
-    def give_back_own(self, grant: LentGrant) -> None:
-        """Nothing is written in the rest of a grant of the daemon's any more. Nobody has pinned it."""
-        self.returned(NOBODY, [grant.number])
-
-    def pressed(self, why: str | None) -> None:
-        """Host memory is short, for this reason: requests are refused. None: not any more."""
-        self._pressure = None if why is None else refusals.under_pressure(why)
-
-    def limit_changed(self, limits: StoreLimits | None = None) -> None:
-        """A limit has changed: what did not fit may fit now, and what waits may never."""
-        self._limits = limits or self._limits
-        self.runway.drop_attempt()
-
     @property
     def waiting(self) -> int:
         """The number of requests that wait."""
@@ -179,16 +167,14 @@ class Lending(OverEntries):
 
     def serve(self, now: float) -> None:
         """Serves the requests that wait, one after the other, until one waits for room. After each event."""
-        if self._held:
-            held, self._held = self._held, []
-            for each in held:
-                self._push(each)
+        while self._held:
+            self._push(self._held.pop(0))
         while (request := self._turns.head()) is not None:
             if request.waits_until is not None and now < request.waits_until and self._grants.lent:
                 return
-            if self._pressure is not None:
-                self._refuse(request, self._pressure)
-            elif (error := refusals.unfit(request.sizes[0], self._limits, self._budget, self._ring_bytes)) is not None:
+            if self.pressure is not None:
+                self._refuse(request, refusals.under_pressure(self.pressure))
+            elif (error := refusals.unfit(request.sizes[0], self.limits, self._budget, self.ring_bytes)) is not None:
                 self._refuse(request, error)
             elif not self._may_have(request):
                 if request.ahead:
@@ -227,15 +213,16 @@ class Lending(OverEntries):
         self._outbox.send(request.submitter.client, messages.GrantsLent(request.number, []))
 
     @property
-    def _ring_bytes(self) -> int:
-        return self._limits.ring_bytes if self.runway.is_growing else self._holes.capacity_bytes
+    def ring_bytes(self) -> int:
+        """The ring's final size."""
+        return self.limits.ring_bytes if self.runway.is_growing else self._holes.capacity_bytes
 
     def _may_have(self, request: PlaceRequest) -> bool:
         """Whether a request's first place may be lent to its client now."""
         capacity = self._holes.capacity_bytes
         if (self._grants.lent_bytes + request.sizes[0]) * ALL_SHARE <= capacity or request.then is not None:
             return True
-        unused, ring_bytes = self._unused(request.submitter), self._limits.ring_bytes
+        unused, ring_bytes = self._unused(request.submitter), self.limits.ring_bytes
         if request.ahead:
             return unused + request.sizes[0] <= ring_bytes // CLIENT_SHARE
         # A client that waits gives back what it has above the share (client/writing/arena.py).

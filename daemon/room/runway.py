@@ -50,12 +50,7 @@ class Runway(OverEntries):
     """
 
     def __init__(
-        self,
-        entries: Entries,
-        commits: Commits,
-        budget: RingBudget,
-        outbox: StoreOutbox,
-        rescan_s: float,
+        self, entries: Entries, commits: Commits, budget: RingBudget, outbox: StoreOutbox, rescan_s: float
     ) -> None:
         super().__init__(entries)
         self._commits = commits
@@ -63,7 +58,7 @@ class Runway(OverEntries):
         self._budget = budget
         self._counters = outbox.counters
         self._emit = outbox.add
-        self._rescan_s_min = self._rescan_s = rescan_s
+        self.rescan_s_min = self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self.places = FreePlaces(entries, budget, lambda: self.pages.withdrawn.size_bytes)
         self.moves = RingMoves(entries, outbox.add)
@@ -169,7 +164,7 @@ class Runway(OverEntries):
         return True
 
     def drop_attempt(self) -> None:
-        """Another request waits now, or none."""
+        """Another request waits now, or none; or a limit has changed: what did not fit may fit now."""
         self._attempt = None
         self._vain = False
         self.places.keeps = True
@@ -213,11 +208,6 @@ class Runway(OverEntries):
             if self._spans.waits_for_pins or self._is_over:
                 self.scan()
 
-    def change_limits(self, rescan_s: float) -> None:
-        """The configuration was reloaded; `budget` has changed already."""
-        self._rescan_s_min = rescan_s
-        self.drop_attempt()
-
     # ---- what a round needs
 
     @property
@@ -253,9 +243,9 @@ class Runway(OverEntries):
 
     def _time_rescan(self, now: float, *, freed: bool) -> None:
         if not self._spans.waits_for_pins and not self._is_over:
-            self._rescan_at, self._rescan_s = None, self._rescan_s_min
+            self._rescan_at, self._rescan_s = None, self.rescan_s_min
             return
-        self._rescan_s = self._rescan_s_min if freed else min(2 * self._rescan_s, RESCAN_S_MAX)
+        self._rescan_s = self.rescan_s_min if freed else min(2 * self._rescan_s, RESCAN_S_MAX)
         self._rescan_at = now + self._rescan_s
 
     def _go(self, way: Way) -> None:
