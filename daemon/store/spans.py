@@ -44,12 +44,11 @@ Gone = Callable[[Sequence[int], Sequence[str]], None]
 class ScanOutcome:
     """What a scan decided. `freed`: rows in state ENDED whose bytes may be reused, with their slots free; the caller
     lends them, or frees them. `freed_bytes`: with those of grants, which are free already. `victims`: how many victims
-    ended; `kept`: rows that are pinned and wait for the next scan; `republished`: rows that are entries again."""
+    ended; `republished`: rows that are entries again."""
 
     freed: list[int] = field(default_factory=list)
     freed_bytes: int = 0
     victims: int = 0
-    kept: int = 0
     republished: list[int] = field(default_factory=list)
 
 
@@ -57,13 +56,7 @@ class Spans:
     """The rows of one store that are published, hidden, or about to be free."""
 
     def __init__(
-        self,
-        table: RowTable,
-        slots: Slots,
-        grants: Grants,
-        tenants: Tenants,
-        families: Families,
-        policy: Replacement,
+        self, table: RowTable, slots: Slots, grants: Grants, tenants: Tenants, families: Families, policy: Replacement
     ) -> None:
         self._table = table
         self._slots = slots
@@ -74,7 +67,10 @@ class Spans:
         self._victims: dict[int, str] = {}
         """The hidden rows that no scan decides about yet, with their reasons; the order is that of hiding."""
         self._ended: dict[int, None] = {}
-        self._scanning: tuple[dict[int, str], dict[int, None]] | None = None
+        self.scanning = False
+        self._scanned_victims: dict[int, str] = {}
+        """Those that the scan in flight decides about."""
+        self._scanned_ended: dict[int, None] = {}
         self._pinned_ended: dict[int, None] = {}
         """Rows in state ENDED that the last scan found pinned, or whose children had not ended yet."""
         self.held: dict[int, int] = {}
@@ -116,8 +112,8 @@ class Spans:
     def republish(self, row: int) -> None:
         """Publishes a victim again, whose ancestors are published. No scan decides about it any more."""
         table = self._table
-        if self._victims.pop(row, None) is None and self._scanning is not None:
-            self._scanning[0].pop(row, None)
+        self._victims.pop(row, None)
+        self._scanned_victims.pop(row, None)
         key = self._slots.key(table.slots[row])
         self.hidden.pop(key, None)
         table.states[row] = LIVE
@@ -134,12 +130,17 @@ class Spans:
             The row; EDGE if there is no such victim, or one of its ancestors has ended.
         """
         row = self.hidden.get(key, EDGE)
-        before = self._families.hidden_ancestors(row) if row else None
-        if before is None:
-            return EDGE
-        for each in (*reversed(before), row):
+        return row if row and self._bring_back(row) else EDGE
+
+    def _bring_back(self, row: int) -> list[int]:
+        """Publishes a victim again, after its hidden ancestors. Returns all of them; none if an ancestor has ended."""
+        above = self._families.hidden_ancestors(row)
+        if above is None:
+            return []
+        rows = [*reversed(above), row]
+        for each in rows:
             self.republish(each)
-        return row
+        return rows
 
     def replaced(self, key: bytes) -> None:
         """The key of a victim was put again: the victim is not published any more."""
@@ -152,8 +153,8 @@ class Spans:
         table, slots = self._table, self._slots
         for row in rows:
             if table.states[row] == VICTIM:
-                if self._victims.pop(row, None) is None and self._scanning is not None:
-                    self._scanning[0].pop(row, None)
+                self._victims.pop(row, None)
+                self._scanned_victims.pop(row, None)
                 self.hidden.pop(slots.key(table.slots[row]), None)
                 continue
             del table.by_key[slots.key(table.slots[row])]
@@ -192,9 +193,7 @@ class Spans:
 
     def reason_of(self, row: int) -> str:
         """Why a victim is to be evicted."""
-        if row in self._victims or self._scanning is None:
-            return self._victims[row]
-        return self._scanning[0][row]
+        return self._victims.get(row) or self._scanned_victims[row]
 
     def in_use(self) -> set[int]:
         """The rows that are not to be evicted, as far as is known: held ones, and those that the last scan found
@@ -209,41 +208,35 @@ class Spans:
         return bool(self._victims or self._ended or self._grants.fresh)
 
     @property
-    def scanning(self) -> bool:
-        return self._scanning is not None
-
-    @property
     def waits_for_pins(self) -> bool:
         """Whether bytes are free as soon as readers or writers release them."""
         return bool(self._pinned_ended or self._grants.revoked)
 
     def begin_scan(self) -> None:
         """Fixes the rows that the scan decides about. A fence and the reading of all lanes follow, then `scanned`."""
-        assert self._scanning is None, "a scan is in flight"
-        victims = _first_of(self._victims)
-        ended = _first_of(self._ended) | _first_of(self._pinned_ended)
+        assert not self.scanning, "a scan is in flight"
+        self.scanning = True
+        self._scanned_victims = _first_of(self._victims)
+        self._scanned_ended = _first_of(self._ended) | _first_of(self._pinned_ended)
         self._grants.begin_scan()
-        self._scanning = victims, ended
 
     def scanned(self, pinned: AbstractSet[int]) -> ScanOutcome:
         """Decides about the rows of the scan by the pins that it found."""
-        assert self._scanning is not None, "no scan was begun"
-        (victims, ended), self._scanning = self._scanning, None
+        assert self.scanning, "no scan was begun"
+        self.scanning = False
+        victims, self._scanned_victims = self._scanned_victims, {}
+        ended, self._scanned_ended = self._scanned_ended, {}
         table, span_ids, states = self._table, self._table.span_ids, self._table.states
         self.last_pinned = pinned
         for row in [row for row in self._pinned if span_ids[row] not in pinned]:
             del self._pinned[row]
             self.release(row)
         outcome = ScanOutcome()
-        ids = table.column("span_ids")
-        if victims and pinned.isdisjoint(ids[list(victims)].tolist()):
-            gone = [row for row in victims if states[row] == VICTIM]
-        else:
-            gone = []
-            for row in victims:
-                if states[row] != VICTIM or (span_ids[row] in pinned and self._keep(row, outcome)):
-                    continue
-                gone.append(row)
+        for row in [row for row in victims if span_ids[row] in pinned]:
+            if states[row] == VICTIM:
+                self._pin(row)
+                outcome.republished += self._bring_back(row)
+        gone = [row for row in victims if states[row] == VICTIM]
         if gone:
             at = np.array(gone, np.int64)
             for key in self._slots.keys(table.column("slots")[at].astype(np.int64)):
@@ -264,7 +257,6 @@ class Spans:
         if table.column("firsts")[at].any() or not pinned.isdisjoint(table.column("span_ids")[at].tolist()):
             kept = [row for row in rows if table.firsts[row] or table.span_ids[row] in pinned]
             self._pinned_ended.update(dict.fromkeys(kept))
-            outcome.kept = len(kept)
             rows = [row for row in rows if row not in self._pinned_ended]
             at = np.array(rows, np.int64)
         self._slots.release_all(table.column("slots")[at].astype(np.int64))
@@ -274,17 +266,6 @@ class Spans:
         outcome.freed = rows
         outcome.freed_bytes = sum(sizes)
         self.ended_bytes -= outcome.freed_bytes
-
-    def _keep(self, row: int, outcome: ScanOutcome) -> bool:
-        """Publishes a pinned victim again, after its ancestors; whether that was possible."""
-        before = self._families.hidden_ancestors(row)
-        if before is None:
-            return False
-        self._pin(row)
-        for each in (*reversed(before), row):
-            self.republish(each)
-            outcome.republished.append(each)
-        return True
 
     def unpinned(self, rows: list[int]) -> list[int]:
         """Of rows that the policy has handed out, those that the last scan found no pin of. The others are held until a
@@ -312,15 +293,12 @@ class Spans:
             tell(rows, reasons)
         self._policy.removed(rows, evicted=evicted)
         at = np.array(rows, np.int64)
-        if table.column("records")[at].any():
-            for row in rows:
-                if table.records[row]:
-                    self.unblock(row)
+        for row in at[table.column("records")[at] != 0].tolist():
+            self.unblock(row)
         table.column("records")[at] = 0
         table.column("ends")[at] = 0
-        if table.column("parents")[at].any():
-            for row in rows:
-                self._families.unlink(row)
+        for row in at[table.column("parents")[at] != EDGE].tolist():
+            self._families.unlink(row)
         tenants.ended(*(table.column(name)[at].tolist() for name in ("namespaces", "owners", "sizes", "tokens")))
         np.frombuffer(table.states, np.uint8)[at] = ENDED
         if self.held:
@@ -331,9 +309,8 @@ class Spans:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         table = self._table
-        scanning = self._scanning or ({}, {})
-        victims = {**self._victims, **scanning[0]}
-        ended = {**self._ended, **scanning[1], **self._pinned_ended}
+        victims = {**self._victims, **self._scanned_victims}
+        ended = {**self._ended, **self._scanned_ended, **self._pinned_ended}
         states = {row: table.states[row] for row in table.in_order()}
         assert set(victims) == {row for row, state in states.items() if state == VICTIM} == set(self.hidden.values())
         assert set(ended) <= {row for row, state in states.items() if state == ENDED}
