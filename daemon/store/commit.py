@@ -18,7 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from ...errors import BadMessage
 from ...shm.index.index import KEY_HASHES, SPAN
@@ -129,12 +129,9 @@ class Commits(OverEntries):
         hidden = self._spans.hidden
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
         ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
-        tags, invalidated, ns_entries, ns_bytes = (
-            self._tenants.number_of,
-            self._tenants.invalidated,
-            self._tenants.entries,
-            self._tenants.bytes,
-        )
+        tenants = self._tenants
+        tags, invalidated = tenants.number_of, tenants.invalidated
+        ns_entries, ns_bytes = tenants.entries, tenants.bytes
         append, default_ttl_s = self._policy.window.append, self.default_ttl_s
         pack_header, pack_body = SPAN_HEADER.pack_into, BODY.pack_into
         crc, pack_tail, hashes = zlib.crc32, SPAN_TAIL.pack_into, KEY_HASHES.unpack
@@ -142,23 +139,11 @@ class Commits(OverEntries):
         expected = submitter.expected or first_number(records)
         stored = stored_bytes = stored_tokens = used = used_bytes = 0
         try:
-            for (
-                number,
-                key,
-                offset,
-                payload,
-                checksum,
-                claim,
-                parent,
-                cost,
-                ttl,
-                grant,
-                tree,
-                tokens,
-                prefix,
-                agent,
-                _,
-            ) in RECORD.iter_unpack(records):
+            for record in RECORD.iter_unpack(records):
+                (
+                    number, key, offset, payload, checksum, claim, parent, cost, ttl, grant, tree, tokens, prefix,
+                    agent, _,
+                ) = record  # fmt: skip
                 if number != expected:
                     raise BadMessage(f"record {number} follows record {expected - 1}: the queue is damaged")
                 expected += 1
@@ -214,9 +199,7 @@ class Commits(OverEntries):
                 elif not bits:
                     reason = NO_SLOT
                 elif parent != NO_KEY or prefix:
-                    reason = self._continues(
-                        row, key, parent, offset, tree, prefix, payload, cost, tokens, numbers.get(agent, 0), now
-                    )
+                    reason = self._continues(row, record, now)
                 if reason:
                     self.refused.append((client, number, reason, key, claim, tokens))
                     self._give_up(row)
@@ -228,23 +211,9 @@ class Commits(OverEntries):
                 span_id = span_ids[row]
                 ttl = ttl or default_ttl_s
                 pack_header(
-                    ring,
-                    offset,
-                    SPAN_MAGIC,
-                    tree,
-                    span_id,
-                    key,
-                    payload,
-                    tokens,
-                    ttl,
-                    now,
-                    uid,
-                    prefix,
-                    cost,
-                    0,
-                    parent,
+                    ring, offset, SPAN_MAGIC, tree, span_id, key, payload, tokens, ttl, now, uid, prefix, cost, 0, parent,
                     parent != NO_KEY,
-                )
+                )  # fmt: skip
                 end = offset + _TAIL_AT
                 pack_tail(ring, end, crc(ring[offset:end]), checksum, expiry_word(now + ttl) if ttl else _NEVER)
 
@@ -267,7 +236,7 @@ class Commits(OverEntries):
                 digests[row] = words[at + 3]
                 ns = tags.get(tag)
                 if ns is None:
-                    ns = self._tenants.add(tag)
+                    ns = tenants.add(tag)
                 names[row] = ns
                 agents[row] = numbers[agent] if agent in numbers else self._agents.number(agent)
                 ns_entries[ns] += 1
@@ -291,7 +260,7 @@ class Commits(OverEntries):
             self.stored += stored
             self.stored_bytes += stored_bytes
             self._policy.window.batch_ended(now)
-            self._tenants.stored(owner, stored, stored_tokens)
+            tenants.stored(owner, stored, stored_tokens)
         return expected - 1
 
     def _give_up(self, row: int) -> None:
@@ -300,49 +269,35 @@ class Commits(OverEntries):
         self._tenants.owned_bytes[self._table.owners[row]] -= self._table.sizes[row]
         self._holes.free(row)
 
-    def _continues(
-        self,
-        row: int,
-        key: bytes,
-        parent: bytes,
-        offset: int,
-        tree: int,
-        prefix: int,
-        payload: int,
-        cost: float,
-        tokens: int,
-        agent: int,
-        now: float,
-    ) -> int:
+    def _continues(self, row: int, record: tuple[Any, ...], now: float) -> int:
         """Ties an entry to its parent. Returns the reason why that is refused; 0 if it is not."""
-        above = EDGE
+        _, key, offset, payload, _, _, parent, cost, _, _, tree, tokens, prefix, agent, _ = record
+        table, above = self._table, EDGE
         if parent != NO_KEY:
             if parent[:8] != key[:8] or parent == key:
                 return BAD_PARENT
             if key in self._spans.hidden:
                 # It may be an ancestor of the parent, and must not come back with it.
                 self._spans.replaced(key)
-            above = self._table.by_key.get(parent) or self._spans.recall(parent)
+            above = table.by_key.get(parent) or self._spans.recall(parent)
             if not above:
                 return NO_PARENT
-            if self.evicts and not self._is_worth_it(key, self._table.sizes[row], above, cost, tokens, agent, now):
-                return NOT_WORTH_IT
+            if self.evicts:
+                policy, digest = self._policy, int.from_bytes(key[16:24], "little")
+                policy.window.batch_ended(now)
+                # The parent stays as if it had the child already.
+                table.children[above] += 1
+                agent = self._agents.numbers.get(agent, 0)
+                is_worth_it = policy.admits(digest, table.sizes[row], above, cost, tokens, agent)
+                table.children[above] -= 1
+                if not is_worth_it:
+                    return NOT_WORTH_IT
         if prefix:
             start = offset + SPAN_HEADER_BYTES
             record_at = start + ((tree + 63) & -64)
             if not self._block(row, key, above, record_at, prefix, start + payload):
                 return BAD_BLOCK
-            self._table.records[row] = prefix
+            table.records[row] = prefix
         if above:
             self._families.link(row, above)
         return 0
-
-    def _is_worth_it(self, key: bytes, size: int, above: int, cost: float, tokens: int, agent: int, now: float) -> bool:
-        """Whether the policy wants the child of a row, for which another entry is evicted."""
-        policy, children = self._policy, self._table.children
-        policy.window.batch_ended(now)
-        # The parent stays as if it had the child already.
-        children[above] += 1
-        admitted = policy.admits(int.from_bytes(key[16:24], "little"), size, above, cost, tokens, agent)
-        children[above] -= 1
-        return admitted
