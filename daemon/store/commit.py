@@ -211,8 +211,8 @@ class Commits(OverEntries):
                 span_id = span_ids[row]
                 ttl = ttl or default_ttl_s
                 pack_header(
-                    ring, offset, SPAN_MAGIC, tree, span_id, key, payload, tokens, ttl, now, uid, prefix, cost, 0, parent,
-                    parent != NO_KEY,
+                    ring, offset, SPAN_MAGIC, tree, span_id, key, payload, tokens, ttl, now, uid, prefix, cost, 0,
+                    parent, parent != NO_KEY,
                 )  # fmt: skip
                 end = offset + _TAIL_AT
                 pack_tail(ring, end, crc(ring[offset:end]), checksum, expiry_word(now + ttl) if ttl else _NEVER)

@@ -18,7 +18,7 @@ from .points import CLIENT, DAEMON, Round
 AT = 7
 TAKE = "commit/daemon.store.commit:Commits.take"
 SLOT_LINES = {
-    TAKE: range(92, 104),
+    TAKE: range(64, 76),
     "lend/daemon.store.grants:Grants.lend_all": range(12, 34),
     "reclaim/daemon.store.slots:Slots.unpublish_all": range(1, 8),
     "reclaim/daemon.store.slots:Slots.release_all": range(1, 6),
