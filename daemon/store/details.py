@@ -10,7 +10,7 @@ Invariant: rows are those of entries, stored or about to be told as ended; heade
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,21 +26,13 @@ from ...shm.index.index import (
 )
 from ...shm.ring.layout import SPAN_EXPIRES_AT, expiry_word
 from .slots import Slots
-from .table import RowTable
+from .table import Array, RowTable
 
-Array = np.ndarray[Any, Any]
-
-_TTL_AT: Final = 64 >> 3
-_CREATED_AT: Final = 72 >> 3
-_COST_AT: Final = 88 >> 3
-_EXPIRES_AT: Final = SPAN_EXPIRES_AT >> 3
+_TTL_AT: Final = 64
+_CREATED_AT: Final = 72
+_COST_AT: Final = 88
 _EXPIRY_CHECK: Final = (1 << 16) - 1
-_USES: Final = np.uint64(REUSE_USES_MAX)
-_USED_SHIFT: Final = np.uint64(REUSE_USED_SHIFT)
-_TICKS: Final = np.uint64(REUSE_TICKS_MAX)
-_HOLDERS_SHIFT: Final = np.uint64(REUSE_HOLDERS_SHIFT)
-_HOLDERS: Final = np.uint64(REUSE_HOLDERS_MAX << REUSE_HOLDERS_SHIFT)
-_THREE: Final = np.uint64(3)
+_HOLDERS: Final = REUSE_HOLDERS_MAX << REUSE_HOLDERS_SHIFT
 
 
 class Details:
@@ -48,88 +40,76 @@ class Details:
 
     def __init__(self, table: RowTable, slots: Slots, ring: memoryview) -> None:
         whole = ring.cast("B")[: len(ring) & -8]
-        self._times = whole.cast("d")
-        self._words = whole.cast("Q")
+        self._times, self._words = whole.cast("d"), whole.cast("Q")
         self._all_times: Array = np.frombuffer(whole, np.float64)
+        self._table = table
+        self._slots = slots
         self._offsets, self._slot_of = table.column("offsets"), table.column("slots")
-        self._offset_of = table.offsets
-        self._index: Array = np.frombuffer(slots.words, np.uint64)
-        self._first_slot, self._first_reuse = slots.first_word, slots.first_reuse
 
     # ---- headers
 
     def created(self, rows: Array, now: float) -> Array:
         """When the entries were put, (n,) float64; from 0 to `now`, whatever a damaged header has."""
-        created = self._all_times[(self._offsets[rows] >> _THREE).astype(np.int64) + _CREATED_AT]
+        created = self._all_times[(self._offsets[rows] + _CREATED_AT) >> 3]
         found: Array = np.fmin(np.fmax(created, 0.0), now)
         return found
 
     def ttl(self, row: int) -> float:
         """The time to live after each touch, in seconds; 0 for none."""
-        ttl: float = self._times[(self._offset_of[row] >> 3) + _TTL_AT]
+        ttl: float = self._times[self._table.offsets[row] + _TTL_AT >> 3]
         return ttl
 
     def cost(self, row: int) -> float:
         """The milliseconds that computing the payload took, as its client said; 0 if not known."""
-        cost: float = self._times[(self._offset_of[row] >> 3) + _COST_AT]
+        cost: float = self._times[self._table.offsets[row] + _COST_AT >> 3]
         return cost
 
     def expires(self, row: int) -> float:
         """When the entry expires; 0.0 for never. It is up to one part in 2 ** 36 later than it was set."""
-        at = (self._offset_of[row] >> 3) + _EXPIRES_AT
-        expires: float = np.uint64(self._words[at] & ~_EXPIRY_CHECK).view(np.float64).item()
+        word = self._words[self._table.offsets[row] + SPAN_EXPIRES_AT >> 3]
+        expires: float = np.uint64(word & ~_EXPIRY_CHECK).view(np.float64).item()
         return expires
 
     def set_expires(self, row: int, when: float) -> None:
         """Writes when the entry expires, for clients and for the next daemon: one word, so that a reader sees the old
         time or the new one. The header's check leaves it out."""
-        self._words[(self._offset_of[row] >> 3) + _EXPIRES_AT] = expiry_word(when)
+        self._words[self._table.offsets[row] + SPAN_EXPIRES_AT >> 3] = expiry_word(when)
 
     # ---- the index
 
     def keys(self, rows: Array) -> Array:
         """The keys, as (n, 4) uint64."""
-        found: Array = self._index[self._slots_at(rows)[:, None] + np.arange(1, 5)]
-        return found
+        return self._slots.key_words(self._slot_of[rows].astype(np.int64))
 
     def tree_bytes(self, row: int) -> int:
         """The length of the payload's tree."""
-        return int(self._index[self._slots_at(np.array([row]))[0] + PLACE]) >> 48
+        place: int = self._slots.words[self._slots.at(self._table.slots[row]) + PLACE]
+        return place >> 48
 
     def uses(self, rows: Array) -> tuple[Array, Array]:
         """How often the entries were used after their puts, at most REUSE_USES_MAX, and when last, rounded up to a
         tick, 0.0 for never; (n,) uint64 and float64."""
-        return unpack_uses(self._index[self._reuse_at(rows)])
+        return unpack_uses(self._slots.reuse[self._slot_of[rows]])
 
     def count_uses(self, rows: Array, now: float) -> None:
         """The entries were used until `now`, each once for each time that it is among the rows."""
-        at = self._reuse_at(rows)
+        at, reuse = self._slot_of[rows], self._slots.reuse
         many = np.ones(len(at), np.uint64)
         if len(at) > 1:
             at = np.sort(at)
             first = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
             many = np.diff(np.append(first, len(at))).astype(np.uint64)
             at = at[first]
-        words = self._index[at]
-        uses = np.minimum((words & _USES) + many, _USES)
-        self._index[at] = words & _HOLDERS | np.uint64(reuse_ticks(now) << REUSE_USED_SHIFT) | uses
+        words = reuse[at]
+        uses = np.minimum((words & REUSE_USES_MAX) + many, REUSE_USES_MAX)
+        reuse[at] = words & _HOLDERS | reuse_ticks(now) << REUSE_USED_SHIFT | uses
 
     def show_holders(self, rows: Array, holders: Array) -> None:
-        """Stores how many clients hold each entry now, for readers."""
-        at = self._reuse_at(rows)
-        many = np.minimum(holders, np.uint64(REUSE_HOLDERS_MAX)) << _HOLDERS_SHIFT
-        self._index[at] = self._index[at] & ~_HOLDERS | many
-
-    def _slots_at(self, rows: Array) -> Array:
-        slots = self._slot_of[rows].astype(np.int64)
-        at: Array = self._first_slot + (slots // 8 + slots + 1) * 8
-        return at
-
-    def _reuse_at(self, rows: Array) -> Array:
-        at: Array = self._first_reuse + self._slot_of[rows].astype(np.int64)
-        return at
+        """Stores how many clients hold each entry now, for readers; (n,) uint64."""
+        at, reuse = self._slot_of[rows], self._slots.reuse
+        reuse[at] = reuse[at] & ~np.uint64(_HOLDERS) | np.minimum(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT
 
 
 def unpack_uses(words: Array) -> tuple[Array, Array]:
     """The numbers of uses in reuse words, and the times of the last ones, 0.0 for never."""
-    return words & _USES, (words >> _USED_SHIFT & _TICKS) / REUSE_TICKS_PER_S
+    return words & REUSE_USES_MAX, (words >> REUSE_USED_SHIFT & REUSE_TICKS_MAX) / REUSE_TICKS_PER_S

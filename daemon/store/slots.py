@@ -10,7 +10,7 @@ seq.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from ...shm.index.index import (
     slots_of,
 )
 from ...shm.ring.layout import BUCKET_SLOTS, IndexGeometry
-
-Array = np.ndarray[Any, Any]
+from .table import Array
 
 BODY: Final = Struct("@32s8xQQ")
 """A slot's key, place and length, from its second word on. The span id between them stays 0."""
@@ -50,7 +49,7 @@ class Slots:
         self.first_reuse = geometry.uses_at >> 3
         """Index of the reuse word of slot 0 (shm/index)."""
         self._array = np.frombuffer(self.words, "u8")
-        self._reuse = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
+        self.reuse: Array = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0
         self.free = bytearray(np.packbits(~taken, axis=1, bitorder="little").tobytes())
 
@@ -112,7 +111,7 @@ class Slots:
     def move(self, slot: int, to: int) -> None:
         """Publishes the unpublished slot `to` and unpublishes `slot`, which has the same key and payload."""
         at, there, words = self.at(slot), self.at(to), self.words
-        self._reuse[to] = self._reuse[slot] & _USES
+        self.reuse[to] = self.reuse[slot] & _USES
         words[there + PLACE] = words[there + PLACE] | words[at + PLACE] & PLACE_UNVERIFIED
         # SYNC POINT: publish before unpublish, so that after a kill at any instruction the next daemon finds at least
         # one of the two published.
@@ -137,16 +136,21 @@ class Slots:
     def release_all(self, slots: Array) -> None:
         """`release` of many."""
         free = self.free
-        self._reuse[slots] = 0
+        self.reuse[slots] = 0
         self._array[self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS + SPAN] = 0
         for slot in slots.tolist():
             free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
 
     def keys(self, slots: Array) -> list[bytes]:
         """The keys in slots."""
-        at = self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS
-        keys: list[bytes] = self._array[at[:, None] + _KEY_WORDS].view("V32").ravel().tolist()
+        keys: list[bytes] = self.key_words(slots).view("V32").ravel().tolist()
         return keys
+
+    def key_words(self, slots: Array) -> Array:
+        """The keys in slots, (n, 4) uint64."""
+        at = self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS
+        words: Array = self._array[at[:, None] + _KEY_WORDS]
+        return words
 
     def key(self, slot: int) -> bytes:
         """The key in a slot."""
