@@ -56,8 +56,7 @@ class Withdrawn:
         nothing in the range [low, high) `spared`. Returns (offset, bytes), or None if no examined hole has such a page.
         """
         table, looks = self._table, 0
-        for rank in range(1, len(self._holes) + 1):
-            before, size = self._holes.ranked(-rank)
+        for before, size in self._holes.largest_first():
             if size < PAGE_BYTES or looks >= LOOKS_MAX:
                 return None
             looks += size < 2 * PAGE_BYTES
@@ -68,7 +67,7 @@ class Withdrawn:
             take = min(high - low, most_bytes)
             if table.states[table.nexts[before]] == WITHDRAWN and high == table.offsets[table.nexts[before]]:
                 low = high - take
-            row = self._holes.take_within(before, low, take, WITHDRAWN)
+            row = self._holes.take_behind(before, take, WITHDRAWN, skipped=low - start)
             if row == EDGE:
                 return None
             self.rows[row] = None
@@ -90,7 +89,8 @@ class Withdrawn:
         else:
             self._holes.cut(row, offset - table.offsets[row])
         if end > offset + size_bytes:
-            rest = self._holes.take_within(before, offset + size_bytes, end - offset - size_bytes, WITHDRAWN)
+            skipped = offset + size_bytes - table.end(before)
+            rest = self._holes.take_behind(before, end - offset - size_bytes, WITHDRAWN, skipped)
             assert rest != EDGE, "no row is free for withdrawn pages"
             self.rows[rest] = None
         self.size_bytes -= size_bytes

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, islice
 from typing import Final
 
 import numpy as np
@@ -125,7 +125,7 @@ class Stretches(OverEntries):
         # Entries that were put together often are the coldest together: one stretch has many of them.
         seen: set[int] = set()
         coldest = [table.prevs[row] for row in anchors]
-        for before in (*coldest[:FIRST], *self._holes.largest(HOLES_MAX), *coldest[FIRST:]):
+        for before in (*coldest[:FIRST], *self._largest_holes(), *coldest[FIRST:]):
             if before in seen and table.nexts[before] in seen:
                 continue
             found.append(self._around(before, size, may_move))
@@ -166,7 +166,7 @@ class Stretches(OverEntries):
         """The cheapest run of entries to move: of each stretch around one of the largest holes, the run with the fewest
         bytes to copy. Those that fit into no hole elsewhere are evicted with it."""
         found, looks = [], 0
-        for hole in self._holes.largest(HOLES_MAX):
+        for hole in self._largest_holes():
             found.append(self._around(hole, size, may_move, RUN_ROWS_MAX // 2))
             looks += len(found[-1])
             if looks >= LOOKS_MAX // 4:
@@ -252,6 +252,10 @@ class Stretches(OverEntries):
         fresh = stored & self._policy.are_in_window(at)
         above = np.where(fresh, 0.0, np.maximum(worths - floor, 0.0)) if self._policy.weighs else 0.0
         return fresh * sizes, above * sizes, worths
+
+    def _largest_holes(self) -> list[int]:
+        """The rows before them."""
+        return [before for before, _ in islice(self._holes.largest_first(), HOLES_MAX)]
 
     def _bytes_of(self, rows: Sequence[int]) -> int:
         return sum(map(self._table.sizes.__getitem__, rows))

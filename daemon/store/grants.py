@@ -131,56 +131,37 @@ class Grants:
             The row; EDGE if these bytes are not the grant's, or it has too many pieces, or no row is free.
         """
         table = self._table
-        offsets, sizes = table.offsets, table.sizes
         for piece in grant.pieces:
-            low, left = offsets[piece], sizes[piece]
-            if low <= offset and offset + size <= low + left:
+            before, behind = offset - table.offsets[piece], table.end(piece) - offset - size
+            if before >= 0 and behind >= 0:
                 break
         else:
             return EDGE
-        if low == offset and left == size:
+        new_rows = (before > 0) + (behind > 0)
+        if table.row_mask - table.count < new_rows or (new_rows == 2 and len(grant.pieces) == PIECES_MAX):
+            return EDGE
+        row = piece
+        if before:
+            row = end = table.add(ENDED, offset, size, piece)
+            table.sizes[piece] = before
+            if behind:
+                end = table.add(LENT, offset + size, behind, row)
+                table.owners[end] = table.owners[piece]
+                grant.pieces.append(end)
+            self._holes.renamed(piece, end)
+        elif behind:
+            # The piece begins later: the new row stands before it.
+            row = table.add(ENDED, offset, size, table.prevs[piece])
+            table.offsets[piece], table.sizes[piece] = offset + size, behind
+        else:
             # The usual case: the row changes hands.
             grant.pieces.remove(piece)
             table.renew(piece)
             table.states[piece] = ENDED
-            row = piece
-        else:
-            if offset > low and offset + size < low + left and len(grant.pieces) == PIECES_MAX:
-                return EDGE
-            row = self._cut(grant, piece, offset - low, size)
-            if row == EDGE:
-                return EDGE
         self.lent_bytes -= size
         if not grant.pieces:
             self.lent -= 1
             self._slots.release(grant.slot)
-        return row
-
-    def _cut(self, grant: LentGrant, piece: int, before: int, size: int) -> int:
-        table = self._table
-        low, left = table.offsets[piece], table.sizes[piece]
-        behind = left - before - size
-        if not before:
-            # The piece begins later: the new row stands before it.
-            table.offsets[piece], table.sizes[piece] = low + size, behind
-            row = table.add(ENDED, low, size, table.prevs[piece])
-            if row == EDGE:
-                table.offsets[piece], table.sizes[piece] = low, left
-            return row
-        row = table.add(ENDED, low + before, size, piece)
-        if row == EDGE:
-            return EDGE
-        rest = table.add(LENT, low + before + size, behind, row) if behind else EDGE
-        if behind and rest == EDGE:
-            table.remove(row)
-            return EDGE
-        table.sizes[piece] = before
-        if rest:
-            table.owners[rest] = table.owners[piece]
-            grant.pieces.append(rest)
-            self._holes.renamed(piece, rest)
-        else:
-            self._holes.renamed(piece, row)
         return row
 
     def revoke(self, grant: LentGrant) -> None:

@@ -11,7 +11,7 @@ Invariant: the bytes between two rows in order, if any, are one hole; so no two 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Holes:
 
     @property
     def largest_bytes(self) -> int:
-        return self._by_size[-1] >> ROW_BITS_MAX if self._by_size else 0
+        return next(self.largest_first(), (EDGE, 0))[1]
 
     def take(self, size: int, state: int) -> int:
         """Makes a row of `size` bytes at the beginning of the hole that fits best.
@@ -50,35 +50,22 @@ class Holes:
         before = self._by_size[at] & (1 << ROW_BITS_MAX) - 1
         return self.take_behind(before, size, state)
 
-    def take_behind(self, before: int, size: int, state: int) -> int:
-        """`take` at the beginning of the hole behind a row."""
-        left = self._behind[before] - size
-        assert left >= 0
-        row = self._table.add(state, self._table.end(before), size, before)
+    def take_behind(self, before: int, size: int, state: int, skipped: int = 0) -> int:
+        """`take` in the hole behind a row, whose first `skipped` bytes stay free."""
+        left = self._behind[before] - skipped - size
+        assert skipped >= 0 and left >= 0
+        row = self._table.add(state, self._table.end(before) + skipped, size, before)
         if row != EDGE:
             self._drop(before)
+            if skipped:
+                self._put(before, skipped)
             self._put(row, left)
         return row
 
-    def take_within(self, before: int, offset: int, size: int, state: int) -> int:
-        """Makes a row of [offset, offset + size), in the hole behind the row `before`.
-
-        Returns:
-            The row; EDGE if no row is free.
-        """
-        start, left = self._table.end(before), self._behind[before]
-        assert start <= offset and offset + size <= start + left
-        row = self._table.add(state, offset, size, before)
-        if row != EDGE:
-            self._drop(before)
-            self._put(before, offset - start)
-            self._put(row, start + left - offset - size)
-        return row
-
-    def ranked(self, rank: int) -> tuple[int, int]:
-        """(the row before it, bytes) of a hole by its rank in the order of size: 0 is the smallest, -1 the largest."""
-        word = self._by_size[rank]
-        return word & (1 << ROW_BITS_MAX) - 1, word >> ROW_BITS_MAX
+    def largest_first(self) -> Iterator[tuple[int, int]]:
+        """The holes: (the row before it, bytes)."""
+        for word in reversed(self._by_size):
+            yield word & (1 << ROW_BITS_MAX) - 1, word >> ROW_BITS_MAX
 
     def free(self, row: int) -> None:
         """Frees a row in use. Its bytes and the holes beside it become one hole."""
@@ -108,10 +95,6 @@ class Holes:
     def behind(self, row: int) -> int:
         """The bytes of the hole behind a row; 0 if there is none."""
         return self._behind.get(row, 0)
-
-    def largest(self, most: int) -> list[int]:
-        """The rows before the `most` largest holes, the largest hole first."""
-        return [each & (1 << ROW_BITS_MAX) - 1 for each in self._by_size[: -most - 1 : -1]]
 
     def fits(self, sizes: Sequence[int], without: Iterable[int]) -> list[bool]:
         """Which of these sizes, given the largest first, find a place if `take` takes one after the other. `without`:

@@ -31,7 +31,6 @@ DAEMON: Final = {
         "daemon.store.commit:Commits._continues",
         "daemon.store.commit:Commits._give_up",
         "daemon.store.grants:Grants.carve",
-        "daemon.store.grants:Grants._cut",
     ),
     "lend": (
         "daemon.store.grants:Grants.lend_all",
