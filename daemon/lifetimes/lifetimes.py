@@ -5,7 +5,7 @@
     accessed, touch, put again ─ span ids ─ rows, as arrays ─→ the policy, once ─→ reuse words ─→ hit ratios
 
 Owns the order in which the parts do what is due. The policy has the order of uses, the index the uses and the last use
-of each entry (`store.details`).
+of each entry (`store.slots`).
 
 Invariant: an id that is no entry's, or of an entry that has ended, counts as an unknown hit and changes nothing.
 """

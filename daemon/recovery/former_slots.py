@@ -21,8 +21,8 @@ import numpy as np
 from ...errors import LimitReached
 from ...shm.index.index import BUCKET_CELLS, LENGTH, PLACE, PLACE_OFFSET_MASK, PLACE_UNVERIFIED, SPAN, cells_of
 from ...shm.ring.layout import BUCKET_SLOTS, SPAN_HEADER_BYTES
-from ..store.details import unpack_uses
 from ..store.entries import Entries, OverEntries
+from ..store.slots import unpack_uses
 from ..store.table import EDGE, FREE, LIVE
 from .former_headers import HEADER, are_sound, expires_s, headers_at, in_agreement
 

@@ -14,6 +14,7 @@ Invariant: a place is a row in state ENDED without a slot, which no owner has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -122,13 +123,11 @@ class FreePlaces(OverEntries):
         """`take` of further places, of `most_bytes` together, as long as they are there. The first one is not lent
         yet."""
         found: list[int] = []
-        left, entries, count, at = min(most_bytes, self.left_bytes), self.left_entries - 1, len(sizes), 0
-        while at < count:
+        left, entries = min(most_bytes, self.left_bytes), self.left_entries - 1
+        for size, alike in groupby(sizes):
             # As many of one size as are wanted in a row, at once.
-            first, size = at, sizes[at]
-            while at < count and sizes[at] == size:
-                at += 1
-            wanted = min(at - first, left // size, entries - len(found))
+            count = len([*alike])
+            wanted = min(count, left // size, entries - len(found))
             ready = self._ready.get(size, [])
             rows = ready[-wanted:] if wanted > 0 else []
             del ready[len(ready) - len(rows) :]
@@ -137,7 +136,7 @@ class FreePlaces(OverEntries):
                 rows.append(row)
             found += rows
             left -= size * len(rows)
-            if len(rows) < at - first:
+            if len(rows) < count:
                 break
         return found
 

@@ -14,11 +14,10 @@ from typing import Final
 from ...shm.index.index import IndexWriter
 from ...shm.ring.layout import IndexGeometry
 from ..replacement import POLICIES, Facts
-from .details import Details
 from .families import Families
 from .grants import Grants
 from .holes import Holes
-from .slots import Slots
+from .slots import Details, Slots
 from .spans import Spans
 from .table import ROW_BITS_MAX, RowTable
 from .tenants import AgentNumbers, Tenants

@@ -144,13 +144,8 @@ class Holes:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        table, expected, before = self._table, {}, EDGE
-        for row in [*table.in_order(), EDGE]:
-            start = table.end(before)
-            end = table.offsets[row] if row != EDGE else self.capacity_bytes
-            if end > start:
-                expected[before] = end - start
-            before = row
+        table = self._table
+        expected = {before: high - low for low, high, before in table.gaps(0, self.capacity_bytes, EDGE)}
         assert self._behind == expected
         assert self._by_size == sorted(size << ROW_BITS_MAX | row for row, size in expected.items())
         assert self.total_bytes == sum(expected.values())

@@ -1,10 +1,12 @@
-"""The index's slots as the store writes them: where a key's slot is free, and the order of the stores.
+"""What the store writes of an entry beside its columns: its slot and reuse word in the index, its header in the ring.
 
-Owns: which slots of a bucket are free. Does not own: the index's layout (shm/ring/layout, shm/index), nor which row a
-slot belongs to. `commit` has `taken` and `publish` of this module inline, since both are part of every put.
+Owns: which slots of a bucket are free, the order of the stores to a slot, the uses in reuse words, and the expiry in
+headers after the put. Does not own: the layouts (shm/ring/layout, shm/index), which row a slot belongs to, who uses
+entries (`lifetimes`), nor the rest of headers, which `commit` writes. `commit` has `take` and `publish` of this module
+inline, since both are part of every put.
 
 Invariants: those of shm/index/index.py. A slot is stored with its span id last, and published by one store of an even
-seq.
+seq. Rows of `Details` are those of entries, stored or about to be told as ended.
 """
 
 from __future__ import annotations
@@ -19,13 +21,19 @@ from ...shm.index.index import (
     KEY_HASHES,
     PLACE,
     PLACE_UNVERIFIED,
+    REUSE_HOLDERS_MAX,
     REUSE_HOLDERS_SHIFT,
+    REUSE_TICKS_MAX,
+    REUSE_TICKS_PER_S,
+    REUSE_USED_SHIFT,
+    REUSE_USES_MAX,
     SPAN,
     cells_of,
+    reuse_ticks,
     slots_of,
 )
-from ...shm.ring.layout import BUCKET_SLOTS, IndexGeometry
-from .table import Array
+from ...shm.ring.layout import BUCKET_SLOTS, SPAN_EXPIRES_AT, IndexGeometry, expiry_word
+from .table import Array, RowTable
 
 BODY: Final = Struct("@32s8xQQ")
 """A slot's key, place and length, from its second word on. The span id between them stays 0."""
@@ -35,7 +43,11 @@ COUNT: Final = bytes(mask.bit_count() for mask in range(256))
 CELL_WORDS: Final = 8
 BUCKET_WORDS: Final = BUCKET_CELLS * CELL_WORDS
 _KEY_WORDS: Final = np.arange(1, 5)
-_USES: Final = np.uint64((1 << REUSE_HOLDERS_SHIFT) - 1)
+_TTL_AT: Final = 64
+_CREATED_AT: Final = 72
+_COST_AT: Final = 88
+_EXPIRY_CHECK: Final = (1 << 16) - 1
+_HOLDERS: Final = REUSE_HOLDERS_MAX << REUSE_HOLDERS_SHIFT
 
 
 class Slots:
@@ -111,7 +123,7 @@ class Slots:
     def move(self, slot: int, to: int) -> None:
         """Publishes the unpublished slot `to` and unpublishes `slot`, which has the same key and payload."""
         at, there, words = self.at(slot), self.at(to), self.words
-        self.reuse[to] = self.reuse[slot] & _USES
+        self.reuse[to] = self.reuse[slot] & ~np.uint64(_HOLDERS)
         words[there + PLACE] = words[there + PLACE] | words[at + PLACE] & PLACE_UNVERIFIED
         # SYNC POINT: publish before unpublish, so that after a kill at any instruction the next daemon finds at least
         # one of the two published.
@@ -156,3 +168,83 @@ class Slots:
         """The key in a slot."""
         at = (self.at(slot) + 1) * 8
         return self.memory[at : at + 32].tobytes()
+
+
+class Details:
+    """The headers and reuse words of one store's entries. `ring`: the ring's bytes, writable."""
+
+    def __init__(self, table: RowTable, slots: Slots, ring: memoryview) -> None:
+        whole = ring.cast("B")[: len(ring) & -8]
+        self._times, self._words = whole.cast("d"), whole.cast("Q")
+        self._all_times: Array = np.frombuffer(whole, np.float64)
+        self._table = table
+        self._slots = slots
+        self._offsets, self._slot_of = table.column("offsets"), table.column("slots")
+
+    # ---- headers
+
+    def created(self, rows: Array, now: float) -> Array:
+        """When the entries were put, (n,) float64; from 0 to `now`, whatever a damaged header has."""
+        created = self._all_times[(self._offsets[rows] + _CREATED_AT) >> 3]
+        found: Array = np.fmin(np.fmax(created, 0.0), now)
+        return found
+
+    def ttl(self, row: int) -> float:
+        """The time to live after each touch, in seconds; 0 for none."""
+        ttl: float = self._times[self._table.offsets[row] + _TTL_AT >> 3]
+        return ttl
+
+    def cost(self, row: int) -> float:
+        """The milliseconds that computing the payload took, as its client said; 0 if not known."""
+        cost: float = self._times[self._table.offsets[row] + _COST_AT >> 3]
+        return cost
+
+    def expires(self, row: int) -> float:
+        """When the entry expires; 0.0 for never. It is up to one part in 2 ** 36 later than it was set."""
+        word = self._words[self._table.offsets[row] + SPAN_EXPIRES_AT >> 3]
+        expires: float = np.uint64(word & ~_EXPIRY_CHECK).view(np.float64).item()
+        return expires
+
+    def set_expires(self, row: int, when: float) -> None:
+        """Writes when the entry expires, for clients and for the next daemon: one word, so that a reader sees the old
+        time or the new one. The header's check leaves it out."""
+        self._words[self._table.offsets[row] + SPAN_EXPIRES_AT >> 3] = expiry_word(when)
+
+    # ---- the index
+
+    def keys(self, rows: Array) -> Array:
+        """The keys, as (n, 4) uint64."""
+        return self._slots.key_words(self._slot_of[rows].astype(np.int64))
+
+    def tree_bytes(self, row: int) -> int:
+        """The length of the payload's tree."""
+        place: int = self._slots.words[self._slots.at(self._table.slots[row]) + PLACE]
+        return place >> 48
+
+    def uses(self, rows: Array) -> tuple[Array, Array]:
+        """How often the entries were used after their puts, at most REUSE_USES_MAX, and when last, rounded up to a
+        tick, 0.0 for never; (n,) uint64 and float64."""
+        return unpack_uses(self._slots.reuse[self._slot_of[rows]])
+
+    def count_uses(self, rows: Array, now: float) -> None:
+        """The entries were used until `now`, each once for each time that it is among the rows."""
+        at, reuse = self._slot_of[rows], self._slots.reuse
+        many = np.ones(len(at), np.uint64)
+        if len(at) > 1:
+            at = np.sort(at)
+            first = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
+            many = np.diff(np.append(first, len(at))).astype(np.uint64)
+            at = at[first]
+        words = reuse[at]
+        uses = np.minimum((words & REUSE_USES_MAX) + many, REUSE_USES_MAX)
+        reuse[at] = words & _HOLDERS | reuse_ticks(now) << REUSE_USED_SHIFT | uses
+
+    def show_holders(self, rows: Array, holders: Array) -> None:
+        """Stores how many clients hold each entry now, for readers; (n,) uint64."""
+        at, reuse = self._slot_of[rows], self._slots.reuse
+        reuse[at] = reuse[at] & ~np.uint64(_HOLDERS) | np.minimum(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT
+
+
+def unpack_uses(words: Array) -> tuple[Array, Array]:
+    """The numbers of uses in reuse words, and the times of the last ones, 0.0 for never."""
+    return words & REUSE_USES_MAX, (words >> REUSE_USED_SHIFT & REUSE_TICKS_MAX) / REUSE_TICKS_PER_S

@@ -186,10 +186,8 @@ class Spans:
         count = self.held.get(row, 0)
         if count > 1:
             self.held[row] = count - 1
-        elif count:
-            del self.held[row]
-            if self._table.states[row] == LIVE:
-                self._policy.may_go([row], True)
+        elif self.held.pop(row, 0) and self._table.states[row] == LIVE:
+            self._policy.may_go([row], True)
 
     def reason_of(self, row: int) -> str:
         """Why a victim is to be evicted."""

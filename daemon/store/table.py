@@ -228,15 +228,10 @@ class RowTable:
         """Asserts what the module's docstring promises."""
         rows = list(self.in_order())
         assert sorted(rows) == [row for row, state in enumerate(self.states) if state != FREE]
-        assert len(rows) == self.count
-        end = 0
+        assert len(rows) == self.count == len({self.span_ids[row] for row in rows})
         for before, row in zip([EDGE, *rows], [*rows, EDGE], strict=True):
             assert self.prevs[row] == before
-            if row == EDGE:
-                break
-            assert self.offsets[row] >= end and self.sizes[row] > 0, "rows overlap"
-            end = self.end(row)
-            assert self.row_of(self.span_ids[row]) == row
-        ids = [self.span_ids[row] for row in rows]
-        assert len(set(ids)) == len(ids)
+            assert row == EDGE or self.offsets[row] >= self.end(before), "rows overlap"
+        for row in rows:
+            assert self.sizes[row] > 0 and self.row_of(self.span_ids[row]) == row
         assert set(self.by_key.values()) == {row for row in rows if self.states[row] == LIVE}

@@ -54,7 +54,7 @@ DAEMON: Final = {
         "daemon.store.slots:Slots.unpublish",
         "daemon.lifetimes.removals:Sweeps.clear",
     ),
-    "touch": ("daemon.core.dispatch:Dispatch._of_keys", "daemon.store.details:Details.set_expires"),
+    "touch": ("daemon.core.dispatch:Dispatch._of_keys", "daemon.store.slots:Details.set_expires"),
     "pages": (
         "daemon.host_memory.residency:Residency._withdraw",
         "daemon.actors.store:StoreActor._change_pages",
