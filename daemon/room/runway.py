@@ -26,8 +26,8 @@ from ..store.spans import ScanOutcome
 from ..store.table import ENDED
 from .moves import RingMoves
 from .places import FreePlaces
-from .shares import OwnerShares
 from .stretches import Way
+from .survey import OwnerShares
 from .ways import Attempt, Ways
 
 BATCH_SHARE: Final = 64

@@ -32,9 +32,8 @@ from ..store.entries import Entries, OverEntries
 from ..store.table import LIVE, WITHDRAWN, Array
 from .moves import MovingTime
 from .places import FreePlaces
-from .shares import OwnerShares
 from .stretches import RUN_ROWS_MAX, Stretches, Test, Way, chosen
-from .survey import Survey
+from .survey import OwnerShares, Survey
 
 ROUND_ROWS_MAX: Final = 256
 """Victims of one round."""

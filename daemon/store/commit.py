@@ -99,8 +99,6 @@ class Commits(OverEntries):
         store are evicted soon (`Runway`)."""
         self.evicts = False
         """Whether other entries go for what is put. Kept by `Runway`."""
-        self.stored = 0
-        self.stored_bytes = 0
         self.refused: list[tuple[int, int, int, bytes, int, int]] = []
         """(client, number, reason, key, claim, tokens) since the caller emptied it; so are the others."""
         self.unsummed: deque[int] = deque(maxlen=UNSUMMED_MAX)
@@ -137,7 +135,7 @@ class Commits(OverEntries):
         crc, pack_tail, hashes = zlib.crc32, SPAN_TAIL.pack_into, KEY_HASHES.unpack
         tokens_max = self.tokens_max
         expected = submitter.expected or first_number(records)
-        stored = stored_bytes = stored_tokens = used = used_bytes = 0
+        stored = stored_tokens = used = used_bytes = 0
         try:
             for record in RECORD.iter_unpack(records):
                 (
@@ -244,7 +242,6 @@ class Commits(OverEntries):
                 if ttl:
                     ends[row] = now + ttl
                 stored += 1
-                stored_bytes += size
                 stored_tokens += tokens
                 append(row)
                 fresh(row)
@@ -257,8 +254,6 @@ class Commits(OverEntries):
             submitter.expected = expected
             lend.lent -= used
             lend.lent_bytes -= used_bytes
-            self.stored += stored
-            self.stored_bytes += stored_bytes
             self._policy.window.batch_ended(now)
             tenants.stored(owner, stored, stored_tokens)
         return expected - 1

@@ -66,17 +66,6 @@ class Families:
             yield child
             child = table.olders[child]
 
-    def hidden_ancestors(self, row: int) -> list[int] | None:
-        """The hidden ancestors, the nearest first; None if one has ended."""
-        table, found = self._table, []
-        above = table.parents[row]
-        while above and table.states[above] != LIVE:
-            if table.states[above] != VICTIM:
-                return None
-            found.append(above)
-            above = table.parents[above]
-        return found
-
     def leaves_first(self, row: int, done: Container[int] = ()) -> Iterator[int]:
         """The published descendants of a row, each after all its own descendants, and the row last. Skips those in
         `done` and their descendants; the caller may add what was yielded to it."""

@@ -134,10 +134,11 @@ class Spans:
 
     def _bring_back(self, row: int) -> list[int]:
         """Publishes a victim again, after its hidden ancestors. Returns all of them; none if an ancestor has ended."""
-        above = self._families.hidden_ancestors(row)
-        if above is None:
-            return []
-        rows = [*reversed(above), row]
+        rows = [row]
+        while (above := self._table.parents[rows[0]]) and self._table.states[above] != LIVE:
+            if self._table.states[above] != VICTIM:
+                return []
+            rows.insert(0, above)
         for each in rows:
             self.republish(each)
         return rows
