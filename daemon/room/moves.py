@@ -15,7 +15,6 @@ bytes are not freed: `sources` count as pinned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ...shm.index.index import PLACE
@@ -54,20 +53,14 @@ class MovingTime:
         self._left_s -= ROUND_S + ENTRY_S * moves + copied_bytes / BYTES_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    row: int
-    place: int
-    source: int
-
-
 class RingMoves(OverEntries):
     """The moves in one ring. `emit`: takes the effects."""
 
     def __init__(self, entries: Entries, emit: Callable[[Move], object]) -> None:
         super().__init__(entries)
         self._emit = emit
-        self._moves: dict[int, _Move] = {}
+        self._moves: dict[int, tuple[int, int, int]] = {}
+        """By the span id of the copy: the entry's row, the row of the copy's bytes, the span id of the original."""
         self._vacated: list[int] = []
 
     def __len__(self) -> int:
@@ -77,7 +70,7 @@ class RingMoves(OverEntries):
     @property
     def sources(self) -> set[int]:
         """The span ids of entries that are being copied."""
-        return {move.source for move in self._moves.values()}
+        return {source for _, _, source in self._moves.values()}
 
     def begin(self, row: int) -> bool:
         """Begins to move a published entry that nobody holds into the hole that fits best. False without a hole or a
@@ -97,7 +90,7 @@ class RingMoves(OverEntries):
         table.slots[place], table.owners[place] = copy, owner
         self._tenants.owned_bytes[owner] += size
         self._spans.hold(row)
-        self._moves[number] = _Move(row, place, table.span_ids[row])
+        self._moves[number] = row, place, table.span_ids[row]
         self._emit(Move(number, table.offsets[row], to, size, self._tenants.uids[owner]))
         return True
 
@@ -109,9 +102,8 @@ class RingMoves(OverEntries):
             which was never published, is free then.
         """
         table, slots = self._table, self._slots
-        move = self._moves.pop(number)
-        row, place = move.row, move.place
-        there = table.states[row] == LIVE and table.span_ids[row] == move.source
+        row, place, source = self._moves.pop(number)
+        there = table.states[row] == LIVE and table.span_ids[row] == source
         if there:
             self._spans.release(row)
         if there and copied:

@@ -21,7 +21,7 @@ LARGE_BYTES = 340 * KIB
 POINTS = {
     "daemon.room.moves:RingMoves.begin": (4, 12),
     "daemon.memory.copier:Copier._move": (1, 5, 9, 12),
-    "daemon.room.moves:RingMoves.end": (1, 8, 16),
+    "daemon.room.moves:RingMoves.end": (1, 7, 15),
     "daemon.store.slots:Slots.take": (8, 13),
     "daemon.store.table:RowTable.swap": (4, 8),
     "daemon.store.slots:Slots.move": (1, 2, 3, 4, 5),

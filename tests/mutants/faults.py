@@ -124,7 +124,11 @@ FAULTS = [
             "if checksum:\n                    self.unsummed.append",
         ),
         "tests/daemon/store tests/daemon/replacement tests/daemon/core tests/daemon/reports",
-        ("a pinned victim comes back", "if victims and pinned.isdisjoint(ids[list(victims)].tolist()):", "if victims:"),
+        (
+            "a pinned victim comes back",
+            "for row in [row for row in victims if span_ids[row] in pinned]:",
+            "for row in list[int]():",
+        ),
         (
             "an entry in use does not go",
             "kept = [row for row in rows if table.firsts[row] or table.span_ids[row] in pinned]",
