@@ -47,7 +47,6 @@ class FormerSlots(OverEntries):
         self._missing = np.array(list(missing), np.int64).reshape(-1, 2)
         self._is_past = is_past
         self._cells = cells_of(self._slots.memory, geometry)
-        self._reuse = np.frombuffer(self._slots.memory, "u8", geometry.slot_count, geometry.uses_at)
         self._states = np.frombuffer(table.states, np.uint8)
         self._says = np.zeros(table.row_mask + 1, np.uint32)
         self._late: list[Array] = []
@@ -139,7 +138,7 @@ class FormerSlots(OverEntries):
         self._cells[number + number // BUCKET_SLOTS + 1, PLACE] |= np.uint64(PLACE_UNVERIFIED)
         spans = whole[:, SPAN]
         created = _possible(head["created"], self._now)
-        uses, used = unpack_uses(self._reuse[number])
+        uses, used = unpack_uses(self._slots.reuse[number])
         for column, values in (
             (table.column("span_ids"), spans),
             (table.column("offsets"), offset),

@@ -58,8 +58,6 @@ class Slots:
         self.words = self.memory.cast("Q")
         self.mask = geometry.bucket_count - 1
         self.first_word = geometry.buckets_at >> 3
-        self.first_reuse = geometry.uses_at >> 3
-        """Index of the reuse word of slot 0 (shm/index)."""
         self._array = np.frombuffer(self.words, "u8")
         self.reuse: Array = np.frombuffer(self.memory, "u8", geometry.slot_count, geometry.uses_at)
         taken = slots_of(cells_of(self.memory, geometry))[:, :, SPAN] != 0
@@ -141,7 +139,7 @@ class Slots:
         at, words = self.first_word + (slot // BUCKET_SLOTS + slot + 1) * CELL_WORDS, self.words
         assert words[at] & 1 and words[at + SPAN], f"slot {slot} cannot be released"
         # Before the span id, so that a free slot never has the uses of an earlier entry.
-        words[self.first_reuse + slot] = 0
+        self.reuse[slot] = 0
         words[at + SPAN] = 0
         self.free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
 
