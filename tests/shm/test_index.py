@@ -111,7 +111,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
     def tell_reuse(self, data: st.DataObject, uses: int, holders: int) -> None:
         """As the store does."""
         slot = data.draw(st.sampled_from(sorted(self.held)))
-        self.writer.words[self.writer.first_reuse + slot] = holders << 48 | 464 << 16 | uses
+        self.writer.reuse[slot] = holders << 48 | 464 << 16 | uses
         self.reuse[slot] = uses, holders
 
     @rule()
