@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from .hazards import buckets
-from .window import Array
+from .known import Array
 
 PAUSES: Final = 256
 """The mean is over about this number of pauses."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .window import Array
+from .known import Array
 
 WAYS: Final = 8
 PLACES_MIN: Final = 2048

@@ -11,10 +11,10 @@ learned about the time before its end says nothing of the time after it.
 
 Evicted rows are remembered for a while (`ghosts`), so that an entry that is put again keeps its history. Worths are
 computed as of the start of the round. A new round begins after some uses, after some puts, and when the index of a
-class has changed. In a round a sample of rows is ranked at once, and the coldest are kept in a pool (`pooled`).
+class has changed. In a round a sample of rows is ranked at once, and the coldest are kept in a pool (`replacement`).
 
 Owns: the columns of what is known of each row (19 bytes), the costs, the rounds, and the choice of victims. Does not
-own which rows may be evicted (`replacement`).
+own which rows may be evicted (`known`).
 
 Invariant: the table of ghosts does not grow beyond REMEMBERED_SHARE places for each known row, or PLACES_MIN if that is
 more. It never shrinks.
@@ -31,8 +31,8 @@ import numpy as np
 from .ages import Ages, Clock
 from .ghosts import PLACES_MIN, Ghosts
 from .hazards import Hazards, bucket, buckets
-from .pooled import FIRST, SAMPLE, Pool, Pooled
-from .replacement import KNOWN, Explained, Facts, Turn, parts
+from .known import KNOWN, Array, Batches, Explained, Facts, Turn, parts
+from .replacement import FIRST, SAMPLE, Pool, Replacement
 from .traits import (
     CLASSES_MAX,
     FINISHED,
@@ -48,7 +48,6 @@ from .traits import (
     traits,
     words,
 )
-from .window import Array, Batches
 
 REMEMBERED_SHARE: Final = 4
 """The most ghosts for each known row."""
@@ -81,8 +80,10 @@ _VERSION: Final = 3
 _GHOST_COLUMNS: Final = 5
 
 
-class Hazard(Pooled, name="hazard"):
+class Hazard(Replacement):
     """The learned policy."""
+
+    name = "hazard"
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
@@ -239,10 +240,6 @@ class Hazard(Pooled, name="hazard"):
         self._ages.use(tags, of, agents, now, ghost.unused > 0)
         self._remember(tags, now, ghost.uses + 1, gap, agents)
         return False
-
-    def worth(self, rows: Sequence[int] | Array) -> Array:
-        self.take_in()
-        return self._ranks(np.asarray(rows, np.int64))[0]
 
     def explain(self, row: int) -> Explained:
         self.take_in()

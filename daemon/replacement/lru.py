@@ -16,17 +16,17 @@ from typing import Final
 
 import numpy as np
 
-from .pooled import FIRST, LAST, SAMPLE, Pool, Pooled
-from .replacement import KNOWN, Facts
-from .window import Array, Batches
+from .known import KNOWN, Array, Batches, Facts
+from .replacement import FIRST, LAST, SAMPLE, Pool, Replacement
 
 POOL_SHARE: Final = 64
 POOL_MIN: Final = 64
 
 
-class LRU(Pooled, name="lru"):
+class LRU(Replacement):
     """The worth is the number of the row's last use: all puts and uses are numbered from 1."""
 
+    name = "lru"
     weighs = False
 
     def __init__(self, facts: Facts) -> None:

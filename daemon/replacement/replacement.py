@@ -4,137 +4,87 @@
     access logs ── used ────┤→ policy → victims(most) ─ fence, scan ─┬→ removed(evicted=True)
     ends ── removed ────────┘                                        └→ may_go(rows, True)    of a row that is pinned
 
-A policy knows the rows of the store's table by their numbers, and reads the store's columns (`Facts`). Everything comes
-in batches, as arrays; no Python object is made for an entry. A policy takes new rows in itself (`window`), so a put
-calls nothing of it.
+    fill: rank many rows as arrays → the coldest, in order, and a limit → victims from the front, until it is used up
+    a row that becomes colder than the limit (its last child went; it was put or used) → `late`, merged in by its rank
 
-Owns: which rows are known, held or handed out. Does not own the order of rows (`pooled`, and the policies), nor the
-columns of the store, nor pins.
+A policy knows the rows of the store's table by their numbers, and reads the store's columns (`Facts`). Everything comes
+in batches, as arrays; no Python object is made for an entry. A policy ranks rows: a row with a lower rank goes first. A
+pool is filled from all rows, by a threshold that a sample gives (`lru`), or from a sample (`hazard`). A parent follows
+its last child: it has a rank of its own from then on, also within one batch of victims.
+
+Owns: the pools, one for each set of owners that was asked for lately. Does not own which rows may go (`known`), nor
+ranks (the policies).
 
 Invariants: `victims` never gives a row that has children which are not victims before it, that is held or handed out
-already, or, while others may go, that is in the window. A row that `victims` gave is given again only after `may_go`.
+already, or, while others may go, that is in the window. A row that `victims` gave is given again only after `may_go`. A
+pool is in order. A row that is not in a pool, and could have been when the pool was filled, is not colder than the
+pool's limit. A row of the window that is colder than the limit waits in `protected`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import ClassVar, Final, Literal
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import ClassVar, Final
 
 import numpy as np
-from msgspec import Struct
 
-from .window import Array, Batches, RowWindow
+from .known import HELD, KNOWN, OUT, Array, Explained, Facts, KnownRows, Turn, parts
 
-Turn = Literal["began", "tool_call", "turn_ended", "finished"]
 Rank = tuple[float, float]
 """The warmth of a row, lower is colder; two numbers, so that few rows are equal."""
 Item = tuple[float, float, int]
 """A rank and its row."""
 Owners = Collection[int]
 
-RECOVERED_AT_ONCE: Final = 1 << 12
-KNOWN: Final = 1
-HELD: Final = 2
-"""The store said that the row may not go."""
-OUT: Final = 4
-"""Handed out by `victims`, and neither removed nor kept since."""
+POOLS_MAX: Final = 16
+SAMPLE: Final = 2048
+"""Rows of a sample; a store of fewer rows is ranked as a whole."""
+FIRST: Final[Rank] = (float("-inf"), 0.0)
+LAST: Final[Rank] = (float("inf"), 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """The store's columns, by row, which a policy only reads. They are filled when the row is put.
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Ranks and rows in order, from place `at` on not looked at; and what came since. `limit`: the rank from which on
+    rows need not be here."""
 
-    Args:
-        digests: a hash of the key, uint64.
-        sizes: bytes of the ring, uint64.
-        costs: milliseconds that computing it took; 0 if not known.
-        tokens: the tokens that it stands for; 0 if not known.
-        owners: the number of the uid that put it.
-        agents: the number of the agent that put it: 0 none. 1 is never an agent's number.
-        depths: its ancestors in its sequence, at most 65,535.
-        befores: bytes of these ancestors.
-        parents: the row of its parent; 0 if it has none, so row 0 is no entry.
-        children: the number of its children that are stored.
-    """
-
-    digests: Array
-    sizes: Array
-    costs: Array
-    tokens: Array
-    owners: Array
-    agents: Array
-    depths: Array
-    befores: Array
-    parents: Array
-    children: Array
-
-    @classmethod
-    def of(cls, column: Callable[[str], Array]) -> Facts:
-        """The columns of a table, which gives them by these names."""
-        return cls(*(column(each.name) for each in fields(cls)))
+    worths: Array
+    orders: Array
+    rows: Array
+    limit: Rank
+    at: int = 0
+    late: list[Item] = field(default_factory=list)
+    """A heap."""
+    protected: list[tuple[int, Item]] = field(default_factory=list)
+    """A heap of rows in the window, the one that was put first at the top: (put_at, item)."""
 
 
-class Explained(Struct, frozen=True):
-    """A policy's knowledge of a stored entry, or of an evicted key that it remembers.
+@dataclass(slots=True, eq=False)
+class _Order:
+    """A batch of victims while it is chosen. `left`: by parent, the children that are not chosen. `freed`: a heap of
+    parents without such children that are not chosen yet."""
 
-    Args:
-        worth: of two entries that may be evicted, the one with the lower worth is evicted first. Comparable only
-            between entries of one policy.
-        uses: the put and all later uses that the policy counted, including those before an eviction. None: the policy
-            does not count uses.
-        like: the traits of the entry's class, in words.
-        comes_back: the share of entries of that class, unused for as long, that were used again, evicted or not. None:
-            too few are known, or the policy does not learn.
-        in_window: the entry was put so recently that it is evicted only if no other entry can be.
-    """
-
-    worth: float
-    uses: int | None = None
-    like: tuple[str, ...] = ()
-    comes_back: float | None = None
-    in_window: bool = False
+    owners: Array | None
+    chosen: list[int] = field(default_factory=list)
+    left: dict[int, int] = field(default_factory=dict)
+    freed: list[Item] = field(default_factory=list)
 
 
-class Replacement(ABC):
-    """One store's policy. A class that derives with `name="..."` is registered under that name (`POLICIES`)."""
+class Replacement(KnownRows):
+    """One store's policy."""
 
     name: ClassVar[str]
     weighs: ClassVar[bool] = True
     """Whether worths may be added up, for each byte. If not, they only order the rows."""
-    registered: ClassVar[dict[str, type[Replacement]]] = {}
-
-    def __init_subclass__(cls, name: str = "", **more: object) -> None:
-        super().__init_subclass__(**more)
-        if name:
-            assert name not in Replacement.registered, f"two policies are named {name}"
-            cls.name = name
-            Replacement.registered[name] = cls
 
     def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self.window = RowWindow(facts.sizes, facts.depths, self.take_in)
-        self._flags = np.zeros(len(facts.sizes), np.uint8)
-        self._top = 0
-        """Above all rows that were ever known."""
-        self._count = 0
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        """The number of known rows."""
-        self.take_in()
-        return self._count
+        super().__init__(facts)
+        self._pools: dict[tuple[int, ...] | None, Pool] = {}
 
     # ---- what the store says
-
-    def take_in(self) -> None:
-        """Takes in what was put since. The policy does it by itself when it has to."""
-        if len(self.window):
-            rows, batches = self.window.taken()
-            if len(rows):
-                self._know(rows)
-                self._put(rows, batches)
 
     def recovering(self, by_use: Array, by_put: Array, uses: Array, now: float) -> Iterator[None]:
         """Takes over the rows that an earlier daemon left, in the order of their last uses, and in that of their puts:
@@ -148,7 +98,7 @@ class Replacement(ABC):
             self._know(part)
             yield
         for part in parts(by_put):
-            self.window.recovered(part)
+            self.window.place(part)
             yield
         yield from self._recovering(rows, by_use, uses, now)
 
@@ -207,13 +157,27 @@ class Replacement(ABC):
         owners. They are handed out: each is removed, or kept with `may_go`. A victim that is kept keeps its ancestors
         among the victims too."""
         self.take_in()
-        rows = self._victims(most, None if owners is None else np.array(sorted(owners), np.uint16))
-        self._flags[rows] |= OUT
-        return rows
-
-    @abstractmethod
-    def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
-        """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""
+        self._begin_round()
+        who = None if owners is None else tuple(sorted(owners))
+        order = _Order(None if who is None else np.array(who, np.uint16))
+        pool = self._pools.get(who)
+        if pool is not None:
+            self._take(pool, most, order)
+        if len(order.chosen) < most:
+            self._flags[order.chosen] |= OUT
+            if len(self._pools) >= POOLS_MAX:
+                self._pools.clear()
+            pool = self._pools[who] = self._filled(most - len(order.chosen), order.owners)
+            self._take(pool, most, order)
+        if len(order.chosen) < most:
+            self._merge(order, [], most, self.window.begins(self._bytes), LAST)
+        if len(order.chosen) < most:
+            self._flags[order.chosen] |= OUT
+            rows = self._rows_of(np.flatnonzero(self._flags[: self._top] == KNOWN), order.owners)
+            rows = rows[self._is_free(rows)]
+            self._merge(order, self._items(rows, len(rows)), most, 0, LAST)
+        self._flags[order.chosen] |= OUT
+        return order.chosen
 
     def coldest(self, most: int, owners: Owners | None = None) -> list[int]:
         """As `victims`, but the rows are not handed out."""
@@ -226,37 +190,27 @@ class Replacement(ABC):
         asks when it has no room without evicting. The numbers are those of `Facts`. Default: true."""
         return True
 
-    @abstractmethod
     def worth(self, rows: Sequence[int] | Array) -> Array:
         """The worths of stored rows. Of two rows outside the window, the one with the lower worth is evicted first."""
+        self.take_in()
+        return self._ranks(np.asarray(rows, np.int64))[0]
+
+    def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
+        """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""
+        self.take_in()
+        at = np.asarray(rows, np.int64)
+        worths, orders = self._ranks(at)
+        inside = self.are_in_window(at)
+        return list(zip(inside.tolist(), zip(worths.tolist(), orders.tolist(), strict=True), strict=True))
 
     def explain(self, row: int) -> Explained:
         """The policy's knowledge of a stored row. Default: its worth."""
-        self.take_in()
         return Explained(float(self.worth([row])[0]), in_window=self.in_window(row))
 
     def recall(self, digest: int) -> Explained | None:
         """The policy's knowledge of a key whose entry was evicted; its worth leaves out cost and size. None, the
         default: the policy does not remember the key."""
         return None
-
-    def in_window(self, row: int) -> bool:
-        """Whether a stored row is evicted only if no other can be."""
-        self.take_in()
-        return bool(self.window.put_at[row] > self.window.begins(self._bytes))
-
-    def are_in_window(self, rows: Array) -> Array:
-        """`in_window` of many rows, (n,) bool."""
-        self.take_in()
-        found: Array = self.window.put_at[rows] > self.window.begins(self._bytes)
-        return found
-
-    @property
-    def window_bytes(self) -> int:
-        """The bytes of the rows in the window. Looks at every row."""
-        self.take_in()
-        put_at = self.window.put_at[: self._top]
-        return int(self._facts.sizes[: self._top][put_at > self.window.begins(self._bytes)].sum())
 
     # ---- restarts
 
@@ -274,18 +228,12 @@ class Replacement(ABC):
         return
 
     def check_invariants(self) -> None:
-        """Asserts the invariants of the policy's structures."""
-        self.take_in()
-        known = np.flatnonzero(self._flags & KNOWN)
-        assert len(known) == self._count and (not len(known) or known[-1] < self._top)
-        assert int(self._facts.sizes[known].sum()) == self._bytes
-        assert not self._flags[(self._flags & KNOWN) == 0].any()
+        super().check_invariants()
+        for pool in self._pools.values():
+            ranks = list(zip(pool.worths.tolist(), pool.orders.tolist(), strict=True))
+            assert ranks == sorted(ranks) and (not ranks or ranks[-1] <= pool.limit)
 
     # ---- what a policy implements
-
-    @abstractmethod
-    def _put(self, rows: Array, batches: Batches) -> None:
-        """New rows, in the order of their puts; they are known already."""
 
     def _recovering(self, rows: Array, by_use: Array, uses: Array, now: float) -> Iterator[None]:
         """Known rows of an earlier daemon, as they ascend, and in the order of their last uses; and by row its number
@@ -303,29 +251,149 @@ class Replacement(ABC):
         """Known rows are removed."""
 
     @abstractmethod
-    def _may_go_again(self, rows: Array) -> None:
-        """Known rows may be evicted that perhaps could not be before."""
+    def _ranks(self, rows: Array) -> tuple[Array, Array]:
+        """The ranks of known rows, as if none were in the window. The first numbers are their worths."""
 
     @abstractmethod
-    def _victims(self, most: int, owners: Array | None) -> list[int]:
-        """As `victims`."""
+    def _are_current(self, rows: Array, worths: Array, orders: Array) -> Array:
+        """Which ranks of a pool are still those of the rows, (n,) bool."""
 
-    def _know(self, rows: Array) -> None:
+    @abstractmethod
+    def _filled(self, most: int, owners: Array | None) -> Pool:
+        """A new pool with at least `most` rows that may go and are not in the window, if there are as many."""
+
+    def _begin_round(self) -> None:
+        """Called before ranks are used."""
+        return
+
+    # ---- pools
+
+    def _take(self, pool: Pool, most: int, order: _Order) -> None:
+        """Chooses the coldest rows of a pool that may go and are not in the window, until `most` are chosen."""
+        begins, more = self.window.begins(self._bytes), most - len(order.chosen)
+        while pool.protected and pool.protected[0][0] <= begins:
+            heappush(pool.late, heappop(pool.protected)[1])
+        items: list[Item] = []
+        while len(items) < more and pool.at < len(pool.rows):
+            part = slice(pool.at, pool.at + max(2 * (more - len(items)), 32))
+            worths, orders, rows = pool.worths[part], pool.orders[part], pool.rows[part]
+            may = self._is_free(rows) & self._are_current(rows, worths, orders)
+            inside = may & (self.window.put_at[rows] > begins)
+            found = np.flatnonzero(may & ~inside)[: more - len(items)]
+            passed = len(rows) if len(items) + len(found) < more else int(found[-1]) + 1
+            for at in np.flatnonzero(inside[:passed]).tolist():
+                item = (float(worths[at]), float(orders[at]), int(rows[at]))
+                heappush(pool.protected, (int(self.window.put_at[rows[at]]), item))
+            items += zip(worths[found].tolist(), orders[found].tolist(), rows[found].tolist(), strict=True)
+            pool.at += passed
+        if pool.late:
+            items = self._with_late(pool, items, more, begins)
+        if not order.freed and not (items and self._facts.parents[[item[2] for item in items]].any()):
+            order.chosen += [item[2] for item in items]
+            return
+        for item in self._merge(order, items, most, begins, pool.limit):
+            heappush(pool.late, item)
+
+    def _with_late(self, pool: Pool, items: list[Item], most: int, begins: int) -> list[Item]:
+        """The coldest `most` of some items and of those that came later."""
+        late, seen = pool.late, {item[2] for item in items}
+        more: list[Item] = []
+        some: list[Item] = []
+
+        def is_wanted() -> bool:
+            return bool(late) and (len(items) + len(more) + len(some) < most or (bool(items) and late[0] < items[-1]))
+
+        while is_wanted():
+            while is_wanted():
+                some.append(heappop(late))
+            worths, orders, rows = map(np.array, zip(*some, strict=True))
+            may = self._is_free(rows) & self._are_current(rows, worths, orders)
+            places = self.window.put_at[rows].tolist()
+            for item, it_may, put_at in zip(some, may.tolist(), places, strict=True):
+                if not it_may or item[2] in seen:
+                    continue
+                if put_at > begins:
+                    heappush(pool.protected, (put_at, item))
+                    continue
+                seen.add(item[2])
+                more.append(item)
+            some.clear()
+        items = sorted(items + more)
+        for item in items[most:]:
+            heappush(late, item)
+        return items[:most]
+
+    def _merge(self, order: _Order, items: Sequence[Item], most: int, begins: int, limit: Rank) -> Sequence[Item]:
+        """Chooses rows of `items`, coldest first, until `most` are chosen, with each parent merged in by its own rank
+        once all of its children are chosen. Parents warmer than `limit` are left for later. `begins`: of the window; 0
+        if it does not protect.
+
+        Returns:
+            The items that were not chosen.
+        """
+        parents, children, flags, put_at = self._facts.parents, self._facts.children, self._flags, self.window.put_at
+        left, freed, owners = order.left, order.freed, order.owners
+        at = 0
+        while len(order.chosen) < most:
+            if freed and (freed[0] < items[at] if at < len(items) else freed[0][:2] <= limit):
+                row = heappop(freed)[2]
+            elif at < len(items):
+                row = items[at][2]
+                at += 1
+            else:
+                break
+            order.chosen.append(row)
+            above = int(parents[row])
+            if above and flags[above] == KNOWN and not (begins and put_at[above] > begins):
+                left[above] = left.get(above, int(children[above])) - 1
+                if not left[above] and (owners is None or self._facts.owners[above] in owners):
+                    heappush(freed, self._items(np.array([above]), 1)[0])
+        return items[at:]
+
+    def _may_go_again(self, rows: Array) -> None:
+        if not self._pools or not len(rows):
+            return
+        rows = rows[self._is_free(rows)]
         if not len(rows):
             return
-        assert not self._flags[rows].any(), "a row was put twice"
-        self._flags[rows] = KNOWN
-        self._top = max(self._top, int(rows.max()) + 1)
-        self._count += len(rows)
-        self._bytes += int(self._facts.sizes[rows].sum())
+        worths, orders = self._ranks(rows)
+        for who, pool in self._pools.items():
+            colder = (worths < pool.limit[0]) | ((worths == pool.limit[0]) & (orders < pool.limit[1]))
+            if who is not None:
+                colder &= self._are_theirs(rows, np.array(who, np.int64))
+            for at in np.flatnonzero(colder).tolist():
+                heappush(pool.late, (float(worths[at]), float(orders[at]), int(rows[at])))
 
-    def _is_free(self, rows: Array) -> Array:
-        """Which rows are known, childless, not held and not handed out."""
-        free: Array = (self._flags[rows] & (KNOWN | HELD | OUT) == KNOWN) & (self._facts.children[rows] == 0)
-        return free
+    def _coldest_item(self) -> Item | None:
+        """The next victim, which stays where it is; None if all rows that may go are in the window."""
+        self._begin_round()
+        pool, order = self._pools.get(None), _Order(None)
+        if pool is not None:
+            self._take(pool, 1, order)
+        if not order.chosen:
+            pool = self._pools[None] = self._filled(1, None)
+            self._take(pool, 1, order)
+        if pool is None or not order.chosen:
+            return None
+        item = self._items(np.array(order.chosen), 1)[0]
+        heappush(pool.late, item)
+        return item
 
+    def _items(self, rows: Array, most: int) -> list[Item]:
+        """The coldest `most` rows with their ranks, in order."""
+        worths, orders, rows = self._coldest(rows, most)
+        return list(zip(worths.tolist(), orders.tolist(), rows.tolist(), strict=True))
 
-def parts(rows: Array) -> Iterator[Array]:
-    """The rows, some at a time."""
-    for first in range(0, len(rows), RECOVERED_AT_ONCE):
-        yield rows[first : first + RECOVERED_AT_ONCE]
+    def _coldest(self, rows: Array, most: int) -> tuple[Array, Array, Array]:
+        """The ranks and the rows of the coldest `most` rows, in order."""
+        worths, orders = self._ranks(rows)
+        if most < len(rows):
+            # Not np.partition: with many equal worths it takes four times as long as to sort them.
+            limit = np.sort(worths)[most - 1]
+            below, equal = np.flatnonzero(worths < limit), np.flatnonzero(worths == limit)
+            if (left := most - len(below)) < len(equal):
+                equal = equal[np.argpartition(orders[equal], left - 1)[:left]]
+            near = np.concatenate([below, equal])
+            worths, orders, rows = worths[near], orders[near], rows[near]
+        first = np.lexsort((orders, worths))
+        return worths[first], orders[first], rows[first]

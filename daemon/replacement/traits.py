@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 
 from .hazards import Hazards
-from .replacement import Turn
-from .window import Array
+from .known import Array, Turn
 
 OFTEN_MAX: Final = 4
 """The highest class of uses: all entries with 2 ** (OFTEN_MAX - 1) or more uses after the put."""

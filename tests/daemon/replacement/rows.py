@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.replacement import POLICIES, Facts, Replacement
-from tensord.daemon.replacement.window import Array
+from tensord.daemon.replacement.known import Array
 from tensord.daemon.store.table import RowTable
 
 
