@@ -90,7 +90,7 @@ class Ideal:
             if not row:
                 break
             parent = row
-        self._policy.window.batch_ended(request.at)
+        self._policy.batch_ended(request.at)
 
     def _store(self, block: int, parent: int, agent: int, request: Request) -> int:
         """The row of a block that was not cached; 0 if there is no room."""
@@ -109,7 +109,7 @@ class Ideal:
             columns["depths"][row] = columns["befores"][row] = 0
         self._row_of[block], self._block_of[row] = row, block
         self._order[row] = self._puts[row] = None
-        self._policy.window.append(row)
+        self._policy.was_put(row)
         return row
 
     def _room(self, block: int, parent: int, agent: int, request: Request) -> bool:
@@ -117,7 +117,7 @@ class Ideal:
         size, policy = self._trace.sizes[block], self._policy
         if size > self._capacity_bytes:
             return False
-        policy.window.batch_ended(request.at)
+        policy.batch_ended(request.at)
         # The parent stays as if it had the child already; its ancestors have children.
         self._columns["children"][parent] += 1
         tokens = self._trace.tokens[block]

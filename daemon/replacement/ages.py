@@ -3,20 +3,17 @@
 The unit of the clock is the mean pause between recent requests. So entries do not age while there are no requests, and
 state learned at one request rate is valid at any other.
 
-Each use of a watched entry begins an age. The age runs until the entry's next use, also after an eviction. The ages are
-kept with the number of buckets that each has reached; a sweep looks at all of them at once. Only a sample of the
-entries is watched. A tag (a hash of the key) decides, so an entry is in the sample at every use. The sample is halved
-whenever more than WATCHED_MAX ages run: the spatial sampling of SHARDS (Waldspurger et al., FAST 2015).
+Each use of a watched entry begins an age. The age runs until the entry's next use, also after an eviction. A sweep
+looks at all ages at once. A tag (a hash of the key) decides which entries are watched, so an entry is in the sample at
+every use. The sample is halved whenever more than WATCHED_MAX ages run: the spatial sampling of SHARDS (Waldspurger et
+al., FAST 2015).
 
-Owns: the clock and the running ages. Does not own the counts (`hazards`).
-
-Invariants: the clock never runs backwards; one pause adds at most PAUSE_MAX. At most WATCHED_MAX + USES_AT_ONCE ages
-run, whatever the number of entries.
+Owns: the clock and the running ages. Does not own the counts (`hazards`). Invariants: the clock never runs backwards;
+one pause adds at most PAUSE_MAX. At most WATCHED_MAX + USES_AT_ONCE ages run, whatever the number of entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isfinite
 from typing import Final
 
@@ -24,6 +21,7 @@ import numpy as np
 
 from .hazards import buckets
 from .known import Array
+from .traits import Classes
 
 PAUSES: Final = 256
 """The mean is over about this number of pauses."""
@@ -33,9 +31,6 @@ WATCHED_MAX: Final = 2048
 USES_AT_ONCE: Final = 1024
 
 PLACES: Final = 2 * (WATCHED_MAX + USES_AT_ONCE)
-
-Counted = Callable[[Array, Array, Array], None]
-"""(traits, agents, buckets), one of each for each entry."""
 
 
 class Clock:
@@ -52,11 +47,7 @@ class Clock:
         return [self.now, self._mean_s, self._seen]
 
     def learn(self, state: list[float]) -> None:
-        """Restores the state from `learned`. The time since then does not count as a pause.
-
-        Raises:
-            ValueError, TypeError: `state` is not a state of a clock.
-        """
+        """Restores the state from `learned`. The time since then is no pause. Raises ValueError or TypeError."""
         now, mean_s, seen = map(float, state)
         if not (isfinite(now) and isfinite(mean_s) and now >= 0 and mean_s >= 0 and 0 <= seen <= PAUSES):
             raise ValueError("not a state of the clock")
@@ -80,12 +71,11 @@ class Clock:
 class Ages:
     """The running ages: one place in a log of columns for each, in the order in which they began.
 
-    `reached` is called for the buckets that watched entries reach, `used` for the buckets in which some are used.
+    `classes` count the buckets that watched entries reach, and those in which some are used.
     """
 
-    def __init__(self, reached: Counted, used: Counted) -> None:
-        self._reached = reached
-        self._used = used
+    def __init__(self, classes: Classes) -> None:
+        self._classes = classes
         self._running: dict[int, int] = {}
         """By tag: its place in the log."""
         self._mask = 0
@@ -97,9 +87,6 @@ class Ages:
         self._passed = np.zeros(PLACES, np.int64)
         """Buckets that the age has reached."""
         self._runs = np.zeros(PLACES, np.bool_)
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     def expect(self, count: int) -> None:
         """So many entries come at once: the sample is to be no larger than WATCHED_MAX with all of them."""
@@ -143,7 +130,7 @@ class Ages:
             old = old[ended]
             at = buckets(times[ended] - self._began[old])
             self._pass_to(old, at)
-            self._used(self._traits[old], self._agents[old], at)
+            self._classes.used(self._traits[old], self._agents[old], at)
 
     def forget(self, tags: Array) -> None:
         """Ends the ages of entries that are gone for good."""
@@ -168,7 +155,8 @@ class Ages:
         self._passed[places] = passed + counts
         ends = np.cumsum(counts)
         reached = np.arange(ends[-1]) + np.repeat(passed - ends + counts, counts)
-        self._reached(np.repeat(self._traits[places], counts), np.repeat(self._agents[places], counts), reached)
+        of, agents = np.repeat(self._traits[places], counts), np.repeat(self._agents[places], counts)
+        self._classes.reached(of, agents, reached)
 
     def _compact(self) -> None:
         """Removes ended ages. Halves the sample while too many ages run."""

@@ -24,7 +24,6 @@ PLACES_MIN: Final = 2048
 STEPS: Final = 64.0
 """Times are kept in steps of 1/STEPS mean pause, modulo 2 ** 32 steps."""
 USES_MAX: Final = 65_535
-_KINDS: Final = {"_tags": "u4", "_times": "u4", "_uses": "u2", "_gaps": "u1", "_agents": "u2"}
 
 
 class GhostsFound(NamedTuple):
@@ -40,17 +39,12 @@ class GhostsFound(NamedTuple):
 class Ghosts:
     """Ghosts by tag. A tag is never 0. `most`: the most places that the table will ever have."""
 
-    _tags: Array
-    _times: Array
-    _uses: Array
-    _gaps: Array
-    _agents: Array
-
     def __init__(self, most: int) -> None:
         self._buckets = PLACES_MIN // WAYS
         self._buckets_max = max(self._buckets, most // WAYS)
-        for name, kind in _KINDS.items():
-            setattr(self, name, np.zeros(self._buckets_max * WAYS, kind))
+        kinds = ("u4", "u4", "u2", "u1", "u2")
+        self._columns = [np.zeros(self._buckets_max * WAYS, kind) for kind in kinds]
+        self._tags, self._times, self._uses, self._gaps, self._agents = self._columns
         self._next = np.zeros(self._buckets_max, np.uint8)
         self._count = 0
 
@@ -64,8 +58,10 @@ class Ghosts:
 
     def find(self, tags: Array, now: Array | float, *, take: bool = False) -> GhostsFound:
         """The ghosts of the tags, and the times since their uses. `take`: removes them."""
-        places, there = self._find(tags)
-        at = places[there]
+        buckets = self._bucket(tags)
+        same = self._tags.reshape(-1, WAYS)[buckets] == tags[:, None]
+        there = same.any(axis=1)
+        at = (buckets * WAYS + same.argmax(axis=1))[there]
         unused, uses, gaps, agents = (np.zeros(len(tags), kind) for kind in ("f8", "i8", "i8", "i8"))
         if len(at):
             steps = np.broadcast_to(np.asarray(now * STEPS, np.float64), len(tags))[there].astype(np.int64)
@@ -108,16 +104,12 @@ class Ghosts:
 
     def saved(self) -> list[bytes]:
         """The columns as bytes, for `restore`."""
-        return [getattr(self, name)[: self.places].tobytes() for name in _KINDS]
+        return [column[: self.places].tobytes() for column in self._columns]
 
     def restore(self, columns: Sequence[bytes], most: int) -> None:
-        """Adds the ghosts of `saved`, as far as `most` places allow.
-
-        Raises:
-            ValueError: `columns` are not columns of `saved`.
-        """
+        """Adds the ghosts of `saved`, as far as `most` places allow. Raises ValueError if they are not of `saved`."""
         tags, times, uses, gaps, agents = (
-            np.frombuffer(column, kind) for column, kind in zip(columns, _KINDS.values(), strict=True)
+            np.frombuffer(saved, column.dtype) for saved, column in zip(columns, self._columns, strict=True)
         )
         if len({len(column) for column in (tags, times, uses, gaps, agents)}) > 1:
             raise ValueError("columns of unequal lengths")
@@ -138,12 +130,6 @@ class Ghosts:
         buckets = (tags & (doubled - 1)).astype(np.int64)
         return np.where(buckets < self._buckets, buckets, buckets - doubled // 2)
 
-    def _find(self, tags: Array) -> tuple[Array, Array]:
-        """The places of the tags, and whether they are there."""
-        buckets = self._bucket(tags)
-        same = self._tags.reshape(-1, WAYS)[buckets] == tags[:, None]
-        return buckets * WAYS + same.argmax(axis=1), same.any(axis=1)
-
     def _grow(self, some: int, most: int) -> None:
         """Splits up to `some` buckets: each new one takes its ghosts from the one that had their tags before."""
         many = self._buckets
@@ -152,7 +138,7 @@ class Ghosts:
         if count <= 0:
             return
         old, new = slice(many - bit, many - bit + count), slice(many, many + count)
-        columns = [getattr(self, name).reshape(-1, WAYS) for name in _KINDS]
+        columns = [column.reshape(-1, WAYS) for column in self._columns]
         moves = columns[0][old] & bit != 0
         for column in columns:
             column[new] = np.where(moves, column[old], 0)

@@ -2,22 +2,17 @@
 
 A row's worth is  index(class, age) * cost / bytes.  The index is the best rate at which the row's next use can come
 (`hazards`). The cost is the time that this use would save. The bytes are the price of keeping the row. (cost / bytes is
-as in GreedyDual-Size-Frequency: Cherkasova, HP Labs 1998. The index replaces its frequency.)
-
-A row's class is made of four traits: how often it was used, its depth in its sequence, the time without a use before
-its last use, and the state of its agent. The states of an agent (it runs, waits for a tool, has finished) are ordinary
-traits: their effect on reuse is learned too. Only rows of a finished agent are worth less than all others: what was
-learned about the time before its end says nothing of the time after it.
+as in GreedyDual-Size-Frequency: Cherkasova, HP Labs 1998. The index replaces its frequency.) A row's class is made of
+its traits and the state of its agent (`traits`), whose effect on reuse is learned. Only rows of a finished agent are
+worth less than all others: what was learned about the time before its end says nothing of the time after it.
 
 Evicted rows are remembered for a while (`ghosts`), so that an entry that is put again keeps its history. Worths are
 computed as of the start of the round. A new round begins after some uses, after some puts, and when the index of a
 class has changed. In a round a sample of rows is ranked at once, and the coldest are kept in a pool (`replacement`).
 
-Owns: the columns of what is known of each row (19 bytes), the costs, the rounds, and the choice of victims. Does not
-own which rows may be evicted (`known`).
-
-Invariant: the table of ghosts does not grow beyond REMEMBERED_SHARE places for each known row, or PLACES_MIN if that is
-more. It never shrinks.
+Owns: the columns of what is known of each row (19 bytes), the rounds, and the filling of pools. Does not own which rows
+may be evicted (`known`). Invariant: the table of ghosts does not grow beyond REMEMBERED_SHARE places for each known
+row, or PLACES_MIN if that is more. It never shrinks.
 """
 
 from __future__ import annotations
@@ -27,27 +22,14 @@ from typing import Final
 
 import msgpack
 import numpy as np
+from msgspec.structs import replace
 
 from .ages import Ages, Clock
 from .ghosts import PLACES_MIN, Ghosts
-from .hazards import Hazards, bucket, buckets
+from .hazards import Hazards, buckets
 from .known import KNOWN, Array, Batches, Explained, Facts, Turn, parts
-from .replacement import FIRST, SAMPLE, Pool, Replacement
-from .traits import (
-    CLASSES_MAX,
-    FINISHED,
-    GAPS,
-    TRAITS,
-    AgentStates,
-    Classes,
-    Costs,
-    deep,
-    gaps,
-    joined,
-    often,
-    traits,
-    words,
-)
+from .replacement import SAMPLE, Pool, Replacement
+from .traits import CLASSES_MAX, FINISHED, GAPS, TRAITS, Classes, Costs, deep, gaps, joined, often, traits, words
 
 REMEMBERED_SHARE: Final = 4
 """The most ghosts for each known row."""
@@ -97,9 +79,8 @@ class Hazard(Replacement):
         """Cost per byte."""
         self._ghosts = Ghosts(REMEMBERED_SHARE * rows)
         self._hazards = Hazards(CLASSES_MAX)
-        self._states = AgentStates()
-        self._classes = Classes(self._hazards, self._states)
-        self._ages = Ages(self._classes.reached, self._classes.used)
+        self._classes = Classes(self._hazards)
+        self._ages = Ages(self._classes)
         self._clock = Clock()
         self._costs = Costs()
         self._last = 0.0
@@ -115,7 +96,7 @@ class Hazard(Replacement):
     def turn(self, agent: int, state: Turn, now: float) -> None:
         self.take_in()
         self._clock.pass_to(now)
-        if self._states.report(agent, state):
+        if self._classes.report(agent, state):
             self._pools.clear()
 
     def _put(self, rows: Array, batches: Batches) -> None:
@@ -172,7 +153,7 @@ class Hazard(Replacement):
         if not isinstance(agents, int) or agents:
             by = np.broadcast_to(np.asarray(agents, np.int64), len(rows))
             numbers = joined(numbers, by)
-            if self._states.run(numbers[by != 0]):
+            if self._classes.run(numbers[by != 0]):
                 self._pools.clear()
         times = np.full(len(rows), at)
         self._use(rows, tags_of(self._facts.digests[rows]), of, numbers, times, unused > 0)
@@ -234,7 +215,7 @@ class Hazard(Replacement):
         agents = joined(ghost.agents, np.array([agent]))
         of = traits(often(ghost.uses + 1), deep(facts.depths[[parent]].astype(np.int64) + 1), gap)
         (weight,) = self._costs.weights(np.array([size]), np.array([cost]), np.array([tokens]))
-        number = self._classes.one(int(of[0]), int(agents[0]))
+        (number,) = self._classes.of(of, agents)
         if self._hazards.index[number, 0] * weight >= coldest[0]:
             return True
         self._ages.use(tags, of, agents, now, ghost.unused > 0)
@@ -244,12 +225,9 @@ class Hazard(Replacement):
     def explain(self, row: int) -> Explained:
         self.take_in()
         self._begin_round()
-        inside = self.in_window(row)
-        of, agent = int(self._traits[row]), int(self._agents[row])
-        found, at = self._classes.one(of, agent), bucket(self._as_of - float(self._used_at[row]))
-        worth = float(self._ranks(np.array([row]))[0][0])
-        like = words(of, int(self._states.states[agent]))
-        return Explained(worth, int(self._uses[row]), like, self._hazards.comes_back(found, at), inside)
+        at = np.array([row])
+        told = self._explained(self._uses[at], self._traits[at], self._agents[at], self._as_of - self._used_at[at])
+        return replace(told, worth=float(self._ranks(at)[0][0]), in_window=self.in_window(row))
 
     def recall(self, digest: int) -> Explained | None:
         self.take_in()
@@ -257,23 +235,27 @@ class Hazard(Replacement):
         ghost = self._ghosts.find(tags_of(np.array([digest], np.uint64)), self._as_of)
         if not ghost.there[0]:
             return None
-        of = int(traits(often(ghost.uses), np.array([0]), ghost.gaps)[0])
-        found, at = self._classes.one(of, int(ghost.agents[0])), bucket(float(ghost.unused[0]))
-        like = words(of, int(self._states.states[ghost.agents[0]]))
-        return Explained(
-            float(self._hazards.index[found, at]), int(ghost.uses[0]), like, self._hazards.comes_back(found, at)
+        return self._explained(
+            ghost.uses, traits(often(ghost.uses), np.array([0]), ghost.gaps), ghost.agents, ghost.unused
         )
+
+    def _explained(self, uses: Array, of: Array, agents: Array, unused: Array) -> Explained:
+        """What is known of one entry with these uses, traits and agent, unused for so long."""
+        (number,), (at,) = self._classes.of(of, agents), buckets(unused)
+        like = words(int(of[0]), int(self._classes.states[agents[0]]))
+        comes_back = self._hazards.comes_back(number, at)
+        return Explained(float(self._hazards.index[number, at]), int(uses[0]), like, comes_back)
 
     # ---- rounds and ranks
 
     @property
     def _round_is_over(self) -> bool:
-        return self._counted >= self._due or self.window.put_bytes >= self._due_bytes
+        return self._counted >= self._due or self._put_bytes >= self._due_bytes
 
     def _begin_round(self) -> None:
         if not self._round_is_over:
             return
-        count, put_bytes = self._count, self.window.put_bytes
+        count, put_bytes = self._count, self._put_bytes
         self._due = self._counted + min(max(ROUND_USES, count // ROUND_ROWS), 1 + count // 16)
         self._due_bytes = put_bytes + 1 + int(ROUND_SHARE * self._bytes)
         self._as_of = self._clock.now
@@ -282,7 +264,7 @@ class Hazard(Replacement):
     def _ranks(self, rows: Array) -> tuple[Array, Array]:
         used_at = self._used_at[rows]
         agents = self._agents[rows]
-        states, classes = self._states.states[agents], self._classes.of(self._traits[rows], agents)
+        states, classes = self._classes.states[agents], self._classes.of(self._traits[rows], agents)
         at = buckets(self._as_of - used_at)
         worths = self._hazards.index[classes, at] * self._weights[rows]
         finished = states == FINISHED
@@ -299,11 +281,10 @@ class Hazard(Replacement):
             sample, share = self._sample(self._top, owners)
         if share < 1 and owners is None:
             sample = self._with_near(sample)
-        coldest = self._coldest(sample, min(max(POOL, (1 + KEPT_EACH) * most), len(sample)))
+        pool = self._pool(sample, min(max(POOL, (1 + KEPT_EACH) * most), len(sample)))
         if owners is None:
-            self._near = coldest[2]
-        limit = (float(coldest[0][-1]), float(coldest[1][-1])) if len(coldest[2]) else FIRST
-        return Pool(*coldest, limit)
+            self._near = pool.rows
+        return pool
 
     def _with_near(self, sample: Array) -> Array:
         """A sample, and those of the last one's coldest rows that may still go."""
@@ -325,7 +306,7 @@ class Hazard(Replacement):
                 "clock": self._clock.learned(),
                 "last": self._last,
                 "costs": self._costs.learned(),
-                "states": self._states.states.tobytes(),
+                "states": self._classes.states.tobytes(),
                 "uses": self._hazards.uses,
                 "classes": self._hazards.counts(),
             }
@@ -334,17 +315,13 @@ class Hazard(Replacement):
             yield column[rows].tobytes()
 
     def learn(self, data: Sequence[bytes]) -> None:
-        """Restores the state from `learned`.
-
-        Raises:
-            ValueError: `data` is not a state of `learned`. The parts restored until then stay.
-        """
+        """As `Replacement.learn`. The parts that were restored until an error stay."""
         try:
             ghosts, packed, columns = data[:_GHOST_COLUMNS], data[_GHOST_COLUMNS], data[_GHOST_COLUMNS + 1 :]
             state = msgpack.unpackb(packed, strict_map_key=False)
             if state["version"] != _VERSION:
                 raise ValueError("the state has another version")
-            self._states.restore(state["states"])
+            self._classes.restore(state["states"])
             self._costs.learn(state["costs"])
             self._clock.learn(state["clock"])
             self._hazards.uses = int(state["uses"])

@@ -14,14 +14,11 @@ Without the maximum it is the hit density of LHD (Beckmann, Chen, Cidon, NSDI 20
 rises to one peak and falls after it. So the coldest entry of a class is either its oldest or its youngest.
 
 Owns: the counts, and the indices derived from them. Does not own ages (`ages`) nor the meaning of classes (`traits`).
-
-Invariants: memory is bounded by the number of classes, which the caller knows. After `peak` an index does not rise,
-before it an index does not fall.
+Invariant: after `peak` an index does not rise, before it an index does not fall.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import Final
 
 import numpy as np
@@ -69,11 +66,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def bucket(age: float) -> int:
-    """The bucket of an age."""
-    return bisect_right(BOUNDS, age)
-
-
 def buckets(ages: Floats) -> Ints:
     """The bucket of each age; that of a negative age is 0. The exponent of its square numbers the buckets."""
     squared = np.square(np.maximum(ages, 0.0))
@@ -90,6 +82,7 @@ class Hazards:
 
     def __init__(self, most: int) -> None:
         self._numbers: dict[Name, int] = {}
+        self._names: list[Name] = []
         self.index: Floats = np.zeros((most, BUCKETS))
         self.peak: Ints = np.zeros(most, np.int64)
         self.uses = 0
@@ -99,19 +92,12 @@ class Hazards:
         self._wider: Ints = np.full(most, -1, np.int64)
         """The class that a class borrows from, whose odds of a use times `_odds` are taken."""
         self._odds: Floats = np.ones(most)
-        self._unused = np.zeros(most, np.bool_)
-        """Classes of entries that were not used since their put."""
-        self._steady = np.zeros(most, np.bool_)
-        """Classes whose missing uses are significant. Those of entries of agents are not: their uses come in bursts."""
         self._counted_at: Ints = np.zeros(most, np.int64)
         self._changes: Floats = np.zeros(most)
         """Counts since the index was last refreshed."""
         self._expected: Floats = np.zeros(most)
         self._seen: Floats = np.zeros(most)
         """Recent uses: expected from the shares, and counted."""
-
-    def __len__(self) -> int:
-        return len(self._numbers)
 
     def number(self, often: int, state: int, more: int, odds: float = 1.0) -> int:
         """The class of entries with the class `often` of uses, an agent in `state`, and the further traits `more`.
@@ -121,11 +107,9 @@ class Hazards:
         """
         found = self._numbers.get((often, state, more))
         if found is None:
-            unused = often == 0
-            odds *= UNUSED_ODDS if unused else USED_ODDS + often
-            wide = self._number((often, state), self._number((), -1), odds, unused)
-            found = self._number((often, state, more), wide, 1.0, unused)
-            self._steady[found] = state == 0
+            odds *= USED_ODDS + often if often else UNUSED_ODDS
+            wide = self._number((often, state), self._number((), -1), odds)
+            found = self._number((often, state, more), wide)
         return found
 
     def reached(self, classes: Ints, at: Ints) -> None:
@@ -178,11 +162,7 @@ class Hazards:
         ]
 
     def learn(self, name: Name, counts: bytes) -> None:
-        """Restores the counts of an existing class. Ignores an unknown class.
-
-        Raises:
-            ValueError: the counts are invalid.
-        """
+        """Restores the counts of an existing class; ignores an unknown one. Raises ValueError if they are invalid."""
         number = self._numbers.get(name)
         if number is None:
             return
@@ -192,12 +172,12 @@ class Hazards:
         self._reached[number], self._used[number] = reached, used
         self._refresh(number)
 
-    def _number(self, name: Name, wider: int, odds: float = 1.0, unused: bool = False) -> int:
+    def _number(self, name: Name, wider: int, odds: float = 1.0) -> int:
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = len(self._numbers)
-            self._wider[number], self._odds[number], self._unused[number] = wider, odds, unused
-            self._steady[number], self._counted_at[number] = True, self.uses
+            self._names.append(name)
+            self._wider[number], self._odds[number], self._counted_at[number] = wider, odds, self.uses
             self._refresh(number)
         return number
 
@@ -219,7 +199,9 @@ class Hazards:
     def _forget_if_stale(self, number: int) -> None:
         """Reduces the counts to STALE_SHARE if far fewer uses came than expected: the entries in use have changed."""
         expected, seen = float(self._expected[number]), float(self._seen[number])
-        if self._steady[number] and expected - seen > STALE_DEVIATIONS * (expected + 1) ** 0.5:
+        # Missing uses of agents' entries are not significant: their uses come in bursts.
+        of_agents = any(self._names[number][1:2])
+        if not of_agents and expected - seen > STALE_DEVIATIONS * (expected + 1) ** 0.5:
             self._keep(number, STALE_SHARE)
             if self._wider[number] >= 0:
                 self._keep(int(self._wider[number]), STALE_SHARE)
@@ -234,7 +216,7 @@ class Hazards:
         if odds != 1:
             before = odds * before / (1 - before + odds * before)
         reached, used = self._reached[number], self._used[number]
-        if self._unused[number]:
+        if self._names[number][:1] == (0,):
             return _no_better_later(reached, used, before)
         share: Floats = np.minimum((used + BORROWED * before) / (reached + BORROWED), 0.999)
         return share

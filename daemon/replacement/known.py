@@ -1,15 +1,14 @@
 """The rows that a policy knows: their facts, which of them may go, and the window of new ones.
 
-    put → `append(row)`     batch of puts → `batch_ended(now, bytes)`     READ_AT rows → the policy takes them in
+    put → `was_put(row)`     batch of puts → `batch_ended(now)`     READ_AT rows → the policy takes them in
 
 A put only appends its row. The policy takes the new rows in as one batch of arrays, at the latest when a batch of puts
 ends with READ_AT of them, and before anything else that it does. So a row is never freed, and used again, while it
-waits here. What was just put is in the window until an eighth of the stored bytes has been put after it. An entry
-leaves the window without any work: its place in the order of puts is a number, `put_at`, and the policy compares it
-with `begins`.
+waits here. An entry leaves the window without any work: its place in the order of puts is a number, `put_at`, and the
+policy compares it with the bytes of all puts.
 
 Owns: the rows that were put and not taken in yet, the place of each row in the order of puts, and which rows are known,
-held or handed out. Does not own the columns of the store, nor pins, nor the order in which rows go (`replacement`).
+held or handed out. Does not own the columns of the store, nor the order in which rows go (`replacement`).
 
 Invariants: `put_at` only rises along the order of puts. A row with a parent is never in the window: a later block of a
 sequence must be worth its place from the start (docs/replacement.md has the trials).
@@ -99,67 +98,21 @@ class Explained(Struct, frozen=True):
     in_window: bool = False
 
 
-class RowWindow:
-    """The new rows of one store. `take_in`: has the policy call `taken`."""
-
-    def __init__(self, facts: Facts, take_in: Callable[[], object]) -> None:
-        self._facts = facts
-        self._take_in = take_in
-        self._new: list[int] = []
-        self.append = self._new.append
-        """Adds a row that was put: all that a put does."""
-        self._batches: Batches = []
-        self._marked = 0
-        self.put_bytes = 0
-        """Bytes of all puts that were taken in."""
-        self.put_at = np.zeros(len(facts.sizes), np.uint64)
-        """By row: `put_bytes` with the row's put; 0 for a row that is never in the window."""
-
-    def __len__(self) -> int:
-        """The new rows that the policy has not taken in."""
-        return len(self._new)
-
-    def batch_ended(self, now: float) -> None:
-        """The rows that were appended since the last call were put at `now`."""
-        count = len(self._new)
-        if count > self._marked:
-            self._batches.append((count - self._marked, now))
-            self._marked = count
-            if count >= READ_AT:
-                self._take_in()
-
-    def taken(self) -> tuple[Array, Batches]:
-        """Takes out the new rows, in the order of their puts, with their times. Those of a batch that has not ended
-        stay."""
-        rows, batches = np.array(self._new[: self._marked], np.int64), self._batches
-        del self._new[: self._marked]
-        self._batches, self._marked = [], 0
-        if len(rows):
-            self.place(rows)
-        return rows, batches
-
-    def place(self, rows: Array) -> None:
-        """Rows were put, in this order: at least one."""
-        ends = np.cumsum(self._facts.sizes[rows]) + np.uint64(self.put_bytes)
-        self.put_bytes = int(ends[-1])
-        self.put_at[rows] = np.where(self._facts.depths[rows] == 0, ends, 0)
-
-    def put_again(self, row: int) -> None:
-        """A put named the key of a stored row: it belongs to the window again, unless it has a parent."""
-        if self.put_at[row]:
-            self.put_at[row] = self.put_bytes
-
-    def begins(self, stored_bytes: int) -> int:
-        """The window has the rows whose `put_at` is above this."""
-        return max(self.put_bytes - int(WINDOW_SHARE * stored_bytes), 0)
-
-
 class KnownRows(ABC):
     """The rows of one store, as far as they do not differ between policies."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self.window = RowWindow(facts, self.take_in)
+        self._new: list[int] = []
+        self.was_put = self._new.append
+        """Adds a row that was put: all that a put does."""
+        self._marked = 0
+        self._batches: Batches = []
+        """The new rows whose batches have ended, and these batches."""
+        self._put_bytes = 0
+        """Bytes of all puts that were taken in."""
+        self.put_at = np.zeros(len(facts.sizes), np.uint64)
+        """By row: `_put_bytes` with the row's put; 0 for a row that is never in the window."""
         self._flags = np.zeros(len(facts.sizes), np.uint8)
         self._top = 0
         """Above all rows that were ever known."""
@@ -178,31 +131,52 @@ class KnownRows(ABC):
     def _put(self, rows: Array, batches: Batches) -> None:
         """New rows, in the order of their puts; they are known already."""
 
+    def batch_ended(self, now: float) -> None:
+        """The rows that were put since the last call were put at `now`."""
+        count = len(self._new)
+        if count > self._marked:
+            self._batches.append((count - self._marked, now))
+            self._marked = count
+            if count >= READ_AT:
+                self.take_in()
+
     def take_in(self) -> None:
-        """Takes in what was put since. The policy does it by itself when it has to."""
-        if len(self.window):
-            rows, batches = self.window.taken()
-            if len(rows):
-                self._know(rows)
-                self._put(rows, batches)
+        """Takes in what was put since, but for a batch that has not ended. The policy does it by itself when it has
+        to."""
+        if not self._new:
+            return
+        rows, batches = np.array(self._new[: self._marked], np.int64), self._batches
+        del self._new[: self._marked]
+        self._batches, self._marked = [], 0
+        if len(rows):
+            self._place(rows)
+            self._know(rows)
+            self._put(rows, batches)
+
+    def put_again(self, row: int) -> None:
+        """A put named the key of a stored row: it belongs to the window again, unless it has a parent. It counts as a
+        use too if the store reports one."""
+        self.take_in()
+        if self.put_at[row]:
+            self.put_at[row] = self._put_bytes
 
     def in_window(self, row: int) -> bool:
         """Whether a stored row is evicted only if no other can be."""
         self.take_in()
-        return bool(self.window.put_at[row] > self.window.begins(self._bytes))
+        return bool(self.put_at[row] > self._window_begins())
 
     def are_in_window(self, rows: Array) -> Array:
         """`in_window` of many rows, (n,) bool."""
         self.take_in()
-        found: Array = self.window.put_at[rows] > self.window.begins(self._bytes)
+        found: Array = self.put_at[rows] > self._window_begins()
         return found
 
     @property
     def window_bytes(self) -> int:
         """The bytes of the rows in the window. Looks at every row."""
         self.take_in()
-        put_at = self.window.put_at[: self._top]
-        return int(self._facts.sizes[: self._top][put_at > self.window.begins(self._bytes)].sum())
+        put_at = self.put_at[: self._top]
+        return int(self._facts.sizes[: self._top][put_at > self._window_begins()].sum())
 
     def check_invariants(self) -> None:
         """Asserts the invariants of the policy's structures."""
@@ -212,6 +186,16 @@ class KnownRows(ABC):
         assert int(self._facts.sizes[known].sum()) == self._bytes
         assert not self._flags[(self._flags & KNOWN) == 0].any()
         assert not (self._flags & HELD & OUT).any()
+
+    def _window_begins(self) -> int:
+        """The window has the rows whose `put_at` is above this."""
+        return max(self._put_bytes - int(WINDOW_SHARE * self._bytes), 0)
+
+    def _place(self, rows: Array) -> None:
+        """Rows were put, in this order."""
+        ends = np.cumsum(self._facts.sizes[rows]) + np.uint64(self._put_bytes)
+        self._put_bytes = int(ends[-1])
+        self.put_at[rows] = np.where(self._facts.depths[rows] == 0, ends, 0)
 
     def _know(self, rows: Array) -> None:
         assert not self._flags[rows].any(), "a row was put twice"
@@ -250,7 +234,7 @@ class KnownRows(ABC):
 
     def _outside(self, rows: Array, owners: Array | None) -> Array:
         """Those of known rows, neither held nor handed out, that are childless and outside the window."""
-        may = (self._facts.children[rows] == 0) & (self.window.put_at[rows] <= self.window.begins(self._bytes))
+        may = (self._facts.children[rows] == 0) & (self.put_at[rows] <= self._window_begins())
         return self._rows_of(rows[may], owners)
 
     def _rows_of(self, rows: Array, owners: Array | None) -> Array:

@@ -3,9 +3,8 @@
 A pool is filled from all rows with a rank up to a threshold, which a sample gives: one pass over the columns (about
 3 ms for a million rows) for 1/POOL_SHARE of the rows.
 
-Owns: the numbers of the last uses, and the filling of pools. It saves nothing for the next daemon, which learns the
-order of last uses from the store. Invariants: no two rows have the same rank. With no row in the window, victims come
-exactly in the order of their ranks.
+Owns: the numbers of the last uses. It saves nothing for the next daemon, which learns their order from the store.
+Invariants: no two rows have the same rank. With no row in the window, victims come exactly in the order of their ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from .known import KNOWN, Array, Batches, Facts
-from .replacement import FIRST, LAST, SAMPLE, Pool, Replacement
+from .replacement import LAST, SAMPLE, Pool, Replacement
 
 POOL_SHARE: Final = 64
 POOL_MIN: Final = 64
@@ -72,15 +71,13 @@ class LRU(Replacement):
             cold = self._last_uses[: self._top] <= limit[0]
             rows = np.flatnonzero((self._flags[: self._top] == KNOWN) & cold)
             rows = self._rows_of(rows[self._facts.children[rows] == 0], owners)
-            inside = self.window.put_at[rows] > self.window.begins(self._bytes)
+            inside = self.put_at[rows] > self._window_begins()
             outside = len(rows) - int(np.count_nonzero(inside))
             if limit == LAST or outside >= most // 2:
                 break
             most *= 2
-        coldest = self._coldest(rows[~inside], min(most, outside))
-        limit = (float(coldest[0][-1]), 0.0) if len(coldest[2]) else FIRST
-        pool = Pool(*coldest, limit)
+        pool = self._pool(rows[~inside], min(most, outside))
         items = self._items(rows[inside], len(rows) - outside)
-        pool.protected = [(int(self.window.put_at[item[2]]), item) for item in items if item[:2] < limit]
+        pool.protected = [(int(self.put_at[item[2]]), item) for item in items if item[:2] < pool.limit]
         heapify(pool.protected)
         return pool

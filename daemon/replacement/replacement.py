@@ -1,16 +1,15 @@
 """The base class of replacement policies: which rows of the store are evicted next.
 
-    puts ── window.append ──┐
+    puts ── was_put ────────┐
     access logs ── used ────┤→ policy → victims(most) ─ fence, scan ─┬→ removed(evicted=True)
     ends ── removed ────────┘                                        └→ may_go(rows, True)    of a row that is pinned
 
     fill: rank many rows as arrays → the coldest, in order, and a limit → victims from the front, until it is used up
     a row that becomes colder than the limit (its last child went; it was put or used) → `late`, merged in by its rank
 
-A policy knows the rows of the store's table by their numbers, and reads the store's columns (`Facts`). Everything comes
-in batches, as arrays; no Python object is made for an entry. A policy ranks rows: a row with a lower rank goes first. A
-pool is filled from all rows, by a threshold that a sample gives (`lru`), or from a sample (`hazard`). A parent follows
-its last child: it has a rank of its own from then on, also within one batch of victims.
+A policy ranks the rows of the store's table; everything comes in batches, as arrays, and no Python object is made for
+an entry. A pool is filled from all rows, by a threshold that a sample gives (`lru`), or from a sample (`hazard`). A
+parent follows its last child: it has a rank of its own from then on, also within one batch of victims.
 
 Owns: the pools, one for each set of owners that was asked for lately. Does not own which rows may go (`known`), nor
 ranks (the policies).
@@ -37,7 +36,6 @@ Rank = tuple[float, float]
 """The warmth of a row, lower is colder; two numbers, so that few rows are equal."""
 Item = tuple[float, float, int]
 """A rank and its row."""
-Owners = Collection[int]
 
 POOLS_MAX: Final = 16
 SAMPLE: Final = 2048
@@ -98,14 +96,9 @@ class Replacement(KnownRows):
             self._know(part)
             yield
         for part in parts(by_put):
-            self.window.place(part)
+            self._place(part)
             yield
         yield from self._recovering(rows, by_use, uses, now)
-
-    def put_again(self, row: int) -> None:
-        """A put named the key of a stored row. It counts as a use too if the store reports one."""
-        self.take_in()
-        self.window.put_again(row)
 
     def used(self, rows: Sequence[int] | Array, now: float, agents: Sequence[int] | Array | int = 0) -> None:
         """Stored rows were used until `now`, in this order, a row perhaps several times. `agents`: the numbers of the
@@ -139,7 +132,7 @@ class Replacement(KnownRows):
         self._bytes -= int(self._facts.sizes[at].sum())
         self._forget(at, evicted)
         self._flags[at] = 0
-        self.window.put_at[at] = 0
+        self.put_at[at] = 0
         parents = self._facts.parents[at].astype(np.int64)
         if parents.any():
             parents = parents[self._is_free(parents)]
@@ -152,7 +145,7 @@ class Replacement(KnownRows):
 
     # ---- what the store asks
 
-    def victims(self, most: int, owners: Owners | None = None) -> list[int]:
+    def victims(self, most: int, owners: Collection[int] | None = None) -> list[int]:
         """Up to `most` rows to evict, coldest first, children before their parents; with `owners` only rows of these
         owners. They are handed out: each is removed, or kept with `may_go`. A victim that is kept keeps its ancestors
         among the victims too."""
@@ -170,7 +163,7 @@ class Replacement(KnownRows):
             pool = self._pools[who] = self._filled(most - len(order.chosen), order.owners)
             self._take(pool, most, order)
         if len(order.chosen) < most:
-            self._merge(order, [], most, self.window.begins(self._bytes), LAST)
+            self._merge(order, [], most, self._window_begins(), LAST)
         if len(order.chosen) < most:
             self._flags[order.chosen] |= OUT
             rows = self._rows_of(np.flatnonzero(self._flags[: self._top] == KNOWN), order.owners)
@@ -179,7 +172,7 @@ class Replacement(KnownRows):
         self._flags[order.chosen] |= OUT
         return order.chosen
 
-    def coldest(self, most: int, owners: Owners | None = None) -> list[int]:
+    def coldest(self, most: int, owners: Collection[int] | None = None) -> list[int]:
         """As `victims`, but the rows are not handed out."""
         rows = self.victims(most, owners)
         self.may_go(rows, True)
@@ -270,7 +263,7 @@ class Replacement(KnownRows):
 
     def _take(self, pool: Pool, most: int, order: _Order) -> None:
         """Chooses the coldest rows of a pool that may go and are not in the window, until `most` are chosen."""
-        begins, more = self.window.begins(self._bytes), most - len(order.chosen)
+        begins, more = self._window_begins(), most - len(order.chosen)
         while pool.protected and pool.protected[0][0] <= begins:
             heappush(pool.late, heappop(pool.protected)[1])
         items: list[Item] = []
@@ -278,12 +271,12 @@ class Replacement(KnownRows):
             part = slice(pool.at, pool.at + max(2 * (more - len(items)), 32))
             worths, orders, rows = pool.worths[part], pool.orders[part], pool.rows[part]
             may = self._is_free(rows) & self._are_current(rows, worths, orders)
-            inside = may & (self.window.put_at[rows] > begins)
+            inside = may & (self.put_at[rows] > begins)
             found = np.flatnonzero(may & ~inside)[: more - len(items)]
             passed = len(rows) if len(items) + len(found) < more else int(found[-1]) + 1
             for at in np.flatnonzero(inside[:passed]).tolist():
                 item = (float(worths[at]), float(orders[at]), int(rows[at]))
-                heappush(pool.protected, (int(self.window.put_at[rows[at]]), item))
+                heappush(pool.protected, (int(self.put_at[rows[at]]), item))
             items += zip(worths[found].tolist(), orders[found].tolist(), rows[found].tolist(), strict=True)
             pool.at += passed
         if pool.late:
@@ -308,7 +301,7 @@ class Replacement(KnownRows):
                 some.append(heappop(late))
             worths, orders, rows = map(np.array, zip(*some, strict=True))
             may = self._is_free(rows) & self._are_current(rows, worths, orders)
-            places = self.window.put_at[rows].tolist()
+            places = self.put_at[rows].tolist()
             for item, it_may, put_at in zip(some, may.tolist(), places, strict=True):
                 if not it_may or item[2] in seen:
                     continue
@@ -331,7 +324,7 @@ class Replacement(KnownRows):
         Returns:
             The items that were not chosen.
         """
-        parents, children, flags, put_at = self._facts.parents, self._facts.children, self._flags, self.window.put_at
+        parents, children, flags, put_at = self._facts.parents, self._facts.children, self._flags, self.put_at
         left, freed, owners = order.left, order.freed, order.owners
         at = 0
         while len(order.chosen) < most:
@@ -383,6 +376,12 @@ class Replacement(KnownRows):
         """The coldest `most` rows with their ranks, in order."""
         worths, orders, rows = self._coldest(rows, most)
         return list(zip(worths.tolist(), orders.tolist(), rows.tolist(), strict=True))
+
+    def _pool(self, rows: Array, most: int) -> Pool:
+        """A pool of the coldest `most` rows."""
+        worths, orders, rows = self._coldest(rows, most)
+        limit = (float(worths[-1]), float(orders[-1])) if len(rows) else FIRST
+        return Pool(worths, orders, rows, limit)
 
     def _coldest(self, rows: Array, most: int) -> tuple[Array, Array, Array]:
         """The ranks and the rows of the coldest `most` rows, in order."""

@@ -6,10 +6,9 @@ Together they are one number below TRAITS. The state of an agent is the last one
 The cost of an entry is the milliseconds that its put reported. Without them it is the put's tokens times the recent
 milliseconds per token. Without tokens it is the mean cost of other entries.
 
-Owns: the classes of each trait, their encoding and their words; the states, and the rule which agent an entry belongs
-to; which class of the hazards has which traits and state; the recent milliseconds per token, and the mean cost. Does
-not own what follows from them: the hazards learn that.
-Invariant: the states of NO_AGENT and SHARED never change.
+Owns: the encoding of traits and states, their words, and the rule which agent an entry belongs to; which class of the
+hazards has which of them; the recent costs. Does not own what follows from them: the hazards learn that. Invariant: the
+states of NO_AGENT and SHARED never change.
 """
 
 from __future__ import annotations
@@ -89,12 +88,56 @@ def words(of: int, state: int) -> tuple[str, ...]:
     return tuple(word for word in (times, depth, _AGENT[state]) if word)
 
 
-class AgentStates:
-    """The states of all agents, by their numbers."""
+def joined(before: Array, agents: Array) -> Array:
+    """The agents of entries that other agents use too: SHARED where they differ."""
+    own = (agents == NO_AGENT) | (before == SHARED) | (before == agents)
+    return np.where(own, before, np.where(before == NO_AGENT, agents, SHARED))
 
-    def __init__(self) -> None:
+
+class Classes:
+    """The states of all agents, by their numbers, and the classes of the hazards, by traits and state."""
+
+    def __init__(self, hazards: Hazards) -> None:
+        self._hazards = hazards
+        self._numbers = np.full((FINISHED + 1, TRAITS), -1, np.int64)
         self.states = np.full(AGENTS, RUNNING, np.uint8)
         self.states[:RUNNING] = NO_AGENT, SHARED
+
+    def of(self, of: Array, agents: Array) -> Array:
+        """The numbers of the classes of some traits and agents."""
+        states = self.states[agents]
+        numbers = self._numbers[states, of]
+        if len(numbers) and numbers.min() < 0:
+            for trait, state in {*zip(of[numbers < 0].tolist(), states[numbers < 0].tolist(), strict=True)}:
+                self.number(trait, state)
+            numbers = self._numbers[states, of]
+        return numbers
+
+    def number(self, of: int, state: int) -> None:
+        """Numbers the class of the traits `of` and the agent's state. The gap is part of the class only for entries
+        with an agent: there it tells a loop from a single visit."""
+        more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
+        odds = FINISHED_ODDS if state == FINISHED else 1.0
+        self._numbers[state, of] = self._hazards.number(of // (3 * GAPS), state, more, odds)
+
+    def reached(self, of: Array, agents: Array, at: Array) -> None:
+        """Counts entries that have reached these buckets of age."""
+        self._hazards.reached(self.of(of, agents), at)
+
+    def used(self, of: Array, agents: Array, at: Array) -> None:
+        """Counts entries that were used in these buckets of age."""
+        self._hazards.used(self.of(of, agents), at)
+
+    def learn(self, classes: Sequence[tuple[Sequence[int], bytes]]) -> None:
+        """Restores what the hazards have counted (`Hazards.counts`). Raises ValueError or TypeError."""
+        for name, _ in classes:
+            if len(name) == 3:
+                uses, state, more = name
+                if not (0 <= uses <= OFTEN_MAX and 0 <= state <= FINISHED and 0 <= more < 3 * GAPS):
+                    raise ValueError("an impossible class")
+                self.number(uses * 3 * GAPS + more, state)
+        for name, counts in classes:
+            self._hazards.learn(tuple(name), counts)
 
     def report(self, agent: int, state: Turn) -> bool:
         """A client has reported the agent's state. Returns whether it changed.
@@ -116,74 +159,11 @@ class AgentStates:
         return bool(len(finished))
 
     def restore(self, states: bytes) -> None:
-        """Restores the states of an earlier daemon.
-
-        Raises:
-            ValueError: `states` is not of this version.
-        """
+        """Restores the states of an earlier daemon. Raises ValueError if they are not of this version."""
         if len(states) != AGENTS:
             raise ValueError(f"{len(states)} states of agents, and not {AGENTS}")
         # A state that no version has counts as FINISHED.
         self.states[RUNNING:] = np.minimum(np.frombuffer(states, np.uint8)[RUNNING:], FINISHED)
-
-
-def joined(before: Array, agents: Array) -> Array:
-    """The agents of entries that other agents use too: SHARED where they differ."""
-    own = (agents == NO_AGENT) | (before == SHARED) | (before == agents)
-    return np.where(own, before, np.where(before == NO_AGENT, agents, SHARED))
-
-
-class Classes:
-    """The classes of the hazards, by traits and by the states of agents."""
-
-    def __init__(self, hazards: Hazards, states: AgentStates) -> None:
-        self._hazards = hazards
-        self._states = states
-        self._numbers = np.full((FINISHED + 1, TRAITS), -1, np.int64)
-
-    def of(self, of: Array, agents: Array) -> Array:
-        """The numbers of the classes of some traits and agents."""
-        states = self._states.states[agents]
-        numbers = self._numbers[states, of]
-        if len(numbers) and numbers.min() < 0:
-            for trait, state in {*zip(of[numbers < 0].tolist(), states[numbers < 0].tolist(), strict=True)}:
-                self.number(trait, state)
-            numbers = self._numbers[states, of]
-        return numbers
-
-    def one(self, of: int, agent: int) -> int:
-        """`of` for one entry."""
-        return int(self.of(np.array([of]), np.array([agent]))[0])
-
-    def number(self, of: int, state: int) -> None:
-        """Numbers the class of the traits `of` and the agent's state. The gap is part of the class only for entries
-        with an agent: there it tells a loop from a single visit."""
-        more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
-        odds = FINISHED_ODDS if state == FINISHED else 1.0
-        self._numbers[state, of] = self._hazards.number(of // (3 * GAPS), state, more, odds)
-
-    def reached(self, of: Array, agents: Array, at: Array) -> None:
-        """Counts entries that have reached these buckets of age."""
-        self._hazards.reached(self.of(of, agents), at)
-
-    def used(self, of: Array, agents: Array, at: Array) -> None:
-        """Counts entries that were used in these buckets of age."""
-        self._hazards.used(self.of(of, agents), at)
-
-    def learn(self, classes: Sequence[tuple[Sequence[int], bytes]]) -> None:
-        """Restores what the hazards have counted (`Hazards.counts`).
-
-        Raises:
-            ValueError, TypeError: `classes` has an impossible class, or invalid counts.
-        """
-        for name, _ in classes:
-            if len(name) == 3:
-                uses, state, more = name
-                if not (0 <= uses <= OFTEN_MAX and 0 <= state <= FINISHED and 0 <= more < 3 * GAPS):
-                    raise ValueError("an impossible class")
-                self.number(uses * 3 * GAPS + more, state)
-        for name, counts in classes:
-            self._hazards.learn(tuple(name), counts)
 
 
 class Costs:
@@ -197,11 +177,7 @@ class Costs:
         return [self._reported_ms, self._reported_tokens, self._mean_cost]
 
     def learn(self, state: Iterable[float]) -> None:
-        """Restores the state from `learned`.
-
-        Raises:
-            ValueError, TypeError: `state` is not a state of `learned`.
-        """
+        """Restores the state from `learned`. Raises ValueError or TypeError."""
         self._reported_ms, self._reported_tokens, self._mean_cost = map(float, state)
 
     def weights(self, sizes: Array, costs: Array, tokens: Array) -> Array:

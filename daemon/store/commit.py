@@ -130,7 +130,7 @@ class Commits(OverEntries):
         tenants = self._tenants
         tags, invalidated = tenants.number_of, tenants.invalidated
         ns_entries, ns_bytes = tenants.entries, tenants.bytes
-        append, default_ttl_s = self._policy.window.append, self.default_ttl_s
+        append, default_ttl_s = self._policy.was_put, self.default_ttl_s
         pack_header, pack_body = SPAN_HEADER.pack_into, BODY.pack_into
         crc, pack_tail, hashes = zlib.crc32, SPAN_TAIL.pack_into, KEY_HASHES.unpack
         tokens_max = self.tokens_max
@@ -254,7 +254,7 @@ class Commits(OverEntries):
             submitter.expected = expected
             lend.lent -= used
             lend.lent_bytes -= used_bytes
-            self._policy.window.batch_ended(now)
+            self._policy.batch_ended(now)
             tenants.stored(owner, stored, stored_tokens)
         return expected - 1
 
@@ -279,7 +279,7 @@ class Commits(OverEntries):
                 return NO_PARENT
             if self.evicts:
                 policy, digest = self._policy, int.from_bytes(key[16:24], "little")
-                policy.window.batch_ended(now)
+                policy.batch_ended(now)
                 # The parent stays as if it had the child already.
                 table.children[above] += 1
                 agent = self._agents.numbers.get(agent, 0)

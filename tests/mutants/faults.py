@@ -141,7 +141,7 @@ FAULTS = [
         ),
         (
             "what was just put stays",
-            "return bool(self.window.put_at[row] > self.window.begins(self._bytes))",
+            "return bool(self.put_at[row] > self._window_begins())",
             "return False",
         ),
         (

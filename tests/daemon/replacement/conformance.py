@@ -90,10 +90,10 @@ class AnyPolicy(RuleBasedStateMachine):
             if parent:
                 self.told.admits(digest_of(key), size, parent, tokens=tokens, agent=agent)
             row = self.rows.fill(key, size, 0.0, tokens, owner, agent, parent)
-            self.told.window.append(row)
+            self.told.was_put(row)
             self.was_put(row)
             parent = row if in_sequence else 0
-        self.told.window.batch_ended(self.now)
+        self.told.batch_ended(self.now)
 
     @precondition(lambda self: self.rows.live)
     @rule(data=st.data(), agent=st.sampled_from([0, 2, 3]))

@@ -33,8 +33,8 @@ class Rows:
     def put(self, key: int, now: float = 0.0, size: int = 64, **facts: Any) -> int:
         """Stores an entry as a batch of one put, as `fill` does."""
         row = self.fill(key, size, **facts)
-        self.policy.window.append(row)
-        self.policy.window.batch_ended(now)
+        self.policy.was_put(row)
+        self.policy.batch_ended(now)
         return row
 
     def fill(

@@ -45,7 +45,7 @@ def again(rows: Rows, learned: bool = True) -> Rows:
 
 
 def put_at(rows: Rows):  # type: ignore[no-untyped-def]
-    return lambda row: int(rows.policy.window.put_at[row])
+    return lambda row: int(rows.policy.put_at[row])
 
 
 def test_what_is_used_stays_among_what_is_not() -> None:
