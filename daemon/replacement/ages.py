@@ -71,11 +71,11 @@ class Clock:
 class Ages:
     """The running ages: one place in a log of columns for each, in the order in which they began.
 
-    `classes` count the buckets that watched entries reach, and those in which some are used.
+    The hazards of `classes` count the buckets that watched entries reach, and those in which some are used.
     """
 
     def __init__(self, classes: Classes) -> None:
-        self._classes = classes
+        self._classes, self._hazards = classes, classes.hazards
         self._running: dict[int, int] = {}
         """By tag: its place in the log."""
         self._mask = 0
@@ -130,7 +130,7 @@ class Ages:
             old = old[ended]
             at = buckets(times[ended] - self._began[old])
             self._pass_to(old, at)
-            self._classes.used(self._traits[old], self._agents[old], at)
+            self._hazards.used(self._classes.of(self._traits[old], self._agents[old]), at)
 
     def forget(self, tags: Array) -> None:
         """Ends the ages of entries that are gone for good."""
@@ -156,7 +156,7 @@ class Ages:
         ends = np.cumsum(counts)
         reached = np.arange(ends[-1]) + np.repeat(passed - ends + counts, counts)
         of, agents = np.repeat(self._traits[places], counts), np.repeat(self._agents[places], counts)
-        self._classes.reached(of, agents, reached)
+        self._hazards.reached(self._classes.of(of, agents), reached)
 
     def _compact(self) -> None:
         """Removes ended ages. Halves the sample while too many ages run."""

@@ -98,7 +98,7 @@ class Classes:
     """The states of all agents, by their numbers, and the classes of the hazards, by traits and state."""
 
     def __init__(self, hazards: Hazards) -> None:
-        self._hazards = hazards
+        self.hazards = hazards
         self._numbers = np.full((FINISHED + 1, TRAITS), -1, np.int64)
         self.states = np.full(AGENTS, RUNNING, np.uint8)
         self.states[:RUNNING] = NO_AGENT, SHARED
@@ -118,15 +118,7 @@ class Classes:
         with an agent: there it tells a loop from a single visit."""
         more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
         odds = FINISHED_ODDS if state == FINISHED else 1.0
-        self._numbers[state, of] = self._hazards.number(of // (3 * GAPS), state, more, odds)
-
-    def reached(self, of: Array, agents: Array, at: Array) -> None:
-        """Counts entries that have reached these buckets of age."""
-        self._hazards.reached(self.of(of, agents), at)
-
-    def used(self, of: Array, agents: Array, at: Array) -> None:
-        """Counts entries that were used in these buckets of age."""
-        self._hazards.used(self.of(of, agents), at)
+        self._numbers[state, of] = self.hazards.number(of // (3 * GAPS), state, more, odds)
 
     def learn(self, classes: Sequence[tuple[Sequence[int], bytes]]) -> None:
         """Restores what the hazards have counted (`Hazards.counts`). Raises ValueError or TypeError."""
@@ -137,7 +129,7 @@ class Classes:
                     raise ValueError("an impossible class")
                 self.number(uses * 3 * GAPS + more, state)
         for name, counts in classes:
-            self._hazards.learn(tuple(name), counts)
+            self.hazards.learn(tuple(name), counts)
 
     def report(self, agent: int, state: Turn) -> bool:
         """A client has reported the agent's state. Returns whether it changed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -179,46 +178,6 @@ class AnyPolicy(RuleBasedStateMachine):
             assert self.told.standings([row])[0][0] == told.in_window
             assert told.worth == self.told.worth([row])[0] and told.in_window == self.in_window(row)
         assert self.told.window_bytes == sum(self.size(row) for row in self.rows.live if self.in_window(row))
-
-
-class Exact(AnyPolicy):
-    """A policy with a plain model of its ranks: victims come in their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rank: dict[int, tuple[float, float]] = {}
-
-    def expected(self, most: int, owners: set[int] | None) -> list[int]:
-        chosen: list[int] = []
-        for protects in (True, False):
-            left = {row: self.children(row) for row in self.rows.live}
-            ahead: list[tuple[tuple[float, float], int]] = []
-            for row in self.rows.live:
-                if self.is_free(row) and row not in chosen and self.may(row, owners, protects):
-                    heappush(ahead, (self.rank[row], row))
-            while ahead and len(chosen) < most:
-                row = heappop(ahead)[1]
-                chosen.append(row)
-                above = self.parent(row)
-                if above:
-                    left[above] -= 1
-                    may = above not in self.held and above not in self.out and self.may(above, owners, protects)
-                    if not left[above] and may:
-                        heappush(ahead, (self.rank[above], above))
-        return chosen
-
-    def may(self, row: int, owners: set[int] | None, protects: bool) -> bool:
-        return (not owners or self.owner(row) in owners) and not (protects and self.in_window(row))
-
-    @rule(most=st.integers(1, 12), owners=st.sampled_from([None, {1}, {1, 2}]), looks=st.booleans())
-    def choose(self, most: int, owners: set[int] | None, looks: bool) -> None:
-        expected = self.expected(most, owners)
-        super().choose(most, owners, looks)
-        assert self.out[len(self.out) - len(expected) :] == expected
-
-    @invariant()
-    def it_tells_the_ranks(self) -> None:
-        assert all(self.told.worth([row])[0] == self.rank[row][0] for row in self.rows.live)
 
 
 def check(machine: Callable[[], AnyPolicy]) -> None:
