@@ -8,13 +8,19 @@ when one is evicted (daemon/room).
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Final
 
-from .hazard import Hazard
 from .known import Explained, Facts, Turn
-from .lru import LRU
 from .replacement import Replacement
 
 __all__ = ["POLICIES", "Explained", "Facts", "Replacement", "Turn"]
 
-POLICIES: Final[dict[str, type[Replacement]]] = {policy.name: policy for policy in (Hazard, LRU)}
+# A policy is there by its module.
+for _module in iter_modules(__path__):
+    import_module(f".{_module.name}", __name__)
+
+POLICIES: Final[dict[str, type[Replacement]]] = {
+    policy.name: policy for policy in sorted(Replacement.__subclasses__(), key=lambda policy: policy.name)
+}
