@@ -166,9 +166,9 @@ class SocketFile:
 
     @classmethod
     def given(cls, listening: socket.socket, mode: int, group: str | None) -> Self | None:
-        """The file of a socket that a service manager has passed. None if the socket has no file. A service manager
-        does not look at its sockets' files. If this one is gone, the next `look` makes it, with `mode` and `group`; if
-        a killed daemon has left a file that it had made anew, with those of that file."""
+        """The file of a socket that a service manager has passed; None if the socket has none. A service manager does
+        not make the file again once it is gone, so the next `look` does: with `mode` and `group`, or with those of the
+        file that a killed daemon has made in its place."""
         name = listening.getsockname()
         if not isinstance(name, str) or not name.startswith("/"):
             return None
