@@ -70,7 +70,8 @@ class EncodeClaims:
         """
         wanted = self._wanted.get(key)
         if wanted is None:
-            wanted = Wanted(key, rows, now)
+            # With its user: the background thread asks for no claim that nobody wants.
+            wanted = Wanted(key, rows, now, {user})
             if self.background.late or not self.background.post(partial(_ask, wanted, within_s)):
                 return None
             self._wanted[key] = wanted

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from tensord.client.core.client import Client
 from tensord.client.vllm.encoder.pace import SOONER
+from tensord.client.vllm.engine.background import Background, Job
 from tests.daemon_process import PATIENCE_S, Daemon, until
 
 from ..conftest import fresh
@@ -92,6 +94,27 @@ def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_c
     assert right([one, another], answers([first, second], one, another))
     assert len(first.encoded) + len(second.encoded) - before == len(pictures)
     assert not counted(first, "wait_timeouts") and not counted(second, "wait_timeouts")
+
+
+def test_a_claim_is_asked_for_however_soon_the_background_thread_takes_its_job(
+    shared: Daemon, first: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = Background.post
+
+    def done_at_once(background: Background, job: Job) -> bool:
+        done = threading.Event()
+
+        def then(client: Client) -> None:
+            try:
+                job(client)
+            finally:
+                done.set()
+
+        return post(background, then) and done.wait(PATIENCE_S)
+
+    monkeypatch.setattr(Background, "post", done_at_once)
+    settled(first, first.add(request(fresh())))
+    assert shared.store("claims_held") == 1
 
 
 # ---- how long another engine is waited for
