@@ -234,15 +234,16 @@ def advice_text(answer: dict[str, Any]) -> str:
     now_bytes = answer["capacity_bytes"]
     rows = [
         ("requests", f"{number(round(answer['requests']))} uses of entries and puts of new ones"),
+        ("of these", f"{number(answer['sampled_requests'])} in the sample: the fewer, the less they tell"),
         ("found here", f"{share(answer['here'], 1)}, under policy {answer['policy']}, since the daemon started"),
     ]
-    if not any(ratio for _, ratio, _ in answer["points"]):
+    if not any(ratio for _, ratio in answer["points"]):
         rows.append(("reuse", "none seen: a larger ring would find nothing either"))
     points = [
-        (f"{at / now_bytes:.2f}", size(at), share(ratio, 1), f"± {100 * error:.1f}", "now" if at == now_bytes else "")
-        for at, ratio, error in answer["points"]
+        (f"{at / now_bytes:.2f}", size(at), share(ratio, 1), "now" if at == now_bytes else "")
+        for at, ratio in answer["points"]
     ]
-    sizes = table((">RING", ">SIZE", ">HIT RATIO", ">ERROR", ""), points)
+    sizes = table((">RING", ">SIZE", ">HIT RATIO", ""), points)
     return f"{pairs(rows)}\n\nestimated under least recently used:\n\n{sizes}"
 
 
@@ -253,7 +254,7 @@ def advise(daemon: Daemon, as_json: bool) -> None:
     """The hit ratios that a ring of another size would give.
 
     The daemon estimates them from a sample of the keys, for least recently used. "found here" is what its own policy
-    found of the same requests. ERROR: in points, of the sampling and of the histogram's resolution.
+    found of the same requests.
     """
     show(daemon.ask(AdviseQuery), as_json, advice_text)
 

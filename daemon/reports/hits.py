@@ -2,7 +2,7 @@
 ring of another size would give.
 
 Owns sums over the last minute and over the last puts of as many bytes as the ring has, a sample of reuse distances,
-and a histogram of these distances, by group of keys. Does not own the counters of lanes.
+and a histogram of these distances. Does not own the counters of lanes.
 
 The reuse distance of a request is the size of all entries that were requested since the last request of the same key,
 with the entry itself. A cache of that size, or a larger one, that evicts the least recently used entry (LRU) has the
@@ -18,19 +18,12 @@ that evicts the least recently used entry. The sample has too few or too many re
 difference to all requests for stored keys counts as hits, since such keys have short distances (SHARDS-adj). Puts of
 missing keys do not: the sample has too few or too many of them by chance, also where no key is ever used again.
 
-The error of a point is twice its standard error, plus the misses that there are among as many average requests as that
-difference. The groups give the standard error: each has the keys with one part of the hashes, so their hit ratios are
-GROUPS independent estimates. Without sampling that part is 0. If no request of a sample is a hit, it is 3 hits instead:
-a sample would have had one with a probability of 95 % (the rule of three). Requests whose distance lies in the same
-column of the histogram as the size may be on either side of it; they are a part of the error too.
-
 Invariants: a sum covers its stretch with an error of at most one part in SLOTS of the stretch. The histogram is halved
 every HALVE_AFTER sampled requests, so older requests count less and less.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -40,7 +33,6 @@ import numpy as np
 from ..store.table import RowTable
 from .removal_history import MADE_ROOM
 
-GROUPS: Final = 8
 HALVE_AFTER: Final = 1 << 20
 MULTIPLES: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 """The sizes of a curve's points, as multiples of the present size."""
@@ -49,8 +41,6 @@ _STEP_BITS: Final = 4
 _OCTAVES: Final = 48
 _COLUMNS: Final = (_OCTAVES << _STEP_BITS) + 1
 """The last column counts distances of 2**_OCTAVES bytes and more."""
-_GROUP_SHIFT: Final = 29
-"""The bits of a key's number that choose its group. The sample uses the lowest bits of 32."""
 
 KEY_BYTES: Final = 512
 """The most bytes of the process's memory that one key takes."""
@@ -83,14 +73,6 @@ def _column(distance_bytes: int) -> tuple[int, float]:
     width = 1 << (octave - _STEP_BITS)
     step, rest_bytes = divmod(distance_bytes, width)
     return (octave << _STEP_BITS) + step - (1 << _STEP_BITS), rest_bytes / width
-
-
-def _standard_error(hits: Array, requests: Array, sampled_share: float) -> float:
-    """The standard error of the hits, given the requests, both by group, with the correction for a sample of a finite
-    population (Cochran, Sampling Techniques, sections 2.8 and 6.4)."""
-    ratio = float(hits.sum()) / float(requests.sum())
-    spread = float(((hits - ratio * requests) ** 2).sum()) * GROUPS / (GROUPS - 1)
-    return math.sqrt(spread * (1 - sampled_share))
 
 
 class ReuseDistances:
@@ -186,10 +168,10 @@ class ReuseDistances:
 
 
 class HitCurve:
-    """The requests by group and distance, scaled to all requests: GROUPS rows of _COLUMNS."""
+    """The requests by distance, scaled to all requests: a count for each column."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros((GROUPS, _COLUMNS))
+        self._counts = np.zeros(_COLUMNS)
         self._sampled = 0
         self._asked = 0.0
         self._unsampled = 0.0
@@ -199,10 +181,10 @@ class HitCurve:
         self._asked += requests
         self._unsampled += here * requests
 
-    def sampled(self, number: int, distance_bytes: int, factor: int, *, here: bool) -> None:
+    def sampled(self, distance_bytes: int, factor: int, *, here: bool) -> None:
         """Counts a sampled request. `factor`: the number of requests that it stands for."""
         self._unsampled -= here * factor
-        self._counts[number >> _GROUP_SHIFT & GROUPS - 1, _column(distance_bytes)[0]] += factor
+        self._counts[_column(distance_bytes)[0]] += factor
         self._sampled += 1
         if self._sampled >= HALVE_AFTER:
             self._counts *= 0.5
@@ -210,36 +192,24 @@ class HitCurve:
             self._unsampled *= 0.5
             self._sampled //= 2
 
-    def as_dict(self, capacity_bytes: int, factor: int) -> dict[str, Any]:
-        """For the answer to an AdviseQuery. `factor`: one key in this number is sampled. `points`: size in bytes,
-        hit ratio, error."""
+    def as_dict(self, capacity_bytes: int) -> dict[str, Any]:
+        """For the answer to an AdviseQuery. `points`: size in bytes, and the hit ratio of a cache of that size."""
         sizes = [int(multiple * capacity_bytes) for multiple in MULTIPLES]
         return {
             "capacity_bytes": capacity_bytes,
             "sampled_requests": self._sampled,
             "requests": self._asked,
-            "points": [[size, *self._point(size, 1 / factor)] for size in sizes],
+            "points": [[size, self._ratio(size)] for size in sizes],
         }
 
-    def _point(self, size_bytes: int, sampled_share: float) -> tuple[float, float]:
-        """The hit ratio of a cache of `size_bytes`, and its error. `sampled_share`: the share of the keys that are in
-        the sample. The sample lacks `_unsampled` requests for stored keys, or has too many of them if below 0."""
-        counts, unsampled = self._counts, self._unsampled
+    def _ratio(self, size_bytes: int) -> float:
+        """The sample lacks `_unsampled` requests for stored keys, or has too many of them if below 0."""
         column, below = _column(size_bytes)
-        hits = counts[:, :column].sum(axis=1) + below * counts[:, column]
-        requests = counts.sum(axis=1)
-        total = float(requests.sum())
-        if total == 0:
-            return 0.0, 1.0
-        ratio = min(max((float(hits.sum()) + unsampled) / max(total + unsampled, 1.0), 0.0), 1.0)
-        blurred = max(below, 1 - below) * float(counts[:, column].sum()) if below else 0.0
-        if hits.any():
-            spread = 2 * _standard_error(hits, requests, sampled_share)
-        else:
-            # Hanley and Lippman-Hand, JAMA 249, 1983.
-            spread = 3 / sampled_share if sampled_share < 1 else 0.0
-        error = (spread + (1 - ratio) * abs(unsampled) + blurred) / total
-        return ratio, min(error, 1.0)
+        hits = float(self._counts[:column].sum() + below * self._counts[column])
+        requests = float(self._counts.sum())
+        if not requests:
+            return 0.0
+        return min(max((hits + self._unsampled) / max(requests + self._unsampled, 1.0), 0.0), 1.0)
 
 
 class Recent:
@@ -320,7 +290,7 @@ class Hits:
         """As `HitCurve.as_dict`, with `here`: the store's own hit ratio of the same requests since it started."""
         requests, stored, _ = self._counts.tolist()
         here = stored / requests if requests else 0.0
-        return {"here": here, **self._curve.as_dict(self._capacity_bytes(), self._distances.factor)}
+        return {"here": here, **self._curve.as_dict(self._capacity_bytes())}
 
     def _count(self, rows: Array, now: float, *, here: bool) -> None:
         self._curve.asked(len(rows), here=here)
@@ -335,7 +305,7 @@ class Hits:
             if distance_bytes is not None:  # the sample may be halved since the row was chosen
                 factor = distances.factor
                 self._counts += (factor, here * factor, (distance_bytes <= capacity_bytes) * factor)
-                self._curve.sampled(number, distance_bytes, factor, here=here)
+                self._curve.sampled(distance_bytes, factor, here=here)
         self._pace(len(chosen), now)
         self._add((0, 0, *(self._counts - before).tolist()), now)
 

@@ -104,7 +104,7 @@ def test_the_store_answers_with_its_curve_and_its_own_hit_ratio() -> None:
     answer = stand.reports.hit_curve()
     assert answer["policy"] == "lru"
     assert answer["capacity_bytes"] == 64 * SPAN
-    now = next(ratio for size, ratio, _ in answer["points"] if size == 64 * SPAN)
+    now = next(ratio for size, ratio in answer["points"] if size == 64 * SPAN)
     assert answer["here"] == pytest.approx(now, abs=0.05)
     assert answer["points"][-1][1] > now + 0.2
 
@@ -186,9 +186,9 @@ def curve_of(requests: Sequence[Request], capacity_bytes: int, keys_max: int) ->
         curve.asked(1, here=here)
         distance_bytes = distances.asked(number(asked), size_bytes, capacity_bytes)
         if distance_bytes is not None:
-            curve.sampled(number(asked), distance_bytes, distances.factor, here=here)
+            curve.sampled(distance_bytes, distances.factor, here=here)
     distances.check_invariants(capacity_bytes)
-    return curve.as_dict(capacity_bytes, distances.factor)
+    return curve.as_dict(capacity_bytes)
 
 
 def exact(requests: Sequence[Request], capacity_bytes: int) -> float:
@@ -209,15 +209,14 @@ def workload(name: str) -> list[Request]:
 
 
 @pytest.mark.parametrize("name", ["popular keys", "a loop", "a set in use beside scans", "recent keys"])
-def test_the_curve_is_within_2_points_of_exact_caches_of_each_size(name: str) -> None:
+def test_the_curve_is_within_3_points_of_exact_caches_of_each_size(name: str) -> None:
     requests = workload(name)
     capacity_bytes = sum(dict(requests).values()) // 7
     every = curve_of(requests, capacity_bytes, 4096)
-    assert [size for size, _, _ in every["points"]] == [int(multiple * capacity_bytes) for multiple in MULTIPLES]
+    assert [size for size, _ in every["points"]] == [int(multiple * capacity_bytes) for multiple in MULTIPLES]
     assert every["requests"] == pytest.approx(len(requests))
-    for size_bytes, ratio, error in every["points"]:
-        assert ratio == pytest.approx(exact(requests, size_bytes), abs=max(0.02, error))
-        assert error < 0.15
+    for size_bytes, ratio in every["points"]:
+        assert ratio == pytest.approx(exact(requests, size_bytes), abs=0.03)
 
 
 def test_older_requests_count_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +225,6 @@ def test_older_requests_count_less_and_less(monkeypatch: pytest.MonkeyPatch) -> 
     curve.asked(2000, here=False)
     for distance_bytes in (FAR, 100):
         for _ in range(1000):
-            curve.sampled(1, distance_bytes, 1, here=False)
-    points = curve.as_dict(1000, 1)["points"]
+            curve.sampled(distance_bytes, 1, here=False)
+    points = curve.as_dict(1000)["points"]
     assert points[-1][1] > 0.6
