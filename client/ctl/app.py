@@ -101,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         told = f"an internal error of tensorctl, {type(error).__name__}: {error}"
-        return _told(f"{told}; report it with the output under {TRACEBACK_VARIABLE}=1", 1)
+        remedy = f"if `tensorctl doctor` shows one version, report it with the output under {TRACEBACK_VARIABLE}=1"
+        return _told(f"{told}; {remedy}", 1)
 
 
 def _told(text: str, code: int) -> int:

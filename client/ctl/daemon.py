@@ -22,7 +22,7 @@ import click
 
 from tensord import __version__
 
-from ...errors import BadConfiguration, DaemonUnavailable, TensordError, TimedOut, VersionMismatch
+from ...errors import BadConfiguration, DaemonUnavailable, TensordError, TimedOut
 from ...ipc import places
 from ...ipc.messages import control as messages
 from ...ipc.wire.blocking import BlockingChannel
@@ -32,23 +32,6 @@ NAME: Final = "tensorctl"
 # A client must not import the daemon, so the daemon is run, and reports its settings.
 _CHECK: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
 _SAID_BY: Final = "tensord: "
-
-
-class Told(dict[str, Any]):
-    """A part of a daemon's answer. A missing field raises VersionMismatch: another release may omit it."""
-
-    def __missing__(self, field: str) -> Any:
-        raise VersionMismatch(
-            f"the daemon's answer has no {field!r}: it has another version than tensorctl; --json shows its fields, "
-            "`tensorctl doctor` both versions"
-        )
-
-
-def told(body: Any) -> Any:
-    """A document as the daemon tells it."""
-    if isinstance(body, dict):
-        return Told({name: told(value) for name, value in body.items()})
-    return [told(value) for value in body] if isinstance(body, list) else body
 
 
 class Daemon:
@@ -100,7 +83,7 @@ class Daemon:
                     raise
                 beside = f"This is the status socket beside --socket {self._control}; --status-socket names another"
                 raise DaemonUnavailable(f"{error}. {beside}") from None
-        body: dict[str, Any] = told(self._exchange(self._asking, self.timeout_s, query, *fields).body)
+        body: dict[str, Any] = self._exchange(self._asking, self.timeout_s, query, *fields).body
         return body
 
     def events(self) -> Iterator[messages.Event]:

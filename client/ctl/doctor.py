@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import stat
 import subprocess
 from collections import Counter
@@ -17,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from socket import AF_UNIX, SOCK_STREAM
-from socket import socket as new_socket
 from typing import Any, Final, NamedTuple
 
 import click
@@ -26,7 +23,7 @@ from click.exceptions import Exit
 
 from tensord import __version__
 
-from ...errors import BadConfiguration, TensordError
+from ...errors import BadConfiguration, DaemonUnavailable, TensordError
 from ...ipc.messages.control import HealthQuery
 from ...ipc.messages.modes import HOST_GAUGE
 from ...ipc.messages.schema import PROTOCOL_VERSION
@@ -117,7 +114,7 @@ def diagnose(daemon: Daemon) -> Iterator[Finding]:
     plain, expedited = fence.supported()
     yield membarrier(plain=plain, expedited=expedited, in_use=status.get("fence"))
     uid = status.get("uid", os.geteuid())
-    yield logout(uid, logind_configuration(), lingers=lingers(uid))
+    yield logout(uid, removes=removes_ipc(), lingers=lingers(uid))
     yield from leftovers([left for name in instances() if (left := look(name))], status.get("instance"))
 
 
@@ -128,7 +125,7 @@ def socket(what: str, path: Path, use: Callable[[], object]) -> Finding:
     try:
         use()
     except TensordError as error:
-        if lives := without_file(path):
+        if isinstance(error, DaemonUnavailable) and (lives := without_file(path)):
             remedy = (
                 f"remove what stands at {path}, and let the daemon write to {path.parent}: it makes its socket anew "
                 "within seconds. Or restart it: its entries stay, and attached clients attach again by themselves"
@@ -143,21 +140,24 @@ def socket(what: str, path: Path, use: Callable[[], object]) -> Finding:
     return ok(check, f"the daemon answers at {path}")
 
 
-def without_file(path: Path, proc: Path = Path("/proc")) -> list[str]:
-    """The daemons that may listen on a socket that was bound to `path`, if a connection to `path` reaches nobody. Those
-    whose sockets this user may not see are left out if one is found that does."""
-    if not _nobody_listens(path):
-        return []
+def without_file(path: Path) -> list[str]:
+    """The daemons that listen on a socket that was bound to `path`, and those that may, since this user may not see
+    their sockets."""
     names = {str(path), str(path.absolute())}
-    rows = [line.split(maxsplit=7) for line in text_of(proc / "net/unix").splitlines()]
-    bound = {row[6] for row in rows if len(row) == 8 and row[7] in names and row[3] == _LISTENS}
-    found: dict[bool, list[str]] = {True: [], False: []}
+    rows = [line.split(maxsplit=7) for line in text_of(Path("/proc/net/unix")).splitlines()]
+    bound = {f"socket:[{row[6]}]" for row in rows if len(row) == 8 and row[7] in names and row[3] == _LISTENS}
+    found = []
     for instance in instances() if bound else ():
-        pid = segments.serving_pid(instance, proc)
-        held = None if pid is None else _sockets_of(proc / str(pid))
-        if pid is not None and (held is None or held & bound):
-            found[held is not None].append(f"a daemon of instance {instance} lives, pid {pid}")
-    return found[True] or found[False]
+        pid = segments.serving_pid(instance)
+        if pid is None:
+            continue
+        try:
+            listens = any(os.readlink(each) in bound for each in Path(f"/proc/{pid}/fd").iterdir())
+        except OSError:
+            listens = True
+        if listens:
+            found.append(f"a daemon of instance {instance} lives, pid {pid}")
+    return found
 
 
 def versions(client: str, daemon: str, protocol: int, daemon_protocol: int) -> Finding:
@@ -198,14 +198,12 @@ def configuration(error: str | None, ignored: Sequence[str], *, served: bool) ->
 
 def ring_room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
     """The memory of the machine. `pid`: the process whose cgroup counts; None for this one."""
-    try:
+    problem, total_bytes, free_bytes = "", 0, 0
+    if os.access(segments.SHM_FOLDER, os.W_OK | os.X_OK):
         shm = os.statvfs(segments.SHM_FOLDER)
         total_bytes, free_bytes = shm.f_blocks * shm.f_frsize, segments.shm_free_bytes()
-        problem = "/dev/shm is mounted read-only" if shm.f_flag & os.ST_RDONLY else ""
-    except OSError as error:
-        total_bytes, free_bytes, problem = 0, 0, f"/dev/shm cannot be used ({error.strerror})"
-    if not problem and not os.access(segments.SHM_FOLDER, os.W_OK | os.X_OK):
-        problem = "/dev/shm does not let this user make files"
+    else:
+        problem = "/dev/shm is not there, is read-only, or does not let this user make files"
     machine = memory_bytes()
     available_bytes, most_bytes = machine.get("MemAvailable", 0), machine.get("MemTotal", 0)
     found = tuple(cgroups(pid))
@@ -257,11 +255,8 @@ def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:
     return ok("membarrier", "GLOBAL_EXPEDITED is offered" + (" and in use" if in_use else ""))
 
 
-def logout(uid: int, configuration: str, *, lingers: bool) -> Finding:
-    """Whether logind deletes the ring at the logout of the daemon's user. `configuration`: logind's, in which RemoveIPC
-    is on unless it says otherwise; empty without logind."""
-    said = re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)", configuration, re.MULTILINE)
-    removes = bool(configuration) and (not said or said[-1].lower() not in ("no", "false", "off", "0"))
+def logout(uid: int, *, removes: bool, lingers: bool) -> Finding:
+    """Whether logind deletes the ring at the logout of the daemon's user. `removes`: whether it does so for users."""
     if not removes or uid <= _SYSTEM_UID_MAX or lingers:
         return ok("RemoveIPC", f"logind leaves the shared memory of uid {uid} alone at logout")
     remedy = (
@@ -272,16 +267,14 @@ def logout(uid: int, configuration: str, *, lingers: bool) -> Finding:
     return warn("RemoveIPC", why, remedy)
 
 
-def logind_configuration(root: Path = Path("/")) -> str:
-    """logind's configuration, of all its files, the most important last; empty if logind does not run here."""
-    if not (root / "run/systemd/seats").is_dir():
-        return ""
-    words = ("systemd-analyze", "cat-config", "systemd/logind.conf")
+def removes_ipc() -> bool:
+    """Whether logind deletes a user's shared memory at logout, as it says itself; False without logind."""
+    place = "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "RemoveIPC"
     try:
-        asked = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=5.0)
+        asked = subprocess.run(("busctl", "get-property", *place), capture_output=True, text=True, timeout=5.0)
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return asked.stdout or "unknown"
+        return False
+    return asked.stdout.strip() == "b true"
 
 
 def lingers(uid: int, root: Path = Path("/")) -> bool:
@@ -331,25 +324,3 @@ def doctor(daemon: Daemon, as_json: bool) -> None:
     findings = list(diagnose(daemon))
     show([finding._asdict() for finding in findings], as_json, lambda _: findings_text(findings))
     raise Exit(1 if any(finding.level is Level.FAIL for finding in findings) else 0)
-
-
-def _nobody_listens(path: Path) -> bool:
-    """Whether a connection to this path reaches nobody: there is no socket, or one that a process left behind."""
-    with new_socket(AF_UNIX, SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            return False  # its backlog is full, or it is not for this user
-    return False
-
-
-def _sockets_of(process: Path) -> set[str] | None:
-    """The inodes of a process's sockets; None if this user may not see them."""
-    try:
-        links = [os.readlink(each) for each in (process / "fd").iterdir()]
-    except OSError:
-        return None
-    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}

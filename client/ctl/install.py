@@ -3,7 +3,7 @@
 The units are the package's: they are written anew, and changed by `systemctl edit`, which keeps a file of its own. The
 configuration file is the operator's: one that is there is kept.
 
-Invariants: nothing is changed before `carry_out` of a step. The text of a step says all that it does.
+Invariant: every step is printed before it is taken.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,13 +52,6 @@ class UnitPlaces(NamedTuple):
     def systemctl(self, *words: str) -> tuple[str, ...]:
         """A command of the service manager."""
         return ("systemctl", *(() if self.system else ("--user",)), *words)
-
-
-class PlannedStep(NamedTuple):
-    """One step. `carry_out` raises a ClickException if a program failed, and OSError if a file cannot be changed."""
-
-    says: str
-    carry_out: Callable[[], object]
 
 
 def system_places(root: Path = Path("/")) -> UnitPlaces:
@@ -103,73 +95,62 @@ def start_word(program: Path, home: Path | None = None) -> str:
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"' if set(word) & set(" \t'\"\\") else word
 
 
-def written(texts: Mapping[Path, str], config: Path) -> list[PlannedStep]:
-    """The steps that put `texts` in place. `config`: the one that is the operator's."""
-
-    def write(path: Path, text: str) -> None:
+def write(texts: Mapping[Path, str], config: Path) -> None:
+    """Puts the files in place. `config`: the one that is the operator's."""
+    wanted = [path for path, text in texts.items() if not (path.exists() if path == config else _is(path, text))]
+    for path in wanted:
+        click.echo(f"write {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(texts[path], encoding="utf-8")
         path.chmod(0o644)
-
-    wanted = (path for path, text in texts.items() if not (path.exists() if path == config else _is(path, text)))
-    return [PlannedStep(f"write {path}", partial(write, path, texts[path])) for path in wanted]
-
-
-def removed(texts: Mapping[Path, str], config: Path) -> list[PlannedStep]:
-    """The steps that remove what `written` has put in place, except a configuration file that was changed."""
-    steps = [
-        PlannedStep(f"keep {path}: it was changed here; remove it by hand", lambda: None)
-        if path == config and not _is(path, text)
-        else PlannedStep(f"remove {path}", partial(path.unlink, missing_ok=True))
-        for path, text in texts.items()
-        if path.exists()
-    ]
-
-    def remove_folder() -> None:
-        with suppress(OSError):
-            config.parent.rmdir()
-
-    return [*steps, PlannedStep(f"remove {config.parent}, if it is empty", remove_folder)]
+    if not wanted:
+        click.echo("every file is in place already")
 
 
-def run(*words: str, may_fail: bool = False) -> PlannedStep:
+def remove(texts: Mapping[Path, str], config: Path) -> None:
+    """Removes the files, except a configuration file that was changed, and the configuration's folder if it is empty
+    then."""
+    for path, text in texts.items():
+        if path == config and path.exists() and not _is(path, text):
+            click.echo(f"keep {path}: it was changed here; remove it by hand")
+        elif path.exists():
+            click.echo(f"remove {path}")
+            path.unlink()
+    with suppress(OSError):
+        config.parent.rmdir()
+
+
+def run(*words: str, may_fail: bool = False) -> None:
     """Runs a program, which must succeed unless `may_fail`."""
-
-    def carry_out() -> None:
-        # TENSORD_* variables of whoever installs are not the service's.
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
-        try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=environ
-            )
-            said = f"ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip() or 'it said nothing'}"
-            failed = done.returncode != 0
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said, failed = str(error), True
-        if failed and not may_fail:
-            raise click.ClickException(f"{' '.join(words)}: {said}; mend it, and run this command again")
-
-    return PlannedStep("run " + " ".join(words), carry_out)
+    command = " ".join(words)
+    click.echo(f"run {command}")
+    # TENSORD_* variables of whoever installs are not the service's.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=environ)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise click.ClickException(f"{command}: {error}; mend it, and run this command again") from None
+    if done.returncode and not may_fail:
+        said = f"ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip() or 'it said nothing'}"
+        raise click.ClickException(f"{command}: {said}; mend it, and run this command again")
 
 
-def installation(places: UnitPlaces, program: Path, start: str) -> list[PlannedStep]:
-    """All steps of an installation. `start`: what ExecStart= names for `program`."""
-    steps = written(texts(places, start), places.config)
+def lay(places: UnitPlaces, program: Path, start: str) -> None:
+    """Lays the service's files, and has them checked. `start`: what ExecStart= names for `program`."""
+    write(texts(places, start), places.config)
     if places.system:
         sysusers, tmpfiles = map(str, places.beside.values())
-        steps += [run("systemd-sysusers", sysusers), run("systemd-tmpfiles", "--create", tmpfiles)]
+        run("systemd-sysusers", sysusers)
+        run("systemd-tmpfiles", "--create", tmpfiles)
+    run(*places.systemctl("daemon-reload"))
     scope = "--system" if places.system else "--user"
     units = (str(places.units / name) for name in (SERVICE, *SOCKETS))
-    return [
-        *steps,
-        run(*places.systemctl("daemon-reload")),
-        run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", scope, *units),
-        run(str(program), "--check-config", "--config", str(places.config)),
-    ]
+    run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", scope, *units)
+    run(str(program), "--check-config", "--config", str(places.config))
 
 
-def removal(places: UnitPlaces, start: str) -> list[PlannedStep]:
-    """All steps of a removal."""
+def take_away(places: UnitPlaces, start: str) -> None:
+    """Stops the service, and removes its files."""
     files = texts(places, start)
     # The sockets first: a connection would start the service again.
     units = sorted((path.name for path in files if path.parent == places.units), key=lambda name: name == SERVICE)
@@ -178,12 +159,10 @@ def removal(places: UnitPlaces, start: str) -> list[PlannedStep]:
             f"{places.units / SERVICE} is not there: `tensorctl install` has installed nothing "
             + ("for the host; --user for a service of one user" if places.system else "for this user")
         )
-    return [
-        run(*places.systemctl("disable", "--now", *units)),
-        *removed(files, places.config),
-        run(*places.systemctl("daemon-reload")),
-        run(*places.systemctl("reset-failed", *units), may_fail=True),
-    ]
+    run(*places.systemctl("disable", "--now", *units))
+    remove(files, places.config)
+    run(*places.systemctl("daemon-reload"))
+    run(*places.systemctl("reset-failed", *units), may_fail=True)
 
 
 def no_manager(*, user: bool) -> str | None:
@@ -222,8 +201,7 @@ def unusable(program: Path, *, system: bool) -> str | None:
 @click.command()
 @click.option("--user", is_flag=True, help="A service of this user alone, under the user's own service manager.")
 @click.option("--uninstall", is_flag=True, help="Stop the service, and remove what was installed.")
-@click.option("--dry-run", is_flag=True, help="Print every step, and take none.")
-def install(user: bool, uninstall: bool, dry_run: bool) -> None:
+def install(user: bool, uninstall: bool) -> None:
     """Installs tensord as a systemd service, or removes it.
 
     Writes the units, the configuration file and, for the host, the files that make the user tensord and the folder of
@@ -236,20 +214,15 @@ def install(user: bool, uninstall: bool, dry_run: bool) -> None:
     places = system_places() if home is None else user_places(home, os.environ)
     program = Path(sys.executable).with_name("tensord")
     start = start_word(program, home)
-    why = None if dry_run else no_manager(user=user)
-    if not uninstall:
-        why = why or unusable(program, system=not user)
+    why = no_manager(user=user) or (None if uninstall else unusable(program, system=not user))
     if why is not None:
         raise click.ClickException(why)
-    steps = removal(places, start) if uninstall else installation(places, program, start)
-    if all(step.says.startswith("run ") for step in steps):
-        click.echo("every file is in place already")
-    for step in steps:
-        click.echo(f"would {step.says}" if dry_run else step.says)
-        if not dry_run:
-            step.carry_out()
-    if not dry_run:
-        click.echo(_after_removal(places) if uninstall else _after_installation(places, program))
+    if uninstall:
+        take_away(places, start)
+        click.echo(_after_removal(places))
+    else:
+        lay(places, program, start)
+        click.echo(_after_installation(places, program))
 
 
 def _home() -> Path:

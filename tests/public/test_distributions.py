@@ -81,9 +81,10 @@ def test_the_wheel_is_for_linux_with_glibc_on_x86_64_and_any_python_3(wheel: Pat
 def test_pip_installs_the_wheel_here_and_refuses_it_on_another_machine(wheel: Path, tmp_path: Path) -> None:
     pip = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")
     run(*pip, "--target", str(tmp_path / "here"), str(wheel), cwd=tmp_path)
-    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": "", "PYTHONPATH": str(tmp_path / "here")}
-    laid = run("-m", "tensord.client.ctl", "install", "--user", "--dry-run", cwd=tmp_path, **home)
-    assert f"write {tmp_path}/.config/systemd/user/tensord.service" in laid
+    ask = "from tensord.client.ctl import install; print(*install.SHIPPED.iterdir())"
+    assert f"{tmp_path}/here/tensord/systemd/tensord.service" in run(
+        "-c", ask, cwd=tmp_path, PYTHONPATH=str(tmp_path / "here")
+    )
     for other in ("manylinux_2_17_aarch64", "macosx_11_0_arm64", "musllinux_1_2_x86_64"):
         where = ("--only-binary=:all:", "--platform", other, "--target", str(tmp_path / other))
         with pytest.raises(AssertionError, match="not a supported wheel on this platform"):

@@ -15,7 +15,6 @@ import pytest
 import tensord
 from tensord.client.ctl import main
 from tensord.client.ctl.daemon import Daemon as Asked
-from tensord.client.ctl.daemon import told as answered
 
 from ...daemon_process import PATIENCE_S, Daemon
 
@@ -87,7 +86,7 @@ def recorded(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ctl]:
 
     def recorded(**bodies: dict[str, Any]) -> Ctl:
         def ask(_: Asked, query: type[object], *fields: object) -> Any:
-            return answered(bodies[query.__name__])
+            return bodies[query.__name__]
 
         monkeypatch.setattr(Asked, "ask", ask)
         return alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from collections.abc import Callable
@@ -44,22 +45,17 @@ def test_a_socket_that_answers_is_one_that_nobody_else_can_use_or_replace(
     judge(doctor.socket(what, path, lambda: None), level, said)
 
 
-@pytest.mark.parametrize(
-    ("text", "level"),
-    [
-        ("", OK),  # no logind
-        ("[Login]\n#RemoveIPC=no\n", WARN),
-        ("[Login]\nRemoveIPC = off\n", OK),
-        ("[Login]\nRemoveIPC=no\n\n# /etc/a.conf\n[Login]\nKillUserProcesses=yes\n", OK),
-        ("[Login]\nRemoveIPC=no\n\n# /etc/a.conf\n[Login]\nRemoveIPC=yes\n", WARN),
-    ],
-)
-def test_only_a_user_s_own_daemon_loses_its_memory_at_logout_and_logind_s_last_word_counts(
-    text: str, level: Level
+def test_only_a_user_s_own_daemon_loses_its_memory_at_logout_and_logind_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert doctor.logout(1000, text, lingers=False).level is level
-    assert doctor.logout(1000, text, lingers=True).level is OK
-    assert doctor.logout(999, text, lingers=False).level is OK
+    for uid, removes, lingers in itertools.product((999, 1000), (False, True), (False, True)):
+        lost = (uid, removes, lingers) == (1000, True, False)
+        assert doctor.logout(uid, removes=removes, lingers=lingers).level is (WARN if lost else OK)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not doctor.removes_ipc()
+    (tmp_path / "busctl").write_text("#!/bin/sh\necho b true\n")
+    (tmp_path / "busctl").chmod(0o755)
+    assert doctor.removes_ipc()
 
 
 RING = {"tensord.a.ring": 3 << 20}
@@ -137,8 +133,7 @@ def test_what_the_daemon_and_the_programs_tell_is_judged(found: Finding, level: 
     judge(found, level, said)
 
 
-def test_linger_logind_and_the_drivers_of_gpus_are_files(tmp_path: Path) -> None:
-    assert doctor.logind_configuration(tmp_path) == ""
+def test_linger_and_the_drivers_of_gpus_are_files(tmp_path: Path) -> None:
     assert not doctor.lingers(0, tmp_path)
     judge(doctor.gauges([HOST], tmp_path), OK, "host by cgroup")
     for name in ("var/lib/systemd/linger/root", "dev/kfd"):

@@ -1,4 +1,4 @@
-"""`tensorctl install`: what it lays where, what it refuses, and that a dry run takes no step.
+"""`tensorctl install`: what it lays where, and what it refuses.
 
 The service itself is installed under a real systemd by tests/systemd.
 """
@@ -6,16 +6,15 @@ The service itself is installed under a real systemd by tests/systemd.
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
 from tensord.client.ctl import install
-from tensord.client.ctl.install import PlannedStep
 
 from .conftest import Ctl
 
@@ -31,18 +30,22 @@ def test_the_package_carries_what_the_checkout_has() -> None:
     assert install.SHIPPED.resolve() == CHECKOUT / "systemd"
 
 
-def do(steps: list[PlannedStep]) -> list[str]:
-    for step in steps:
-        step.carry_out()
-    return [step.says for step in steps]
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """The steps since the last call."""
+    return lambda: capsys.readouterr().out.splitlines()
 
 
-def test_everything_that_the_service_needs_is_laid_in_place_and_taken_away(tmp_path: Path) -> None:
+def test_everything_that_the_service_needs_is_laid_in_place_and_taken_away(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
     root = tmp_path / "root"
     places = install.system_places(root)
     texts = install.texts(places, install.start_word(PROGRAM))
-    assert do(install.written(texts, places.config)) == [f"write {path}" for path in texts]
-    assert do(install.written(texts, places.config)) == [], "a second installation does nothing"
+    install.write(texts, places.config)
+    assert said() == [f"write {path}" for path in texts]
+    install.write(texts, places.config)
+    assert said() == ["every file is in place already"]
     found = laid(root)
     expected = {
         "etc/tensord/tensord.toml": "tensord.toml",
@@ -60,24 +63,26 @@ def test_everything_that_the_service_needs_is_laid_in_place_and_taken_away(tmp_p
     assert f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n" in found["etc/systemd/system/tensord.service"]
     beside = places.config.with_name("drop-in.toml")
     beside.write_text("mine")
-    assert f"remove {places.config.parent}, if it is empty" in do(install.removed(texts, places.config))
+    install.remove(texts, places.config)
+    assert said() == [f"remove {path}" for path in texts]
     assert laid(root) == {"etc/tensord/drop-in.toml": "mine"} and places.units.is_dir()
     beside.unlink()
-    do(install.removed(texts, places.config))
+    install.remove(texts, places.config)
     assert not places.config.parent.exists(), "a folder of its own goes with the last file"
 
 
 def test_a_unit_is_brought_up_to_date_and_a_changed_configuration_is_neither_replaced_nor_removed(
-    tmp_path: Path,
+    tmp_path: Path, said: Callable[[], list[str]]
 ) -> None:
     unit, config = tmp_path / "units/a.service", tmp_path / "etc/a.toml"
     config.parent.mkdir()
     config.write_text("mine")
-    do(install.written({unit: "one", config: "# all"}, config))
-    assert do(install.written({unit: "two", config: "# all"}, config)) == [f"write {unit}"]
+    for text in ("one", "two"):
+        install.write({unit: text, config: "# all"}, config)
+        assert said() == [f"write {unit}"]
     assert (unit.read_text(), config.read_text()) == ("two", "mine")
-    steps = do(install.removed({unit: "two", config: "# all"}, config))
-    assert f"keep {config}: it was changed here; remove it by hand" in steps
+    install.remove({unit: "two", config: "# all"}, config)
+    assert f"keep {config}: it was changed here; remove it by hand" in said()
     assert config.read_text() == "mine" and not unit.exists()
 
 
@@ -92,13 +97,6 @@ def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_enviro
     reload = f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n"
     assert reload in texts[tmp_path / ".config/systemd/user/tensord.service"]
     assert install.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c"}).units == Path("/c/systemd/user")
-
-
-def test_an_empty_home_counts_as_not_set(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, "")
-    home = pwd.getpwuid(os.getuid()).pw_dir
-    assert f"{home}/.config/systemd/user/tensord.service" in alone("install", "--user", "--dry-run").out
 
 
 def test_the_link_that_pipx_makes_is_what_the_user_s_unit_runs(tmp_path: Path) -> None:
@@ -126,23 +124,18 @@ def test_a_service_that_cannot_be_installed_here_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "needs root: use sudo, or --user" in alone("install", code=1).err
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    would = alone("install", "--user", "--dry-run").out
-    assert f"would write {tmp_path}/config/systemd/user/tensord.service" in would
-    assert not (tmp_path / "config").exists(), "a dry run takes no step"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(install, "_BOOTED", tmp_path / "nothing")
     assert "no systemd runs this machine" in alone("install", code=1).err
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert "no service manager of this user runs here" in alone("install", "--user", code=1).err
     monkeypatch.setattr(install, "no_manager", lambda user: None)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
     assert "has installed nothing" in alone("install", "--user", "--uninstall", code=1).err
 
 
-def test_a_program_that_the_service_could_not_read_is_refused(
-    alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_the_service_could_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin/tensord"
     program.parent.mkdir()
     program.touch(0o755)
@@ -151,26 +144,33 @@ def test_a_program_that_the_service_could_not_read_is_refused(
     monkeypatch.setattr(install, "_HIDDEN", ())
     closed = next(each for each in (tmp_path, *tmp_path.parents) if not each.stat().st_mode & stat.S_IXOTH)
     assert f"cannot read {closed}" in str(install.unusable(program, system=True))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere/python"))
-    assert "run the tensorctl of the environment" in alone("install", "--dry-run", code=1).err
+    nowhere = install.unusable(tmp_path / "nowhere/tensord", system=True)
+    assert "run the tensorctl of the environment" in str(nowhere)
 
 
-def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(tmp_path: Path) -> None:
+def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = install.system_places(tmp_path)
-    texts = install.texts(places, "/t")
-    do(install.written(texts, places.config))
-    first, *rest = install.removal(places, "/t")
-    stopped = first.says.removeprefix("run systemctl disable --now ").split()
-    assert stopped[-1] == "tensord.service"
-    assert set(stopped) == {path.name for path in places.units.iterdir()}
-    assert not any("disable" in step.says for step in rest)
+    install.write(install.texts(places, "/t"), places.config)
+    units = {path.name for path in places.units.iterdir()}
+    ran: list[tuple[str, ...]] = []
+
+    def run(*words: str, may_fail: bool = False) -> None:
+        ran.append(words)
+        assert bool(list(places.units.iterdir())) == (len(ran) == 1)
+
+    monkeypatch.setattr(install, "run", run)
+    install.take_away(places, "/t")
+    assert ran[0][:3] == ("systemctl", "disable", "--now") and set(ran[0][3:]) == units
+    assert ran[0][-1] == "tensord.service"
 
 
 def test_a_program_that_fails_ends_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORD_RING_BYTES", "much")
     said = "import os, sys; sys.exit(f\"no {os.environ.get('TENSORD_RING_BYTES')}\")"
     with pytest.raises(click.ClickException, match="ended with 1: no None; mend it"):
-        install.run(sys.executable, "-c", said).carry_out()
-    install.run(sys.executable, "-c", said, may_fail=True).carry_out()
+        install.run(sys.executable, "-c", said)
+    install.run(sys.executable, "-c", said, may_fail=True)
     with pytest.raises(click.ClickException, match="No such file"):
-        install.run("/no/such/program").carry_out()
+        install.run("/no/such/program")

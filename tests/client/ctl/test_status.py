@@ -128,14 +128,6 @@ def test_any_figures_and_names_fit_100_columns() -> None:
     assert "\x1b" not in text
 
 
-def test_a_document_of_another_version_is_told_so(recorded: Callable[..., Ctl]) -> None:
-    status = documents.status()
-    del status["store"]["entries"]
-    ctl = recorded(StatusQuery=status, HealthQuery=HEALTHY)
-    assert "has no 'entries': it has another version than tensorctl; --json" in ctl("status", code=1).err
-    ctl("status", "--json")
-
-
 def test_a_daemon_that_does_not_answer_in_time_is_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
     daemon.pause()
     try:
