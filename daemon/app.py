@@ -55,7 +55,7 @@ from .memory.opening import ConfiguredSizes
 from .memory.scrub import Scrub
 from .memory.segments import Segments
 from .process import logs, notify
-from .process.limits import NO_MEMORY_OR_THREAD, check_descriptors, limit_behind
+from .process.limits import NO_MEMORY_OR_THREAD, limit_behind
 from .remote_stores import threads as remote
 from .remote_stores.store import open_store
 from .reports.counters import RequestTimes
@@ -95,7 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(10_000, 20, 1000)
     status = 0
     try:
-        check_descriptors()
         uvloop.run(_Daemon(config, argv, environ).run())
     except TensordError as error:
         _log.error("cannot serve", error=error.code, why=str(error))

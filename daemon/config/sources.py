@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ...errors import BadConfiguration
-from ..process.small_files import small_text
 from .settings import PREFIX, SWITCH, Setting, flag_of, variable_of
 
 _CLOSE: Final = 0.75
@@ -88,7 +87,7 @@ def from_environ(
 
 def from_file(path: Path, known: Iterable[str]) -> Given:
     try:
-        document = tomllib.loads(small_text(path))
+        document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise BadConfiguration(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

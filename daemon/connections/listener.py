@@ -8,14 +8,12 @@ that reads loses descriptors. Invariant: at most as many sessions run, in total 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import IO, Final
+from typing import Final
 
 from ...errors import LimitReached, TensordError
 from ...ipc.messages import control as messages
@@ -84,8 +82,7 @@ class Listening:
 @dataclass(eq=False, repr=False)
 class Listener:
     """Runs `serve` for each connection on `listening`. `quotas` limit the simultaneous connections. A peer for which
-    the process has no descriptor is told so, by a spare one that is given up for a moment. Without it, peers would wait
-    in the kernel's queue until their time limits."""
+    the process has no descriptor waits in the kernel's queue."""
 
     _listening: Listening
     _kind: Kind
@@ -95,8 +92,6 @@ class Listener:
     def __post_init__(self) -> None:
         self._numbers = count(1)
         self._logged = Repeats()
-        # Opened before the daemon says that it is ready: from then on it has the descriptors that it needs itself.
-        self._spare: IO[bytes] | None = open(os.devnull, "rb")  # noqa: SIM115 - as long as it accepts
         self.sessions: dict[asyncio.Task[None], int] = {}
         """The uid of each connection's peer."""
         self._accepting: asyncio.Task[None] | None = None
@@ -122,45 +117,25 @@ class Listener:
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            async for accepted in self._listening.accepted(self._failed):
-                self._renew_spare()
-                peer = peer_of(accepted)
-                try:
-                    self._admit(peer.uid)
-                except LimitReached as refusal:
-                    if self._logged.is_new((peer.uid, peer.pid), loop.time()):
-                        _log.warning("connection refused", pid=peer.pid, why=str(refusal))
-                    _turn_away(accepted, refusal)
-                    continue
-                task = asyncio.create_task(self._serve(next(self._numbers), accepted))
-                self.sessions[task] = peer.uid
-                task.add_done_callback(self._ended)
-        finally:
-            self._give_up_spare()
+        async for accepted in self._listening.accepted(self._failed):
+            peer = peer_of(accepted)
+            try:
+                self._admit(peer.uid)
+            except LimitReached as refusal:
+                if self._logged.is_new((peer.uid, peer.pid), loop.time()):
+                    _log.warning("connection refused", pid=peer.pid, why=str(refusal))
+                with suppress(OSError, TensordError):
+                    accepted.send(pack(messages.Error.of(refusal)))
+                accepted.close()
+                continue
+            task = asyncio.create_task(self._serve(next(self._numbers), accepted))
+            self.sessions[task] = peer.uid
+            task.add_done_callback(self._ended)
 
     def _failed(self, error: OSError) -> None:
         why = str(no_descriptor()) if lacks_descriptor(error) else str(error)
         if self._logged.is_new(error.errno, asyncio.get_running_loop().time()):
             _log.error("cannot accept a connection; retrying", why=why)
-        if error.errno == errno.EMFILE and self._spare is not None:
-            self._give_up_spare()
-            # The peer that has waited longest is refused. Another thread may have taken the descriptor: then none.
-            with suppress(OSError):
-                accepted, _ = self._listening.socket.accept()
-                accepted.setblocking(False)
-                _turn_away(accepted, LimitReached(f"the daemon accepts no more connections: {why}"))
-            self._renew_spare()
-
-    def _renew_spare(self) -> None:
-        if self._spare is None:
-            with suppress(OSError):
-                self._spare = open(os.devnull, "rb")  # noqa: SIM115 - as long as it accepts
-
-    def _give_up_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
 
     def _admit(self, uid: int) -> None:
         rule = self._quotas.rules[self._kind]
@@ -175,9 +150,3 @@ class Listener:
         del self.sessions[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a session failed; its connection is closed", exc_info=error)
-
-
-def _turn_away(accepted: socket.socket, refusal: LimitReached) -> None:
-    with suppress(OSError, TensordError):
-        accepted.send(pack(messages.Error.of(refusal)))
-    accepted.close()

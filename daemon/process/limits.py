@@ -1,7 +1,6 @@
-"""Limits of the process under which no daemon can start.
+"""The error of a daemon that ends, or cannot start, because of a limit of its process.
 
-Owns: the check at the start, and the error of a daemon that ends because it can open no more files. Does not own what a
-running daemon without free descriptors does (`listener`, `attachments`).
+Does not own what a running daemon without free descriptors does (`listener`, `attachments`).
 """
 
 from __future__ import annotations
@@ -16,18 +15,6 @@ from ...ipc.wire.descriptors import lacks_descriptor, no_descriptor
 NO_MEMORY_OR_THREAD: Final = OSError, MemoryError, RuntimeError
 """What work that the daemon can do without, in a thread, may raise under a limit. RuntimeError: no thread."""
 _NO_THREAD: Final = "can't start new thread"  # what the interpreter says
-DESCRIPTORS_MIN: Final = 48
-"""What a daemon without clients opens is about 30: memory, sockets, gauges, the event loop."""
-
-
-def check_descriptors() -> None:
-    """Raises ProcessLimit if the process may not open the files of a daemon with a few clients."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit < DESCRIPTORS_MIN:
-        raise ProcessLimit(
-            f"RLIMIT_NOFILE is {limit}, and a daemon opens at least {DESCRIPTORS_MIN} files, and some 3 for each "
-            "client: raise the limit (`ulimit -n`, LimitNOFILE of a service)"
-        )
 
 
 def limit_behind(error: BaseException) -> ProcessLimit | None:

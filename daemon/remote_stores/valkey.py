@@ -26,7 +26,6 @@ from ...ipc.quantities import DURATION_WANTS, read_duration
 from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES
 from ..forms.events import RemoteEntry
-from ..process.small_files import small_text
 from .form import OBJECT_HEADER_BYTES, Buffer, object_header
 from .store import NAME, HostClaim, RemoteStore, one_of, options, shown, split
 
@@ -95,7 +94,7 @@ class PasswordFile(CredentialProvider):  # type: ignore[misc, unused-ignore]
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """(password) or (user, password). Raises TierRefused if the file cannot be read."""
         try:
-            password = small_text(self.path).rstrip("\n")
+            password = self.path.read_text("utf-8").rstrip("\n")
         except (OSError, ValueError) as error:
             raise TierRefused(f"{self.address}: the password_file cannot be read: {error}") from None
         return (self.user, password) if self.user else (password,)

@@ -1,4 +1,4 @@
-"""The daemon's process: its log, files that settings name, and threads that leave the processors to programs."""
+"""The daemon's process: its log, and threads that leave the processors to programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ import structlog
 from tensord.daemon.process import give_way, logs
 from tensord.daemon.process.give_way import GivesWay
 from tensord.daemon.process.logs import FORGOTTEN_S, REPEATS_MAX, Repeats
-from tensord.daemon.process.small_files import BYTES_MAX, small_text
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION
 from tensord.ipc.wire.frames import pack
@@ -143,47 +142,6 @@ def test_an_old_repeat_counts_as_new_and_the_memory_has_a_limit() -> None:
     assert repeats.is_new("a", 2 * FORGOTTEN_S + 1)
     assert all(repeats.is_new(number, 3 * FORGOTTEN_S) for number in range(REPEATS_MAX))
     assert repeats.is_new("a", 2 * FORGOTTEN_S + 2), "the oldest was forgotten"
-
-
-# ---- files that settings name
-
-
-@pytest.mark.parametrize(
-    ("what", "why"),
-    [
-        ("a folder", "Is a directory"),
-        ("a pipe", "not a regular file"),
-        ("a device", "not a regular file"),
-        ("too large", f"more than {BYTES_MAX} bytes"),
-        ("absent", "No such file"),
-    ],
-)
-def test_a_path_that_is_no_small_file_is_refused_and_leaves_no_descriptor_open(
-    what: str, why: str, tmp_path: Path
-) -> None:
-    path = Path("/dev/zero") if what == "a device" else tmp_path / "given"
-    if what == "a folder":
-        path.mkdir()
-    elif what == "a pipe":
-        os.mkfifo(path)
-    elif what == "too large":
-        path.write_bytes(b"x" * (BYTES_MAX + 1))
-    before = _open_at(path)
-
-    with pytest.raises(OSError, match=why):
-        small_text(path)
-
-    assert _open_at(path) == before
-
-
-def _open_at(path: Path) -> int:
-    count = 0
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            count += os.readlink(link) == str(path)
-        except FileNotFoundError:  # the one of the listing itself
-            continue
-    return count
 
 
 # ---- processors

@@ -220,15 +220,6 @@ def limit(name: str, value: int) -> None:
     resource.setrlimit(number, (value, resource.getrlimit(number)[1]))
 
 
-@pytest.mark.parametrize("files", [8, 24, 47])
-def test_a_daemon_that_may_open_too_few_files_says_how_many_it_needs(files: int) -> None:
-    with Daemon() as daemon:
-        daemon.before = f"{__name__}:limit", {"name": "RLIMIT_NOFILE", "value": files}
-        (line,) = daemon.refused().splitlines()
-        assert f"RLIMIT_NOFILE is {files}" in line and "48" in line and "ulimit -n" in line, line
-        assert not daemon.segments()
-
-
 def lacks_addresses(stage: Stage, path: Path, free_bytes: int) -> Any:
     client_of = tensord.Client  # imported before the limit
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -14,7 +14,6 @@ from typing import Final
 from ....ipc.messages.governance import GAUGE_CHARS_MAX, GAUGES_MAX
 from ....ipc.messages.modes import HOST_GAUGE, Tier
 from ....ipc.quantities import read_size
-from ...process.small_files import small_text
 from ..reading import GaugeFailed, Reading, Result, Source
 
 _WANTED: Final = "NAME USED TOTAL, such as `host 12GiB 64GiB`"
@@ -34,7 +33,7 @@ class FileSource(Source):
 
     def read(self, now: float) -> Result:
         try:
-            lines = self._lines(small_text(self._path))
+            lines = self._lines(self._path.read_text("utf-8"))
         except UnicodeDecodeError as error:
             raise GaugeFailed(f"{self._path} is not valid UTF-8: {error.reason} at byte {error.start}") from error
         except OSError as error:

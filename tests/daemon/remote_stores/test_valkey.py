@@ -160,16 +160,11 @@ def test_a_password_file_is_read_for_each_new_connection(tmp_path: Path, opened:
     secret = tmp_path / "password"
     with RedisServer("--requirepass", "second") as server:
         store = opened(f"valkey://{HOST}:{server.port}?password_file={secret}")
-        device = opened(f"valkey://{HOST}:{server.port}?password_file=/dev/zero")
-        for which, written, says in (
-            (store, None, "password_file cannot be read"),
-            (device, None, r"password_file cannot be read: .*not a regular file"),
-            (store, "first\n", "refuses the user"),
-        ):
+        for written, says in ((None, "password_file cannot be read"), ("first\n", "refuses the user")):
             if written:
                 secret.write_text(written)
             with pytest.raises(TierRefused, match=says):
-                get(which, key_of(1))
+                get(store, key_of(1))
         secret.write_text("second\n")
         assert get(store, key_of(1)) is None
 
