@@ -1,6 +1,7 @@
 """Converts the configuration into the limits of the store, the governor and clients.
 
-Owns: the mapping from settings to limits. Does not own the settings (config.py), nor the effect of a limit.
+Owns: the mapping from settings to limits. Does not own the settings (config.py), the limits that are no settings and
+have their value where they are declared, nor the effect of a limit.
 """
 
 from __future__ import annotations
@@ -16,16 +17,11 @@ from .config import Config
 STATUS_CLIENTS_MAX: Final = 64
 CLAIMS_MAX: Final = 65_536
 """Claims that all uids together may hold or wait for."""
-CLAIMS_PER_CLIENT_MAX: Final = 1024
-KEYS_PER_REQUEST_MAX: Final = schema.KEYS_MAX
 MESSAGE_BYTES_MAX: Final = 1 << 20
 NAMESPACES_MAX: Final = 65_536
 """Namespaces that can be invalidated. The index has 16 bytes for each."""
-PINS_PER_CLIENT_MAX: Final = 1024
-PIN_S_MAX: Final = 3600.0
 PINNED_SHARE_MAX: Final = 0.5
 """The share of the ring that explicit pins of all clients together may keep."""
-REQUESTS_IN_FLIGHT_MAX: Final = 1024
 TREE_DEPTH_MAX: Final = 32
 
 
@@ -41,12 +37,8 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
         default_ttl_s=config.default_ttl_s,
         prefix_tokens_max=limits.prefix_tokens_max,
         prefix_wait_s=limits.prefix_wait_s,
-        claims_per_client_max=CLAIMS_PER_CLIENT_MAX,
         claim_s=limits.claim_s,
         claim_s_max=limits.claim_s_max,
-        keys_per_request_max=KEYS_PER_REQUEST_MAX,
-        pins_per_client_max=PINS_PER_CLIENT_MAX,
-        pin_s_max=PIN_S_MAX,
         pinned_bytes_max=int(PINNED_SHARE_MAX * ring_bytes),
         remote_s=0.0 if config.remote.url is None else config.remote.timeout_s,
         remote_writes=config.remote.url is not None and config.remote.write,
@@ -75,13 +67,8 @@ def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
     return schema.ClientLimits(
         message_bytes_max=MESSAGE_BYTES_MAX,
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
-        requests_in_flight_max=REQUESTS_IN_FLIGHT_MAX,
-        claims_per_client_max=CLAIMS_PER_CLIENT_MAX,
         claim_s=limits.claim_s,
         claim_s_max=limits.claim_s_max,
-        pins_per_client_max=PINS_PER_CLIENT_MAX,
-        pin_s_max=PIN_S_MAX,
-        keys_per_request_max=KEYS_PER_REQUEST_MAX,
         prefix_tokens_max=limits.prefix_tokens_max,
         tree_depth_max=TREE_DEPTH_MAX,
     )
@@ -99,7 +86,6 @@ def governor_limits(config: Config) -> GovernorLimits:
         ack_s=pressure.ack_s,
         retry_s=pressure.retry_s,
         max_bytes=device.max_bytes,
-        keys_per_request_max=KEYS_PER_REQUEST_MAX,
         neighbours=config.neighbours.servers or (),
         neighbour_answer_s=config.neighbours.answer_s,
         baselines=device.baseline or (),

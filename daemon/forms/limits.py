@@ -26,7 +26,7 @@ class StoreLimits:
     claim_s_max: float = 120.0
     keys_per_request_max: int = 1024
     pins_per_client_max: int = 1024
-    pin_s_max: float = 600.0
+    pin_s_max: float = 3600.0
     pinned_bytes_max: int = 0
     prefix_tokens_max: int = 1 << 20
     prefix_wait_s: float = 1.0

@@ -73,7 +73,7 @@ class ClientLimits(Struct, frozen=True):
     claim_s: Seconds = 10.0
     claim_s_max: Seconds = 120.0
     pins_per_client_max: Some = 1024
-    pin_s_max: Seconds = 600.0
+    pin_s_max: Seconds = 3600.0
     keys_per_request_max: Annotated[int, Meta(ge=1, le=KEYS_MAX)] = KEYS_MAX
     prefix_tokens_max: Some = 1 << 20
     tree_depth_max: Annotated[int, Meta(ge=1, le=256)] = 32
