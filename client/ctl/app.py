@@ -3,12 +3,11 @@
 Owns: exit codes and the one line on stderr. Ctrl-C ends `watch` with 0, every other command with 130. A closed pipe
 ends every command silently.
 
-Invariants: `main` raises no exception, unless TENSORCTL_TRACEBACK is set.
+Invariant: `main` raises only for a fault of its own.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -28,9 +27,7 @@ from .orders import clear, evict, limit, reload, room
 from .parameters import FILE, time_option
 from .show import advise, clients, config, health, latency, ls, status, watch, why
 
-TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Commands(click.Group):
@@ -78,10 +75,6 @@ for _command in (limit, room, evict, clear, purge, reload, install, doctor):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            # The caller has closed this stream (`>&-`), so its output is discarded.
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     try:
         code = cli.main(None if argv is None else list(argv), prog_name=NAME, standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -92,17 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _told(error.format_message(), error.exit_code)
     except (TensordError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
-            return _told(f"the output cannot be written: {error.strerror}", 1)
         return _told(str(error) or type(error).__name__, 1)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except Exception as error:
-        if os.environ.get(TRACEBACK_VARIABLE):
-            raise
-        told = f"an internal error of tensorctl, {type(error).__name__}: {error}"
-        remedy = f"if `tensorctl doctor` shows one version, report it with the output under {TRACEBACK_VARIABLE}=1"
-        return _told(f"{told}; {remedy}", 1)
 
 
 def _told(text: str, code: int) -> int:

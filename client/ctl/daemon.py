@@ -22,7 +22,7 @@ import click
 
 from tensord import __version__
 
-from ...errors import BadConfiguration, DaemonUnavailable, TensordError, TimedOut
+from ...errors import BadConfiguration, TensordError, TimedOut
 from ...ipc import places
 from ...ipc.messages import control as messages
 from ...ipc.wire.blocking import BlockingChannel
@@ -76,13 +76,7 @@ class Daemon:
         """Sends one query on the status socket. `fields`: those after its id. Raises DaemonUnavailable,
         SocketForbidden, TimedOut: there is no answer. Or the error that the daemon answered."""
         if self._asking is None:
-            try:
-                self._asking = BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())
-            except DaemonUnavailable as error:
-                if self._control is None or self._status is not None:
-                    raise
-                beside = f"This is the status socket beside --socket {self._control}; --status-socket names another"
-                raise DaemonUnavailable(f"{error}. {beside}") from None
+            self._asking = BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())
         body: dict[str, Any] = self._exchange(self._asking, self.timeout_s, query, *fields).body
         return body
 

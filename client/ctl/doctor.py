@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import stat
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,26 +22,26 @@ from click.exceptions import Exit
 
 from tensord import __version__
 
-from ...errors import BadConfiguration, DaemonUnavailable, TensordError
+from ...errors import BadConfiguration, DaemonUnavailable, NotEnoughMemory, TensordError
 from ...ipc.messages.control import HealthQuery
 from ...ipc.messages.modes import HOST_GAUGE
-from ...ipc.messages.schema import PROTOCOL_VERSION
 from ...ipc.quantities import read_size
 from ...shm.lanes import fence
 from ...shm.ring import segments
-from ...shm.ring.cgroups import Cgroup, cgroups, memory_bytes, text_of
+from ...shm.ring.cgroups import text_of
 from .daemon import Daemon, checked, pass_daemon
 from .leftovers import Leftover, instances, look
-from .output import as_json, counted, pairs, share, show, size
+from .output import as_json, counted, pairs, show, size
 
-_SCARCE: Final = 0.05
-"""The share of memory below which a warning is due."""
 _SYSTEM_UID_MAX: Final = 999
 _LISTENS: Final = "00010000"
 """The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _JOURNAL: Final = "`systemctl status tensord` and `journalctl -u tensord`"
 _NEEDS_GROUP: Final = "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit"
-_SAME: Final = "install the same version on both sides, and restart the daemon: it keeps its entries"
+_MAKE_ROOM: Final = (
+    "set a smaller ring_bytes; or free memory, mount -o remount,size=SIZE /dev/shm (in a container: --shm-size), raise "
+    "MemoryMax= of the service (in a container: --memory)"
+)
 _ALLOW: Final = "Linux 4.16 or newer; allow the system call membarrier in the container's seccomp profile"
 
 
@@ -75,20 +74,6 @@ def fail(check: str, text: str, remedy: str) -> Finding:
     return Finding(check, Level.FAIL, text, remedy)
 
 
-class RingRoom(NamedTuple):
-    """The memory for a ring of `ring_bytes`, of which `ready_bytes` are allocated; 0 without a daemon. `shm_problem`:
-    why no file can be made in /dev/shm, whatever is free."""
-
-    ring_bytes: int
-    ready_bytes: int
-    shm_total_bytes: int
-    shm_free_bytes: int
-    available_bytes: int
-    memory_bytes: int
-    cgroups: Sequence[Cgroup] = ()
-    shm_problem: str = ""
-
-
 def diagnose(daemon: Daemon) -> Iterator[Finding]:
     """All findings about the daemon behind `daemon`, and about this machine for that daemon; without one, for a daemon
     started here."""
@@ -97,7 +82,7 @@ def diagnose(daemon: Daemon) -> Iterator[Finding]:
         yield socket("control", daemon.control_path, daemon.greeted)
         yield socket("status", daemon.status_path, lambda: status.update(daemon.status()))
         if status:
-            yield versions(__version__, status["version"], PROTOCOL_VERSION, status["protocol"])
+            yield versions(__version__, status["version"])
             yield from health(daemon.ask(HealthQuery))
             yield gauges(status["governor"]["gauges"])
     except TensordError as error:
@@ -110,7 +95,7 @@ def diagnose(daemon: Daemon) -> Iterator[Finding]:
     except BadConfiguration as error:
         refused = str(error)
     yield configuration(refused, ignored, served=bool(status))
-    yield from memory(ring_room(ring_bytes, status.get("ring_ready_bytes", 0), status.get("pid")))
+    yield memory(ring_bytes, status.get("ring_ready_bytes", 0))
     plain, expedited = fence.supported()
     yield membarrier(plain=plain, expedited=expedited, in_use=status.get("fence"))
     uid = status.get("uid", os.geteuid())
@@ -119,9 +104,9 @@ def diagnose(daemon: Daemon) -> Iterator[Finding]:
 
 
 def socket(what: str, path: Path, use: Callable[[], object]) -> Finding:
-    """Whether the daemon answers on a socket, and nobody else can take its place. `use` raises TensordError if it does
-    not answer. A daemon may listen on a socket of this path though its file is gone."""
-    check, folder = f"{what} socket", path.absolute().parent
+    """Whether the daemon answers on a socket that is not for everybody. `use` raises TensordError if it does not
+    answer. A daemon may listen on a socket of this path though its file is gone."""
+    check = f"{what} socket"
     try:
         use()
     except TensordError as error:
@@ -133,8 +118,6 @@ def socket(what: str, path: Path, use: Callable[[], object]) -> Finding:
             return fail(check, f"nobody listens at {path}; {' or '.join(lives)}: its socket is gone", remedy)
         return fail(check, str(error), f"{_JOURNAL} have the daemon's side")
     with suppress(OSError):
-        if folder.stat().st_mode & (0o002 | stat.S_ISVTX) == 0o002:
-            return fail(check, f"every user may write to {folder}, and so replace the socket", f"chmod 0755 {folder}")
         if what == "control" and path.stat().st_mode & 0o002:
             return warn(check, f"{path}: every user of this host may read and write every entry", _NEEDS_GROUP)
     return ok(check, f"the daemon answers at {path}")
@@ -160,12 +143,13 @@ def without_file(path: Path) -> list[str]:
     return found
 
 
-def versions(client: str, daemon: str, protocol: int, daemon_protocol: int) -> Finding:
-    """Whether tensorctl and the daemon have the same version and protocol."""
-    text = f"tensorctl {client} of protocol {protocol}, daemon {daemon} of protocol {daemon_protocol}"
-    if protocol != daemon_protocol:
-        return fail("versions", text, _SAME)
-    return ok("versions", text) if client == daemon else warn("versions", text, _SAME)
+def versions(client: str, daemon: str) -> Finding:
+    """Whether tensorctl and the daemon have the same version. Another protocol is refused at the control socket."""
+    text = f"tensorctl {client}, daemon {daemon}"
+    if client != daemon:
+        remedy = "install the same version on both sides, and restart the daemon: it keeps its entries"
+        return warn("versions", text, remedy)
+    return ok("versions", text)
 
 
 def health(body: Mapping[str, Any]) -> list[Finding]:
@@ -196,49 +180,19 @@ def configuration(error: str | None, ignored: Sequence[str], *, served: bool) ->
     return ok("configuration", "a daemon would start with it; `tensord --check-config` lists it")
 
 
-def ring_room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
-    """The memory of the machine. `pid`: the process whose cgroup counts; None for this one."""
-    problem, total_bytes, free_bytes = "", 0, 0
-    if os.access(segments.SHM_FOLDER, os.W_OK | os.X_OK):
-        shm = os.statvfs(segments.SHM_FOLDER)
-        total_bytes, free_bytes = shm.f_blocks * shm.f_frsize, segments.shm_free_bytes()
-    else:
-        problem = "/dev/shm is not there, is read-only, or does not let this user make files"
-    machine = memory_bytes()
-    available_bytes, most_bytes = machine.get("MemAvailable", 0), machine.get("MemTotal", 0)
-    found = tuple(cgroups(pid))
-    return RingRoom(ring_bytes, ready_bytes, total_bytes, free_bytes, available_bytes, most_bytes, found, problem)
-
-
-def memory(room: RingRoom) -> Iterator[Finding]:
-    """Whether /dev/shm, the machine, and the tightest limit of the daemon's cgroups have room for the ring."""
-    if room.shm_problem:
-        text = f"{room.shm_problem}: neither the daemon nor a client can get memory"
-        yield fail("/dev/shm", text, segments.MAKE_WRITABLE)
-        return
-    needed_bytes = max(0, room.ring_bytes - room.ready_bytes)
-
-    def judged(check: str, there: str, free_bytes: int, of_bytes: int, remedy: str) -> Finding:
-        left, ring = free_bytes - needed_bytes, f"the ring of {size(room.ring_bytes)}"
-        if left < 0:
-            return fail(check, f"{there}; {ring} needs {size(needed_bytes)} more", remedy)
-        if left < _SCARCE * of_bytes:
-            return warn(check, f"{there}; with {ring} {size(left)} are left", remedy)
-        return ok(check, f"{there}; {ring} {'fits' if needed_bytes else 'has its memory'}")
-
-    gib = -(-(room.shm_total_bytes - room.shm_free_bytes + needed_bytes) // (1 << 30))
-    there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
-    remedy = f"mount -o remount,size={gib}G /dev/shm (in a container: --shm-size), or set a smaller ring_bytes"
-    yield judged("/dev/shm", there, room.shm_free_bytes, 0, remedy)
-    there = f"{size(room.available_bytes)} of {size(room.memory_bytes)} are available"
-    remedy = "`tensorctl limit SIZE`, a smaller ring_bytes, or free memory, before the kernel kills a process"
-    yield judged("memory", there, room.available_bytes, room.memory_bytes, remedy)
-    if room.cgroups:
-        tight = min(room.cgroups, key=lambda limited: limited.limit_bytes - limited.used_bytes)
-        used = f"{size(tight.used_bytes)} ({share(tight.used_bytes, tight.limit_bytes)})"
-        there = f"{tight.path} may have {size(tight.limit_bytes)} and uses {used}"
-        remedy = "raise MemoryMax= of the service (in a container: --memory), or set a smaller ring_bytes"
-        yield judged("cgroup", there, tight.limit_bytes - tight.used_bytes, tight.limit_bytes, remedy)
+def memory(ring_bytes: int, ready_bytes: int) -> Finding:
+    """Whether there is memory for what the ring lacks, as the daemon judges it at a start. `ready_bytes`: the allocated
+    part of the ring."""
+    ring, needed_bytes = f"the ring of {size(ring_bytes)}", max(0, ring_bytes - ready_bytes)
+    if not os.access(segments.SHM_FOLDER, os.W_OK | os.X_OK):
+        why = "/dev/shm is not there, is read-only, or does not let this user make files"
+        return fail("memory", why, segments.MAKE_WRITABLE)
+    try:
+        segments.check_memory(needed_bytes, ring, remedy="")
+    except NotEnoughMemory as error:
+        return fail("memory", str(error), _MAKE_ROOM)
+    free = f"{size(segments.shm_free_bytes())} are free in /dev/shm"
+    return ok("memory", f"{ring} {'fits' if needed_bytes else 'has its memory'}; {free}")
 
 
 def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:

@@ -101,7 +101,7 @@ def status_text(body: dict[str, Any], health: dict[str, Any]) -> str:
 
 
 def _memory(body: dict[str, Any], store: dict[str, Any]) -> Rows:
-    used, limit, window = store["used_bytes"], store["max_bytes"], store["window_bytes"]
+    used, limit = store["used_bytes"], store["max_bytes"]
     ring = (
         f"{size(used)} of {size(limit)} used ({share(used, limit)}); largest free {size(store['largest_free_bytes'])}"
     )
@@ -110,15 +110,7 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> Rows:
     if body["ring_ready_bytes"] < body["ring_bytes"]:
         ring += f"; {size(body['ring_ready_bytes'])} ready" + (", growing" if store["ring_growing"] else "")
     entries = f"{number(store['entries'])} of {number(store['max_entries'])}, policy {store['policy']}"
-    if window is not None:
-        entries += f", window {size(window)} ({share(window, used)} of what is used)"
-    in_force = {"ring_bytes": body["ring_bytes"], "max_entries": store["max_entries"]}
-    sizes = [
-        words(in_force, f"{name} {{{name}}} (")
-        + ("not configured)" if asked is None else words(body["configured"], f"configured {{{name}}})"))
-        for name, asked in body["configured"].items()
-    ]
-    return [("ring", ring), ("entries", entries), ("sizes", ", ".join(sizes))]
+    return [("ring", ring), ("entries", entries)]
 
 
 def _ratios(figures: dict[str, Any]) -> Rows:

@@ -2,8 +2,8 @@
 
 Owns the form of answers, and the cursor of pages. Does not own entries, records or the policy's memory.
 
-Invariants: nothing is changed. The cost of a status does not depend on the number of entries, but for the window, which
-takes 3 ms for a million rows. An entry that is stored during all pages is on exactly one of them.
+Invariants: nothing is changed. The cost of a status does not depend on the number of entries. An entry that is stored
+during all pages is on exactly one of them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class Reports:
             "pinned_bytes": pins.pinned_bytes,
             "namespaces": parts.tenants.namespaces,
             "sweeps": len(parts.lifetimes.sweeps),
-            "window_bytes": parts.policy.window_bytes,
             "hit_ratios": parts.hits.as_dict(now),
             "at_eviction": parts.removal_history.made_room(),
             "prefix_blocks": len(parts.blocks.index),

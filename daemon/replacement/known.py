@@ -171,13 +171,6 @@ class KnownRows(ABC):
         found: Array = self.put_at[rows] > self._window_begins()
         return found
 
-    @property
-    def window_bytes(self) -> int:
-        """The bytes of the rows in the window. Looks at every row."""
-        self.take_in()
-        put_at = self.put_at[: self._top]
-        return int(self._facts.sizes[: self._top][put_at > self._window_begins()].sum())
-
     def check_invariants(self) -> None:
         """Asserts the invariants of the policy's structures."""
         self.take_in()

@@ -19,7 +19,7 @@ def status(**changed: Any) -> dict[str, Any]:
     return (
         {"version": "0.1.0", "latency": latency, "protocol": 1, "instance": "system", "epoch": 3}
         | {"pid": 4242, "uid": 997, "uptime_s": 5025.5, "ring_bytes": 8 * GIB, "ring_ready_bytes": 8 * GIB}
-        | {"configured": {"ring_bytes": 8 * GIB, "max_entries": None}, "clients": 3, "lanes": 3, "lanes_orphaned": 1}
+        | {"clients": 3, "lanes": 3, "lanes_orphaned": 1}
         | {"quotas": {"refusals": {"clients": 2}, "requests_delayed": 5}, "pins": 12, "fence": "expedited"}
         | {"remote": remote(), "store": store(), "governor": governor()}
         | changed
@@ -46,7 +46,7 @@ def store(**changed: Any) -> dict[str, Any]:
     return (
         {"epoch": 3, "policy": "hazard", "entries": 640, "max_entries": 131072, "tokens": 655360, "used_bytes": 5 * GIB}
         | {"max_bytes": 8 * GIB, "ring_bytes": 8 * GIB, "ring_growing": False, "largest_free_bytes": 2 * GIB}
-        | {"resident_bytes": 8 * GIB, "withdrawn_bytes": 0, "retired_bytes": 9 * MIB, "window_bytes": GIB}
+        | {"resident_bytes": 8 * GIB, "withdrawn_bytes": 0, "retired_bytes": 9 * MIB}
         | {"hit_ratios": ratios, "at_eviction": evicted, "idle_at_eviction_s": {"capacity": idle_s}}
         | {"grants": 3, "lent_bytes": 6 * MIB, "grants_waiting": 0, "pins": 1, "pinned_bytes": 9 * MIB, "namespaces": 2}
         | {"claims_held": 2, "claims_waiting": 5, "claims_granted": 900, "claims": {"compute": 900, "hit": 50}}

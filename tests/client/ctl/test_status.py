@@ -60,9 +60,7 @@ STORE = documents.store()
         ({}, "the last 100 evictions for other entries: median idle time 1m00s, median age 6m40s; one in ten was idle"),
         ({}, "remote valkey://cache.example:6379 serves; fetched 30, missed 900; read 300 MiB, written 5.00 GiB"),
         ({"remote": documents.remote(serves=False)}, "LEFT ALONE"),
-        ({"store": {**STORE, "window_bytes": None}}, "policy hazard sizes"),
         ({"ring_ready_bytes": GIB, "store": {**STORE, "ring_growing": True}}, "; 1.00 GiB ready, growing"),
-        ({}, "sizes ring_bytes 8.00 GiB (configured 8.00 GiB), max_entries 131,072 (not configured)"),
     ],
 )
 def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
