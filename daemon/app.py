@@ -176,7 +176,7 @@ class _Daemon:
             readers.run(),
             governor.run(),
             pressure.run(),
-            metrics_server(sockets.metrics, documents.status, documents.health).run(),
+            metrics_server(sockets.metrics, documents).run(),
             page_server(sockets.page, documents).run(),
             sockets.keep(),
             self._feed_watchdog(),

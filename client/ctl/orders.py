@@ -103,7 +103,7 @@ def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
     for step in made.steps:
         freed = size(step.freed_bytes)
         if step.outcome == "freed":
-            done = f"freed {freed}" + (f"; {step.why}" if step.why else "")
+            done = f"freed {freed}"
         else:
             done = f"{_OUTCOMES.get(step.outcome, step.outcome)}: {step.why}"
             done += f"; {freed} came free" if step.freed_bytes else ""

@@ -180,8 +180,7 @@ class Rooms:
             outcome, why = "failed" if answer.outcome == "failed" else "left alone", answer.why
             freed_bytes = freed_bytes if answer.outcome == "failed" else 0
         elif answer is not None:
-            accepted = "" if freed_bytes else "it accepted the request, and the card's gauge did not fall"
-            why = "; ".join(filter(None, [accepted, answer.why]))
+            why = "" if freed_bytes else "it accepted the request, and the card's gauge did not fall"
         elif asking is not None and not freed_bytes:
             outcome, why = "asked", "it had not answered when the room was there, or the wait over"
         elif not freed_bytes:

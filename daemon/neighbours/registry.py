@@ -15,7 +15,7 @@ from .http import Http, NeighbourBusy, NeighbourFailed
 from .servers import free_comfyui, free_ollama, free_vllm
 
 _REASON_CHARS_MAX: Final = 160
-_KINDS: Final[dict[str, tuple[int, Callable[[Http], str]]]] = {
+_KINDS: Final[dict[str, tuple[int, Callable[[Http], None]]]] = {
     "comfyui": (8188, free_comfyui),
     "ollama": (11434, free_ollama),
     "vllm": (8000, free_vllm),
@@ -26,10 +26,11 @@ PORTS: Final = {kind: port for kind, (port, _) in _KINDS.items()}
 
 def ask(place: NeighbourPlace, answer_s: float) -> tuple[Literal["done", "busy", "failed"], str]:
     """Asks a neighbour to give its memory back if it is idle. Blocks. Returns the outcome as in NeighbourAnswered, and
-    why it is not "done", or what the neighbour keeps all the same."""
+    why it is not "done"."""
     _, free = _KINDS[place.kind]
     try:
-        return "done", free(Http(place.host, place.port, answer_s))
+        free(Http(place.host, place.port, answer_s))
+        return "done", ""
     except NeighbourBusy as busy:
         return "busy", str(busy)
     except Exception as error:

@@ -1,8 +1,7 @@
 """The servers that can be asked for their card's memory: ComfyUI, Ollama and vLLM, a function each.
 
 A function has the server give the memory of its card back, if it is idle. What was freed, and when, only the card's
-gauge shows. It returns what it was not asked to give back, and what to do; "" if it was asked for all. It raises
-NeighbourBusy, or NeighbourFailed.
+gauge shows. It raises NeighbourBusy, or NeighbourFailed.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from msgspec import Struct
 
 from .http import Http, NeighbourBusy, NeighbourFailed
 
-MODELS_MAX: Final = 64
-"""Models of Ollama that are unloaded for one room. The answer says how many stay."""
 _NOT_FOUND: Final = 404
 _COUNT: Final = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{.*\})? (\S+)", re.MULTILINE)
 
@@ -47,31 +44,26 @@ class Sleeping(Struct):
     is_sleeping: bool
 
 
-def free_comfyui(http: Http) -> str:
+def free_comfyui(http: Http) -> None:
     """Unloads the models and drops the cache. ComfyUI frees after it has answered, and loads for the next prompt."""
     queue = http.get_as("/queue", ComfyQueue)
     prompts = len(queue.queue_running) + len(queue.queue_pending)
     if prompts:
         raise NeighbourBusy(f"{prompts} prompts run or wait" if prompts > 1 else "1 prompt runs or waits")
     http.post("/free", {"unload_models": True, "free_memory": True})
-    return ""
 
 
-def free_ollama(http: Http) -> str:
+def free_ollama(http: Http) -> None:
     """Unloads the models, which Ollama loads again at their next request. It does not tell whether a model is in use.
     It finishes what it generates before it unloads, so nothing is cut off."""
     names = [model.name for model in http.get_as("/api/ps", OllamaModels).models or [] if model.size_vram > 0]
     if not names:
         raise NeighbourBusy("it has no model on a card")
-    for name in names[:MODELS_MAX]:
+    for name in names:
         http.post("/api/generate", {"model": name, "keep_alive": 0, "stream": False})
-    if len(names) <= MODELS_MAX:
-        return ""
-    stay = f"{len(names) - MODELS_MAX} of {len(names)} models stay on cards"
-    return f"{stay}: at most {MODELS_MAX} are unloaded for one room; ask for room again"
 
 
-def free_vllm(http: Http) -> str:
+def free_vllm(http: Http) -> None:
     """Puts vLLM to sleep at level 1, which copies its weights to the host's memory. It is busy by the requests that its
     metrics count as running or waiting. Nobody wakes it: that would end it while its memory is taken."""
     try:
@@ -94,4 +86,3 @@ def free_vllm(http: Http) -> str:
     if requests:
         raise NeighbourBusy(f"{requests:g} requests run or wait" if requests > 1 else "1 request runs or waits")
     http.post("/sleep?level=1")
-    return ""

@@ -26,7 +26,8 @@ from ...errors import TensordError
 from ..connections.listener import Listening
 from ..process.logs import Repeats, logger
 
-CONNECTIONS_MAX: Final = 64
+CONNECTIONS_MAX: Final = 32
+"""The most connections on one socket. A browser opens up to six, some of them in advance."""
 CONNECTION_S_MAX: Final = 10.0
 REQUEST_BYTES_MAX: Final = 16 << 10
 _METHODS: Final = (b"GET", b"HEAD")
@@ -57,7 +58,6 @@ class HttpServer:
         elsewhere: the text of the answer 404: which paths there are.
         guard: returns the refusal of a request, or None for a request that may be answered.
         headers: headers of every answer.
-        connections_max, connection_s_max: the most connections on each socket, and seconds of each.
     """
 
     _what: str
@@ -67,8 +67,6 @@ class HttpServer:
     _: KW_ONLY
     guard: Callable[[h11.Request], HttpAnswer | None] = lambda _: None
     headers: Sequence[tuple[str, str]] = ()
-    connections_max: int = CONNECTIONS_MAX
-    connection_s_max: float = CONNECTION_S_MAX
 
     def __post_init__(self) -> None:
         self._log = logger(self._what)
@@ -88,7 +86,7 @@ class HttpServer:
         silent: dict[socket.socket, None] = {}  # those without a request yet, the oldest first
 
         async def make_room() -> None:
-            while len(peers) >= self.connections_max:
+            while len(peers) >= CONNECTIONS_MAX:
                 if silent:
                     peers[next(iter(silent))].cancel()
                 await asyncio.wait(peers.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -112,10 +110,10 @@ class HttpServer:
 
     async def _serve(self, peer: socket.socket, silent: dict[socket.socket, None]) -> None:
         try:
-            async with asyncio.timeout(self.connection_s_max):
+            async with asyncio.timeout(CONNECTION_S_MAX):
                 await self._converse(peer, silent)
         except TimeoutError:
-            self._log.info("connection took too long; closed", connection_s_max=self.connection_s_max)
+            self._log.info("connection took too long; closed", connection_s_max=CONNECTION_S_MAX)
         except OSError as error:
             self._log.info("connection ended", why=str(error))
         except Exception:

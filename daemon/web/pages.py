@@ -15,7 +15,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -34,43 +34,28 @@ ANSWER_S_MAX: Final = 5.0
 FRESH_S: Final = 0.5
 CLIENTS_MAX: Final = 20
 """The most clients that are listed: the busiest."""
-CONNECTIONS_MAX: Final = 32
-"""The most connections. A browser opens up to six, some of them in advance."""
 PAGE: Final = Path(__file__).parents[1] / "page.html"
 _HOST: Final = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _INLINE: Final = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-def metrics_server(
-    listening: Sequence[Listening],
-    status: Callable[[], Awaitable[dict[str, Any]]],
-    health: Callable[[], Awaitable[dict[str, Any]]],
-    *,
-    answer_s_max: float = ANSWER_S_MAX,
-    **limits: Any,
-) -> HttpServer:
-    """Serves `/metrics`, `/healthz` and `/readyz`.
-
-    Args:
-        status: returns the answer to a StatusQuery, with that to a LatencyQuery as `latency`.
-        health: returns the answer to a HealthQuery, for which a check waits for `answer_s_max` seconds.
-        limits: those of HttpServer.
-    """
+def metrics_server(listening: Sequence[Listening], documents: Documents) -> HttpServer:
+    """Serves `/metrics`, `/healthz` and `/readyz`."""
     rendering = asyncio.Lock()
 
     async def metrics(request: h11.Request) -> HttpAnswer:
         accept = b",".join(value for name, value in request.headers if name == b"accept").decode("latin-1")
         # One at a time, so that many scrapers do not slow the rest of the daemon.
         async with rendering:
-            body, content_type = await asyncio.to_thread(_rendered, await status(), accept)
+            body, content_type = await asyncio.to_thread(_rendered, await documents.status(), accept)
         return HttpAnswer(HTTPStatus.OK, body, content_type)
 
     async def problems() -> list[str]:
         try:
-            async with asyncio.timeout(answer_s_max):
-                return list((await health())["problems"])
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return list((await documents.health())["problems"])
         except TimeoutError:
-            raise DaemonUnavailable(f"the daemon did not answer within {answer_s_max:g} s") from None
+            raise DaemonUnavailable(f"the daemon did not answer within {ANSWER_S_MAX:g} s") from None
 
     async def healthz(request: h11.Request) -> HttpAnswer:
         """200 if the daemon answers in time. Its problems are listed only: a restart mends none of them."""
@@ -83,7 +68,7 @@ def metrics_server(
 
     routes = {b"/": metrics, b"/metrics": metrics, b"/healthz": healthz, b"/readyz": readyz}
     elsewhere = "the metrics are at /metrics; health is at /healthz and /readyz"
-    return HttpServer("metrics", listening, routes, elsewhere, **limits)
+    return HttpServer("metrics", listening, routes, elsewhere)
 
 
 def _rendered(status: dict[str, Any], accept: str) -> tuple[bytes, str]:
@@ -119,7 +104,6 @@ def page_server(listening: Sequence[Listening], documents: Documents) -> HttpSer
         "the page is at /, its figures are at /page.json",
         guard=_foreign,
         headers=_headers(page),
-        connections_max=CONNECTIONS_MAX,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import pytest
@@ -37,7 +38,7 @@ ANSWER_S_MAX: Final = 0.2
 class Serving:
     """A server in a thread of its own, on a Unix socket and on TCP."""
 
-    def __init__(self, folder: Path, connection_s_max: float) -> None:
+    def __init__(self, folder: Path) -> None:
         self.path = folder / "metrics.sock"
         self.status: Callable[[], dict[str, Any]] = documents.status
         self.health: dict[str, Any] | None = {"healthy": True, "problems": []}
@@ -47,7 +48,6 @@ class Serving:
             each.listen(64)
             each.setblocking(False)
         self.port: int = self._sockets[1].getsockname()[1]
-        self._connection_s_max = connection_s_max
         self._stop: Callable[[], object] = lambda: None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -75,14 +75,8 @@ class Serving:
             return dict(self.health or {})
 
         async def serve() -> None:
-            server = metrics_server(
-                [Listening(each) for each in self._sockets],
-                tell,
-                tell_health,
-                connections_max=CONNECTIONS_MAX,
-                connection_s_max=self._connection_s_max,
-                answer_s_max=ANSWER_S_MAX,
-            )
+            documents: Any = SimpleNamespace(status=tell, health=tell_health)
+            server = metrics_server([Listening(each) for each in self._sockets], documents)
             serving = asyncio.create_task(server.run())
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(serving.cancel)
@@ -107,8 +101,11 @@ class Serving:
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path, PATIENCE_S) as running:
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
+    monkeypatch.setattr("tensord.daemon.web.http.CONNECTIONS_MAX", CONNECTIONS_MAX)
+    monkeypatch.setattr("tensord.daemon.web.http.CONNECTION_S_MAX", PATIENCE_S)
+    monkeypatch.setattr("tensord.daemon.web.pages.ANSWER_S_MAX", ANSWER_S_MAX)
+    with Serving(tmp_path) as running:
         yield running
 
 

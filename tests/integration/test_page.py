@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tensord.daemon.web.pages import CONNECTIONS_MAX
+from tensord.daemon.web.http import CONNECTIONS_MAX
 
 from ..daemon_process import MIB, Daemon, until
 from ..http_reader import asked, connect

@@ -9,7 +9,6 @@ import pytest
 
 from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.daemon.neighbours.registry import PORTS, ask
-from tensord.daemon.neighbours.servers import MODELS_MAX
 from tensord.testing import FakeCard
 
 from .servers import GIB, Misdeed, StandIn, StandInComfy, StandInOllama, StandInVllm, cut_off, flood, hang, instead
@@ -33,16 +32,6 @@ def test_ollama_unloads_every_model_on_the_card_and_no_other(card: FakeCard) -> 
         assert server.card.held_bytes == 0 and list(server.models) == ["in-ram"]
         assert server.requests[1] == ("POST", "/api/generate", {"model": "llama3:8b", "keep_alive": 0, "stream": False})
         assert asked(server) == ("busy", "it has no model on a card")
-
-
-def test_ollama_says_how_many_models_stay_where_more_are_loaded_than_are_unloaded_at_once(card: FakeCard) -> None:
-    with StandInOllama(card, 9 * GIB) as server:
-        server.models = {f"model-{number}": GIB for number in range(MODELS_MAX + 6)}
-        outcome, left = asked(server)
-        assert outcome == "done"
-        assert left == "6 of 70 models stay on cards: at most 64 are unloaded for one room; ask for room again"
-        assert len(server.models) == 6
-        assert asked(server) == ("done", "") and not server.models
 
 
 def test_comfyui_is_asked_to_free_when_its_queue_is_empty_only(card: FakeCard) -> None:
