@@ -51,10 +51,6 @@ _STORE: Final = {
 _REMOTE: Final = "; {remote}; read {remote_read_bytes}, written {remote_written_bytes}"
 _UNSTORABLE: Final = "namespace {namespace}: values {count}, the last {ago_s} ago: {code}: {text}"
 _WORKFLOW: Final = "{workflow}: client {client}, at step {step}; steps {steps} of agents {agents}"
-_MADE_ROOM: Final = (
-    "the last {entries} evictions for other entries: median idle time {idle_s[median]}, median age {age_s[median]}; "
-    "one in ten was idle for less than {idle_s[tenth]}"
-)
 _TIER: Final = (
     "registered {registered}: offloaded {offloaded}, dropped {dropped}, released {released}, "
     "removed with their owner {gone_with_owner}; refused {refused}"
@@ -92,8 +88,11 @@ def status_text(body: dict[str, Any], health: dict[str, Any]) -> str:
     rows += [(name, words(store, template)) for name, template in _STORE.items()]
     rows.append(("refusals", words(body, "{store[refusals]}; by quota: {quotas[refusals]}")))
     rows += _ratios(store["hit_ratios"])
-    made = store["at_eviction"]
-    rows.append(("made room", words(made, _MADE_ROOM) if made["entries"] else "nothing was evicted for other entries"))
+    made_room = "nothing was evicted for the bytes of other entries"
+    if idle := store["idle_at_eviction_s"].get("capacity"):
+        median, tenth = (age(percentile_s(idle, share)) for share in (0.5, 0.1))
+        made_room = f"median idle time of evicted entries {median}; one in ten was idle for less than {tenth}"
+    rows.append(("made room", made_room))
     if remote := body["remote"]:
         serves = f"{remote['address']} {'serves' if remote['serves'] else 'LEFT ALONE'}"
         rows.append(("remote", serves + words(store, _REMOTE)))
@@ -115,12 +114,14 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> Rows:
 
 def _ratios(figures: dict[str, Any]) -> Rows:
     """The hit ratio, and that of a sample of requests beside the ratio that least recently used would have had."""
-    minute, ring = figures["minute"], figures["ring"]
+    minute, ring, since = figures["minute"], figures["ring"], figures["since_start"]
     lookups = f"{share(minute['hits'], minute['lookups'])} in the last minute, {share(ring['hits'], ring['lookups'])}"
     lru = "no entry was used or stored yet"
-    if requests := ring["requests"]:
-        lru = f"of uses and puts, {share(ring['here'], requests)} found here, {share(ring['lru'], requests)} under lru"
-        lru += f", over the last ring's worth of puts (one key in {number(figures['sampled'])})"
+    if requests := since["requests"]:
+        lru = (
+            f"of uses and puts, {share(since['here'], requests)} found here, {share(since['lru'], requests)} under lru"
+        )
+        lru += f", since the daemon started (one key in {number(figures['sampled'])})"
     return [("hit ratio", f"{lookups} over the last ring's worth of puts"), ("beside lru", lru)]
 
 

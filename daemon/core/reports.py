@@ -81,7 +81,6 @@ class Reports:
             "namespaces": parts.tenants.namespaces,
             "sweeps": len(parts.lifetimes.sweeps),
             "hit_ratios": parts.hits.as_dict(now),
-            "at_eviction": parts.removal_history.made_room(),
             "prefix_blocks": len(parts.blocks.index),
             "prefix_rebuilding": parts.blocks.rebuilding,
             "prefix_queries_waiting": len(parts.matching.held),

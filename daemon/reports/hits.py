@@ -1,5 +1,5 @@
-"""Hit ratios over the last minute and over the last ring's worth of puts, compared with those of LRU, and those that a
-ring of another size would give.
+"""Hit ratios over the last minute and over the last ring's worth of puts, that of LRU beside the store's own, and those
+that a ring of another size would give.
 
 Owns sums over the last minute and over the last puts of as many bytes as the ring has, a sample of reuse distances,
 and a histogram of these distances. Does not own the counters of lanes.
@@ -213,25 +213,26 @@ class HitCurve:
 
 
 class Recent:
-    """Sums of amounts over the last `stretch` of a rising quantity: seconds, or bytes put. Clients write the counters
-    that are summed, of any size: they are Python's integers."""
+    """Lookups that hit, and all lookups, over the last `stretch` of a rising quantity: seconds, or bytes put. Clients
+    write the counters that are summed, of any size: they are Python's integers."""
 
     def __init__(self, stretch: float) -> None:
         self._slot = stretch / SLOTS
-        self._sums: deque[tuple[int, Array]] = deque(maxlen=SLOTS)
+        self._sums: deque[tuple[int, int, int]] = deque(maxlen=SLOTS)
 
-    def add(self, at: float, amounts: Array) -> None:
-        """Adds amounts at position `at`, which never decreases."""
+    def add(self, at: float, hits: int, lookups: int) -> None:
+        """Adds lookups at position `at`, which never decreases."""
         now = int(at / self._slot)
-        if not self._sums or self._sums[-1][0] < now:
-            self._sums.append((now, np.zeros_like(amounts)))
-        self._sums[-1][1][:] += amounts
+        if self._sums and self._sums[-1][0] == now:
+            _, hits_before, lookups_before = self._sums.pop()
+            hits, lookups = hits + hits_before, lookups + lookups_before
+        self._sums.append((now, hits, lookups))
 
-    def sums(self, at: float, names: Sequence[str]) -> dict[str, int]:
-        """The sums, as of `at`, by the names of the amounts."""
-        now = int(at / self._slot)
-        total = sum((amounts for slot, amounts in self._sums if slot > now - SLOTS), np.zeros(len(names), object))
-        return dict(zip(names, total.tolist(), strict=True))
+    def sums(self, at: float) -> dict[str, int]:
+        """The sums, as of `at`."""
+        since = int(at / self._slot) - SLOTS
+        recent = [each for each in self._sums if each[0] > since]
+        return {"hits": sum(hits for _, hits, _ in recent), "lookups": sum(lookups for _, _, lookups in recent)}
 
 
 class Hits:
@@ -245,14 +246,14 @@ class Hits:
         # Requests of the sample, scaled to all requests; those for stored keys; those that LRU would have stored.
         self._counts = np.zeros(3, np.int64)
         self._curve = HitCurve()
-        # Lookups that hit, all lookups, and the counts of requests.
         self._minute, self._ring = Recent(MINUTE_S), Recent(ring_bytes)
         self._put_bytes = 0
         self._paced_at, self._sampled_since = 0.0, 0
 
     def looked_up(self, hits: int, misses: int, now: float) -> None:
         """Counts lookups from the lanes' counters."""
-        self._add((hits, hits + misses, 0, 0, 0), now)
+        self._minute.add(now, hits, hits + misses)
+        self._ring.add(self._put_bytes, hits, hits + misses)
 
     def used(self, rows: Array, now: float) -> None:
         """Counts requests for stored entries, in their order."""
@@ -274,14 +275,13 @@ class Hits:
                 self._distances.ended(self._table.digests[rows[at]])
 
     def as_dict(self, now: float) -> dict[str, Any]:
-        """For status. `minute` and `ring` have `hits`: lookups that hit; `lookups`; `requests`: sampled and scaled up;
-        `here`: requests for stored keys; `lru`: requests that would have hit under LRU. `since_start` has the last
-        three. `sampled`: one in this number of keys is sampled. `sampled_keys`: the keys that are held for it."""
-        names = ("hits", "lookups", "requests", "here", "lru")
+        """For status. `minute` and `ring` have `hits`: lookups that hit; and `lookups`. `since_start` has `requests`:
+        sampled and scaled up; `here`: requests for stored keys; `lru`: requests that would have hit under LRU.
+        `sampled`: one in this number of keys is sampled. `sampled_keys`: the keys that are held for it."""
         return {
-            "minute": self._minute.sums(now, names),
-            "ring": self._ring.sums(self._put_bytes, names),
-            "since_start": dict(zip(names[2:], self._counts.tolist(), strict=True)),
+            "minute": self._minute.sums(now),
+            "ring": self._ring.sums(self._put_bytes),
+            "since_start": dict(zip(("requests", "here", "lru"), self._counts.tolist(), strict=True)),
             "sampled": self._distances.factor,
             "sampled_keys": len(self._distances),
         }
@@ -298,7 +298,7 @@ class Hits:
         if not len(chosen):
             return
         table, distances = self._table, self._distances
-        before, capacity_bytes = self._counts.copy(), self._capacity_bytes()
+        capacity_bytes = self._capacity_bytes()
         for row in rows[chosen].tolist():
             number = table.digests[row]
             distance_bytes = distances.asked(number, table.sizes[row], capacity_bytes)
@@ -307,7 +307,6 @@ class Hits:
                 self._counts += (factor, here * factor, (distance_bytes <= capacity_bytes) * factor)
                 self._curve.sampled(distance_bytes, factor, here=here)
         self._pace(len(chosen), now)
-        self._add((0, 0, *(self._counts - before).tolist()), now)
 
     def _pace(self, sampled: int, now: float) -> None:
         """Halves the sample while it takes too much time."""
@@ -317,8 +316,3 @@ class Hits:
         if self._sampled_since > SAMPLED_PER_S_MAX:
             self._sampled_since = 0
             self._distances.thin()
-
-    def _add(self, amounts: Sequence[int], now: float) -> None:
-        added = np.array(amounts, object)
-        self._minute.add(now, added)
-        self._ring.add(self._put_bytes, added)

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from ...shm.ring.layout import KEY_BYTES
 
 RECORDS_MAX: Final = 1 << 16
-LATEST: Final = 1024
-"""The number of latest records that the medians cover."""
 MADE_ROOM: Final = ("capacity", "entries", "tokens", "pressure")
 """The reasons of removals for which the policy chose the entry."""
 REASONS: Final = (*MADE_ROOM, "ttl", "explicit", "cleared", "invalidated", "corrupt")
@@ -71,18 +69,3 @@ class RemovalHistory:
         oldest = self._total % self._most if len(self) == self._most else 0
         found = self._records[places[np.searchsorted(places, oldest) - 1]]
         return {"reason": REASONS[found["reason"]], **{name: found[name].item() for name in _FIGURES}}
-
-    def made_room(self) -> dict[str, Any]:
-        """Of the latest LATEST removals, those for which the policy chose the entry: their count, their ages and their
-        idle times in seconds. Ages and idle times are given as the median and as the value that nine in ten exceed."""
-        latest = np.arange(self._total - min(len(self), LATEST), self._total) % self._most
-        latest = latest[self._records["reason"][latest] < len(MADE_ROOM)]
-        told: dict[str, Any] = {"entries": len(latest), "age_s": None, "idle_s": None}
-        if len(latest):
-            for name in ("age_s", "idle_s"):
-                # Not np.percentile: its first call in a process imports numpy.ma, which takes 15 ms.
-                ordered = np.sort(self._records[name][latest])
-                last = len(ordered) - 1
-                half, tenth = np.interp([0.5 * last, 0.1 * last], np.arange(last + 1), ordered).tolist()
-                told[name] = {"median": half, "tenth": tenth}
-        return told

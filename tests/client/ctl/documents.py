@@ -36,18 +36,17 @@ def remote(**changed: Any) -> dict[str, Any]:
 
 def store(**changed: Any) -> dict[str, Any]:
     ratios = {
-        "minute": {"hits": 90, "lookups": 120, "requests": 128, "here": 96, "lru": 80},
-        "ring": {"hits": 700, "lookups": 1000, "requests": 1024, "here": 768, "lru": 512},
+        "minute": {"hits": 90, "lookups": 120},
+        "ring": {"hits": 700, "lookups": 1000},
         "since_start": {"requests": 4096, "here": 3072, "lru": 2048},
         "sampled": 8,
     }
-    evicted = {"entries": 100, "age_s": {"median": 400.0, "tenth": 40.0}, "idle_s": {"median": 60.0, "tenth": 20.0}}
     idle_s = {"bounds": [1.0, 60.0], "counts": [10, 80, 10], "sum": 4000.0}
     return (
         {"epoch": 3, "policy": "hazard", "entries": 640, "max_entries": 131072, "tokens": 655360, "used_bytes": 5 * GIB}
         | {"max_bytes": 8 * GIB, "ring_bytes": 8 * GIB, "ring_growing": False, "largest_free_bytes": 2 * GIB}
         | {"resident_bytes": 8 * GIB, "withdrawn_bytes": 0, "retired_bytes": 9 * MIB}
-        | {"hit_ratios": ratios, "at_eviction": evicted, "idle_at_eviction_s": {"capacity": idle_s}}
+        | {"hit_ratios": ratios, "idle_at_eviction_s": {"capacity": idle_s}}
         | {"grants": 3, "lent_bytes": 6 * MIB, "grants_waiting": 0, "pins": 1, "pinned_bytes": 9 * MIB, "namespaces": 2}
         | {"claims_held": 2, "claims_waiting": 5, "claims_granted": 900, "claims": {"compute": 900, "hit": 50}}
         | {"puts": {"stored": 800, "existed": 20, "refused": 4}, "evictions": {"capacity": 100, "ttl": 60}}

@@ -56,9 +56,10 @@ STORE = documents.store()
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ({}, "75.0 % found here, 50.0 % under lru, over the last ring's worth of puts (one key in 8)"),
-        ({}, "the last 100 evictions for other entries: median idle time 1m00s, median age 6m40s; one in ten was idle"),
+        ({}, "75.0 % found here, 50.0 % under lru, since the daemon started (one key in 8)"),
+        ({}, "median idle time of evicted entries 30s; one in ten was idle for less than 1s"),
         ({}, "remote valkey://cache.example:6379 serves; fetched 30, missed 900; read 300 MiB, written 5.00 GiB"),
+        ({"store": {**STORE, "idle_at_eviction_s": {}}}, "nothing was evicted for the bytes of other entries"),
         ({"remote": documents.remote(serves=False)}, "LEFT ALONE"),
         ({"ring_ready_bytes": GIB, "store": {**STORE, "ring_growing": True}}, "; 1.00 GiB ready, growing"),
     ],
