@@ -100,7 +100,7 @@ def diagnose(daemon: Daemon) -> Iterator[Finding]:
     yield membarrier(plain=plain, expedited=expedited, in_use=status.get("fence"))
     uid = status.get("uid", os.geteuid())
     yield logout(uid, removes=removes_ipc(), lingers=lingers(uid))
-    yield from leftovers([left for name in instances() if (left := look(name))], status.get("instance"))
+    yield from leftovers([left for name in instances() if (left := look(name))])
 
 
 def socket(what: str, path: Path, use: Callable[[], object]) -> Finding:
@@ -135,9 +135,11 @@ def without_file(path: Path) -> list[str]:
         if pid is None:
             continue
         try:
-            listens = any(os.readlink(each) in bound for each in Path(f"/proc/{pid}/fd").iterdir())
-        except OSError:
+            listens = any(each.resolve().name in bound for each in Path(f"/proc/{pid}/fd").iterdir())
+        except PermissionError:
             listens = True
+        except OSError:
+            continue  # it has ended
         if listens:
             found.append(f"a daemon of instance {instance} lives, pid {pid}")
     return found
@@ -239,19 +241,15 @@ def lingers(uid: int, root: Path = Path("/")) -> bool:
         return False
 
 
-def leftovers(found: Sequence[Leftover], served: str | None) -> list[Finding]:
-    """One finding for each instance that no daemon serves. `served`: that of the daemon that answers."""
+def leftovers(found: Sequence[Leftover]) -> list[Finding]:
+    """One finding for each instance that no daemon serves."""
     findings = []
-    for left in (each for each in found if not each.served and each.instance != served):
-        owned = f"{counted(len(left.segments), 'segment', 'segments')} of uid {left.uid}"
-        text = f"instance {left.instance} holds {size(left.taken_bytes)} in {owned}"
-        if left.served is None:
-            text += "; only that user and root can find out whether a daemon serves it"
-            findings.append(ok("leftovers", text))
-        else:
+    for left in found:
+        if not left.served:
+            owned = f"{counted(len(left.segments), 'segment', 'segments')} of uid {left.uid}"
+            text = f"instance {left.instance} holds {size(left.taken_bytes)} in {owned}, and no daemon serves it"
             purge = f"`tensorctl purge --instance {left.instance}`"
-            remedy = f"start its daemon again, which continues with it, or {purge}"
-            findings.append(warn("leftovers", f"{text}, and no daemon serves it", remedy))
+            findings.append(warn("leftovers", text, f"start its daemon again, which continues with it, or {purge}"))
     return findings or [ok("leftovers", "no shared memory without a daemon")]
 
 

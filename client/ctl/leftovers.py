@@ -24,12 +24,12 @@ _PREFIX: Final = "tensord."
 
 class Leftover(NamedTuple):
     """An instance's segments: the bytes of memory of each, by name. `uid`: the owner of the ring, or else of another.
-    `served`: whether a daemon holds the instance's lock; None if this user may not find out."""
+    `served`: whether a daemon holds the instance's lock; another user's is taken for served."""
 
     instance: str
     segments: dict[str, int]
     uid: int
-    served: bool | None
+    served: bool
 
     @property
     def taken_bytes(self) -> int:
@@ -82,14 +82,14 @@ def remove(there: Leftover) -> Leftover:
     return now
 
 
-def _locked(path: Path) -> bool | None:
+def _locked(path: Path) -> bool:
     """As `Leftover.served`. Takes the lock for a moment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except OSError:
-        return None
+        return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -129,10 +129,7 @@ def purge(instance: str | None, yes: bool) -> None:
 
 
 def _usual_instance() -> str:
-    """The instance of a daemon started here and now, according to that daemon. An empty $TENSORD_INSTANCE is refused. A
-    daemon treats it as not set; here the default instance would be freed although another one was meant."""
-    if os.environ.get("TENSORD_INSTANCE") == "":
-        raise BadConfiguration("TENSORD_INSTANCE is empty: set it to an instance's name, unset it, or use --instance")
+    """The instance of a daemon started here and now, according to that daemon."""
     try:
         rows, _ = checked()
     except BadConfiguration as error:

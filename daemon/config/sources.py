@@ -20,8 +20,6 @@ from .settings import PREFIX, SWITCH, Setting, flag_of, variable_of
 
 _CLOSE: Final = 0.75
 """The least similarity (difflib's ratio) of an unknown name and a known one that is suggested for it."""
-_CLIENTS_PREFIX: Final = f"{PREFIX}VLLM_"
-"""Of variables that only clients read."""
 
 Given: TypeAlias = dict[str, tuple[Any, str]]
 """key -> (value as written, source in words)."""
@@ -78,8 +76,6 @@ def from_environ(
             continue
         if name in keys:
             found[keys[name]] = (value, f"env {name}")
-        elif name.startswith(_CLIENTS_PREFIX):
-            ignored.append(f"environment variable {name!r} is for clients with vLLM; set it in their environment")
         else:
             ignored.append(str(unknown("unknown environment variable", name, keys, PREFIX)))
     return found, tuple(ignored)

@@ -32,8 +32,6 @@ CONNECTION_S_MAX: Final = 10.0
 REQUEST_BYTES_MAX: Final = 16 << 10
 _METHODS: Final = (b"GET", b"HEAD")
 _READ_BYTES: Final = 16 << 10
-# The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
-_LINGER_BYTES_MAX: Final = 256 << 10
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -122,7 +120,7 @@ class HttpServer:
     async def _converse(self, peer: socket.socket, silent: dict[socket.socket, None]) -> None:
         loop = asyncio.get_running_loop()
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
-        method, whole = b"", True
+        method = b""
         try:
             while (event := http.next_event()) is h11.NEED_DATA:
                 http.receive_data(await loop.sock_recv(peer, _READ_BYTES))
@@ -131,10 +129,8 @@ class HttpServer:
             del silent[peer]
             method = event.method
             answer = await self._answer(event)
-            whole = isinstance(http.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
             answer = refusal(HTTPStatus(error.error_status_hint), str(error))
-            whole = False
         about = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body)), "Connection": "close"}
         headers = [*about.items(), *self.headers]
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
@@ -142,12 +138,6 @@ class HttpServer:
         response = h11.Response(status_code=answer.status, reason=answer.status.phrase, headers=headers)
         said = http.send(response) or b""
         await loop.sock_sendall(peer, said if method == b"HEAD" else said + answer.body)
-        if not whole:
-            # If it is closed with unread bytes, the kernel resets the connection and the peer may lose the answer.
-            peer.shutdown(socket.SHUT_WR)
-            left = _LINGER_BYTES_MAX
-            while left > 0 and (read := await loop.sock_recv(peer, _READ_BYTES)):
-                left -= len(read)
 
     async def _answer(self, request: h11.Request) -> HttpAnswer:
         refused = self.guard(request)

@@ -68,11 +68,6 @@ def test_segments_without_a_ring_are_freed_too_and_an_unknown_instance_lists_the
     assert daemon.segments() == []
 
 
-def test_an_empty_variable_does_not_stand_for_the_usual_instance(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORD_INSTANCE", "")
-    assert "TENSORD_INSTANCE is empty" in alone("purge", code=1).err
-
-
 def test_another_user_s_memory_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
     with pytest.raises(SegmentError, match="belongs to uid 1000"):
