@@ -228,7 +228,7 @@ def advice_text(answer: dict[str, Any]) -> str:
     rows = [
         ("requests", f"{number(round(answer['requests']))} uses of entries and puts of new ones"),
         ("of these", f"{number(answer['sampled_requests'])} in the sample: the fewer, the less they tell"),
-        ("found here", f"{share(answer['here'], 1)}, under policy {answer['policy']}, since the daemon started"),
+        ("found here", f"{share(answer['here'], 1)}, under policy {answer['policy']}"),
     ]
     if not any(ratio for _, ratio in answer["points"]):
         rows.append(("reuse", "none seen: a larger ring would find nothing either"))

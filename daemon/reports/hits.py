@@ -173,29 +173,31 @@ class HitCurve:
     def __init__(self) -> None:
         self._counts = np.zeros(_COLUMNS)
         self._sampled = 0
-        self._asked = 0.0
-        self._unsampled = 0.0
+        self._asked = self._found = self._sampled_found = 0.0
 
     def asked(self, requests: int, *, here: bool) -> None:
         """Counts requests of any keys, sampled or not. `here`: for stored keys; else puts of missing ones."""
         self._asked += requests
-        self._unsampled += here * requests
+        self._found += here * requests
 
     def sampled(self, distance_bytes: int, factor: int, *, here: bool) -> None:
         """Counts a sampled request. `factor`: the number of requests that it stands for."""
-        self._unsampled -= here * factor
+        self._sampled_found += here * factor
         self._counts[_column(distance_bytes)[0]] += factor
         self._sampled += 1
         if self._sampled >= HALVE_AFTER:
             self._counts *= 0.5
             self._asked *= 0.5
-            self._unsampled *= 0.5
+            self._found *= 0.5
+            self._sampled_found *= 0.5
             self._sampled //= 2
 
     def as_dict(self, capacity_bytes: int) -> dict[str, Any]:
-        """For the answer to an AdviseQuery. `points`: size in bytes, and the hit ratio of a cache of that size."""
+        """For the answer to an AdviseQuery. `here`: the store's own hit ratio of the same requests. `points`: size in
+        bytes, and the hit ratio of a cache of that size."""
         sizes = [int(multiple * capacity_bytes) for multiple in MULTIPLES]
         return {
+            "here": self._found / self._asked if self._asked else 0.0,
             "capacity_bytes": capacity_bytes,
             "sampled_requests": self._sampled,
             "requests": self._asked,
@@ -203,13 +205,14 @@ class HitCurve:
         }
 
     def _ratio(self, size_bytes: int) -> float:
-        """The sample lacks `_unsampled` requests for stored keys, or has too many of them if below 0."""
         column, below = _column(size_bytes)
         hits = float(self._counts[:column].sum() + below * self._counts[column])
         requests = float(self._counts.sum())
         if not requests:
             return 0.0
-        return min(max((hits + self._unsampled) / max(requests + self._unsampled, 1.0), 0.0), 1.0)
+        # What the sample lacks of the requests for stored keys, or has too many of if it is below 0.
+        unsampled = self._found - self._sampled_found
+        return min(max((hits + unsampled) / max(requests + unsampled, 1.0), 0.0), 1.0)
 
 
 class Recent:
@@ -287,10 +290,8 @@ class Hits:
         }
 
     def curve(self) -> dict[str, Any]:
-        """As `HitCurve.as_dict`, with `here`: the store's own hit ratio of the same requests since it started."""
-        requests, stored, _ = self._counts.tolist()
-        here = stored / requests if requests else 0.0
-        return {"here": here, **self._curve.as_dict(self._capacity_bytes())}
+        """As `HitCurve.as_dict`."""
+        return self._curve.as_dict(self._capacity_bytes())
 
     def _count(self, rows: Array, now: float, *, here: bool) -> None:
         self._curve.asked(len(rows), here=here)

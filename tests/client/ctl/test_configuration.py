@@ -7,22 +7,12 @@ import os
 
 import pytest
 
-from tensord.client.ctl import daemon as asked_module
 from tensord.client.ctl.daemon import Daemon as Asked
-from tensord.errors import BadConfiguration, TimedOut
+from tensord.errors import TimedOut
 from tensord.ipc.messages import control as messages
 
 from ...daemon_process import PATIENCE_S, Daemon
 from .conftest import Ctl
-
-
-def test_a_daemon_program_that_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked_module, "_CHECK", ("false",))
-    with pytest.raises(BadConfiguration, match="ended with 1"):
-        asked_module.checked()
-    monkeypatch.setattr(asked_module, "_CHECK", ("sleep", "60"))
-    with pytest.raises(BadConfiguration, match="did not end"):
-        asked_module.checked(timeout_s=0.05)
 
 
 def _settings(ctl: Ctl, *name: str) -> dict[str, tuple[str, str]]:

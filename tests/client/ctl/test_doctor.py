@@ -201,19 +201,6 @@ def test_a_daemon_whose_socket_was_removed_is_named_with_its_pid(
         assert "lives" not in found[check]["text"]
 
 
-def test_a_socket_that_stands_in_the_place_of_a_daemons_is_found(daemon: Daemon, ctl: Ctl) -> None:
-    daemon.terminate()
-    daemon.constants = {"tensord.daemon.connections.sockets.LOOK_EVERY_S": 0.02}
-    daemon.start()
-    dead_socket(daemon.folder / "other")
-    (daemon.folder / "other").rename(daemon.socket)
-    daemon.until(lambda status: status["socket_problems"], "the daemon to see it")
-    found = _findings(ctl, 1)
-    assert found["control socket"]["level"] == "FAIL" and "socket is gone" in found["control socket"]["text"]
-    assert str(daemon.socket) in ctl("status").out
-    assert str(daemon.socket) in found["health"]["text"] and "another socket" in found["health"]["text"]
-
-
 def test_memory_of_a_killed_daemon_is_found(daemon: Daemon, ctl: Ctl) -> None:
     def named(code: int) -> bool:
         listed = json.loads(ctl("doctor", "--json", code=code).out)

@@ -91,9 +91,8 @@ def test_every_command_has_help_that_fits_100_columns(alone: Ctl, name: str) -> 
     assert cli.commands[name].help
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["doctor"]])
-def test_an_output_that_takes_no_more_is_named(ctl: Ctl, words: list[str]) -> None:
+def test_an_output_that_takes_no_more_is_named(ctl: Ctl) -> None:
     with open("/dev/full", "w") as full:
-        command = [*COMMAND, *ctl.flags, *words]
+        command = [*COMMAND, *ctl.flags, "status"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stderr) == (1, "tensorctl: [Errno 28] No space left on device\n")

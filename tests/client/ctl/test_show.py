@@ -65,29 +65,11 @@ def test_clients_lists_who_is_attached_and_what_they_hold(daemon: Daemon, ctl: C
     assert ctl("clients").out.splitlines()[1].endswith("orphaned"), "its views live"
 
 
-def test_watch_prints_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
-    began = time.time()
-    with ctl.spawn("watch", "--count", "3") as watching:
-
-        def come_and_go() -> bool:
-            """A watcher is told only of events after it has begun: they are made until it has heard enough."""
-            daemon.client(name="comes and goes").close()
-            return watching.poll() is not None
-
-        until(come_and_go, "the watcher to have heard three events")
-        out, err = watching.communicate(timeout=PATIENCE_S)
-    events = [json.loads(line) for line in out.splitlines()]
-    assert len(events) == 3 and {event["event"] for event in events} <= {"attach", "leave"}
-    assert all(began <= event["unix_s"] <= time.time() for event in events)
-    assert [event["dropped"] for event in events] == [0] * 3
-    assert events[0]["name"] == "comes and goes"
-    assert (watching.returncode, err) == (0, "")
-
-
 @pytest.mark.parametrize(("end", "code", "said"), [("ctrl-c", 0, ""), ("the daemon goes", 1, "is gone")])
-def test_watch_describes_each_removed_entry_until_ctrl_c_or_the_daemon_s_end(
+def test_watch_prints_each_event_as_a_line_of_json_until_ctrl_c_or_the_daemon_s_end(
     daemon: Daemon, ctl: Ctl, end: str, code: int, said: str
 ) -> None:
+    began = time.time()
     client, keys = daemon.client(), (os.urandom(32) for _ in count())
     with ctl.spawn("watch") as watching:
         assert watching.stdout is not None and watching.stderr is not None
@@ -106,7 +88,8 @@ def test_watch_describes_each_removed_entry_until_ctrl_c_or_the_daemon_s_end(
             daemon.terminate()
         assert watching.wait(PATIENCE_S) == code
         assert said in watching.stderr.read()
-    assert (gone["reason"], gone["uses"]) == ("capacity", 0)
+    assert (gone["reason"], gone["uses"], gone["dropped"]) == ("capacity", 0, 0)
+    assert began <= gone["unix_s"] <= time.time()
     assert gone["age_s"] >= gone["idle_s"] >= 0
     assert gone["worth"] >= 0
 
@@ -118,6 +101,7 @@ def test_dropped_events_are_counted(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -
         yield Event({"event": "put"}, 1000)
 
     monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.events", events)
+    assert len(ctl("watch", "--count", "2").out.splitlines()) == 2
     told = ctl("watch")
     assert [json.loads(line)["dropped"] for line in told.out.splitlines()] == [0, 5, 1000]
     assert "1,005 events were dropped" in told.err
