@@ -173,8 +173,8 @@ class MetricsSection:
 class LogSection:
     """The daemon's log on standard error."""
 
-    level: str = setting(choice("debug", "info", "warning", "error"), "info", reload=True)
-    """The lowest level that is logged; debug has a line for each event, as `tensorctl watch` shows them."""
+    level: str = setting(choice("info", "warning", "error"), "info", reload=True)
+    """The lowest level that is logged."""
     format: str = setting(choice("auto", "console", "json"), "auto")
     """auto: JSON to the journal, key=value elsewhere; json: JSON on any stream, but for what Python and libraries
     print."""

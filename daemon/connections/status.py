@@ -23,7 +23,7 @@ from ...ipc.wire.channel import AsyncChannel
 from ..actors.mailbox import Mailbox, Sender
 from ..actors.messages import OUTBOX_MAX, GovernorMessage, Queried, StoreMessage
 from ..claims.quotas import Rates
-from ..process.logs import logger, shows
+from ..process.logs import logger
 from ..reports.counters import RequestTimes
 from .session import RequestTimer, paced
 
@@ -34,11 +34,10 @@ OWN: Final[Sender] = (-1, 0)
 """The sender of the daemon's own queries. It takes turns with the uids."""
 
 _log = logger("status")
-_event_log = logger("event")
 
 
 class Watchers:
-    """The events that wait for each watcher: at most `outbox_max`. At level debug the log has all events too."""
+    """The events that wait for each watcher: at most `outbox_max`."""
 
     def __init__(self, outbox_max: int = OUTBOX_MAX) -> None:
         self._outbox_max = outbox_max
@@ -46,20 +45,17 @@ class Watchers:
 
     def tell(self, event: dict[str, Any]) -> None:
         """Queues an event (`Announce.body`) for all watchers. Never blocks."""
-        if shows("debug"):
-            _event_log.debug(**event)
-        if self._dropped:
-            body = {**event, "unix_s": time.time()}
-            for waiting in self._dropped:
-                if waiting.full():
-                    waiting.get_nowait()
-                    self._dropped[waiting] += 1
-                waiting.put_nowait(body)
+        body = {**event, "unix_s": time.time()}
+        for waiting in self._dropped:
+            if waiting.full():
+                waiting.get_nowait()
+                self._dropped[waiting] += 1
+            waiting.put_nowait(body)
 
     @property
     def are_told(self) -> bool:
-        """Whether an event goes anywhere."""
-        return bool(self._dropped) or shows("debug")
+        """Whether there is a watcher."""
+        return bool(self._dropped)
 
     async def events(self) -> AsyncGenerator[messages.Event, None]:
         """The events from now on, for one more watcher."""

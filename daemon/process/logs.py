@@ -18,12 +18,10 @@ import structlog
 
 from .printable import escaped
 
-LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FORGOTTEN_S: Final = 600.0
 REPEATS_MAX: Final = 1024
-_PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-
-_least = logging.INFO
+_PRIORITIES: Final = {"info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
 def setup(
@@ -71,14 +69,7 @@ class _Lossy:
 
 def level(name: str) -> None:
     """Sets the lowest level that is logged."""
-    global _least
-    _least = LEVELS[name]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_least))
-
-
-def shows(name: str) -> bool:
-    """Whether lines of this level are logged, for lines that are costly to make."""
-    return LEVELS[name] >= _least
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]))
 
 
 def logger(part: str) -> structlog.BoundLogger:

@@ -143,27 +143,6 @@ def test_the_hit_ratio_of_each_size_is_told() -> None:
     assert "reuse" not in text
 
 
-def test_the_log_has_each_event_at_debug_and_none_at_info() -> None:
-    for level in ("debug", "info"):
-        with Daemon(log_level=level, log_format="json") as daemon:
-            client = daemon.start().client(name="talker")
-            client.put(KEY, np.zeros(4), wait=True)
-            client.put(b"z" * 32, 1, parent=b"z" * 31 + b"y", wait=True)
-            client.evict(KEY)
-
-            def events(daemon: Daemon = daemon) -> dict[str, dict[str, Any]]:
-                # The last line may be one that is being written.
-                lines = [json.loads(line) for line in daemon.log.splitlines(keepends=True) if line.endswith("\n")]
-                return {line["event"]: line for line in lines if line["part"] == "event"}
-
-            if level == "info":
-                assert not events()
-                continue
-            until(lambda events=events: {"attach", "put", "refuse", "evict"} <= events().keys(), "all to be logged")  # type: ignore[misc]
-            assert (events()["attach"]["name"], events()["attach"]["level"]) == ("talker", "debug")
-            assert events()["refuse"]["code"] == "ParentGone"
-
-
 def _key(number: int) -> bytes:
     return SPACES[0].key("encoder", "image", b"%d" % number)
 

@@ -111,7 +111,7 @@ def test_a_file_has_numbers_texts_and_settings_that_are_none(file: Path) -> None
         (["--socket-mode", "0060"], "at least 0600 and at most 0777"),
         (["--drop=perhaps"], "must be true or false"),
         (["--instance", "../x"], "must be a name of 1 to 32 of a-z"),
-        (["--log-level", "loud"], "must be one of debug, info, warning, error"),
+        (["--log-level", "loud"], "must be one of info, warning, error"),
         (["--socket", "here.sock"], "socket = here.sock (flag --socket): must be an absolute path"),
         (["--gauges-file", "here"], "gauges.file = here (flag --gauges-file): must be an absolute path"),
         (["--socket", "/" + "x" * 107], "the path has 108 bytes; a socket's path may have at most 107"),
@@ -230,15 +230,15 @@ def test_the_ring_takes_a_quarter_of_a_small_machine_and_4_gib_of_a_large_one(mo
 def test_a_reload_takes_what_may_change_and_names_what_needs_a_restart(file: Path) -> None:
     file.write_text("max_entries = 100\n[log]\nlevel = 'info'")
     running = load("--config", str(file))
-    file.write_text("max_entries = 200\nmax_tokens = 9\n[log]\nlevel = 'debug'")
+    file.write_text("max_entries = 200\nmax_tokens = 9\n[log]\nlevel = 'error'")
     reload = running.reloaded(load("--config", str(file)))
     assert [tuple(row.values()) for row in reload.applied] == [
         ("max_tokens", "none", "9"),
-        ("log.level", "info", "debug"),
+        ("log.level", "info", "error"),
     ]
     assert reload.waiting == [{"key": "max_entries", "before": "100", "after": "200"}]
     assert (reload.config.max_entries, reload.config.max_tokens) == (100, 9)
-    assert reload.config.log.level == "debug"
+    assert reload.config.log.level == "error"
     assert reload.config.sources["max_tokens"] == f"file {file}"
 
 
