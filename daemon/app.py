@@ -276,7 +276,6 @@ class _Daemon:
     def _reader_listener(
         self, memory: Segments, sockets: Sockets, documents: Documents, watchers: Watchers
     ) -> Listener:
-        """Listens on the status socket."""
         limits = wire_limits(self._config, memory.superblock.limit_bytes)
 
         async def serve(number: int, accepted: socket.socket) -> None:
@@ -375,7 +374,6 @@ async def _fail_with(serving: asyncio.Task[None]) -> None:
 
 
 async def _measure_lag(times: RequestTimes) -> None:
-    """Measures the event loop's lag."""
     while True:
         due = time.monotonic() + LAG_EVERY_S
         await asyncio.sleep(LAG_EVERY_S)

@@ -104,7 +104,6 @@ class Daemon:
         return self._ordering
 
     def close(self) -> None:
-        """Closes both connections. The next query opens a new one."""
         for channel in (self._asking, self._ordering):
             if channel is not None:
                 channel.close()

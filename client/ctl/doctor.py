@@ -155,7 +155,6 @@ def versions(client: str, daemon: str) -> Finding:
 
 
 def health(body: Mapping[str, Any]) -> list[Finding]:
-    """The problems and notices that the daemon reports of itself."""
     told = [*body["problems"], *body["notices"]]
     remedy = "the daemon serves all the same; its log has more"
     return [warn("health", each, remedy) for each in told] or [ok("health", "the daemon reports no problem")]
@@ -254,7 +253,6 @@ def leftovers(found: Sequence[Leftover]) -> list[Finding]:
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """The findings, and their number by level."""
     rows = []
     for check, level, text, remedy in findings:
         rows.append((f"{level:<4}  {check}", text))

@@ -46,11 +46,9 @@ class UnitPlaces(NamedTuple):
 
     @property
     def system(self) -> bool:
-        """Whether the service is the host's."""
         return bool(self.beside)
 
     def systemctl(self, *words: str) -> tuple[str, ...]:
-        """A command of the service manager."""
         return ("systemctl", *(() if self.system else ("--user",)), *words)
 
 
@@ -61,7 +59,6 @@ def system_places(root: Path = Path("/")) -> UnitPlaces:
 
 
 def user_places(home: Path, environ: Mapping[str, str]) -> UnitPlaces:
-    """Those of one user's service."""
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     return UnitPlaces(config / "systemd/user", config / "tensord/tensord.toml", {})
 
@@ -121,7 +118,6 @@ def remove(texts: Mapping[Path, str], config: Path) -> None:
 
 
 def run(*words: str, may_fail: bool = False) -> None:
-    """Runs a program, which must succeed unless `may_fail`."""
     command = " ".join(words)
     click.echo(f"run {command}")
     # TENSORD_* variables of whoever installs are not the service's.
@@ -150,7 +146,6 @@ def lay(places: UnitPlaces, program: Path, start: str) -> None:
 
 
 def take_away(places: UnitPlaces, start: str) -> None:
-    """Stops the service, and removes its files."""
     files = texts(places, start)
     # The sockets first: a connection would start the service again.
     units = sorted((path.name for path in files if path.parent == places.units), key=lambda name: name == SERVICE)
@@ -210,7 +205,7 @@ def install(user: bool, uninstall: bool) -> None:
 
     --uninstall leaves the stored entries, the user tensord and a configuration file that was changed.
     """
-    home = _home() if user else None
+    home = home_folder(os.environ) if user else None
     places = system_places() if home is None else user_places(home, os.environ)
     program = Path(sys.executable).with_name("tensord")
     start = start_word(program, home)
@@ -223,13 +218,6 @@ def install(user: bool, uninstall: bool) -> None:
     else:
         lay(places, program, start)
         click.echo(_after_installation(places, program))
-
-
-def _home() -> Path:
-    try:
-        return home_folder(os.environ)
-    except KeyError:
-        raise click.UsageError(f"HOME is not set, and uid {os.getuid()} has no home folder: set HOME") from None
 
 
 def _after_installation(places: UnitPlaces, program: Path) -> str:

@@ -26,7 +26,6 @@ size = rounded_size
 
 
 def show(document: Any, as_json: bool, text: Callable[[Any], str]) -> None:
-    """Prints a document: as JSON, or as the text that is made of it."""
     click.echo(json.dumps(document, indent=2) if as_json else text(document))
 
 
@@ -130,23 +129,12 @@ def parts(body: Mapping[str, Any], templates: Mapping[str, str]) -> str:
 
 
 def number(value: int) -> str:
-    """A count with separated thousands."""
     return f"{value:,}"
 
 
 def counted(value: int, one: str, many: str) -> str:
     """A count with its noun, for example "1 entry" or "1,200 entries"."""
     return f"{number(value)} {one if value == 1 else many}"
-
-
-def short(value: int) -> str:
-    """A count in at most six characters, for columns: 9999, 12.3k, 1.2M."""
-    if value < 10_000:
-        return str(value)
-    for unit, times in (("k", 10**3), ("M", 10**6), ("G", 10**9)):
-        if value < 999.95 * times:
-            return f"{value / times:.1f}{unit}"
-    return f"{value / 10**12:.1f}T"
 
 
 def share(part: float, whole: float) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...errors import BadKey
-from ...ipc.messages.schema import SIZE_BYTES_MAX
 from ...ipc.quantities import read_duration, read_size
 from .daemon import Daemon
 
@@ -41,13 +40,6 @@ class _Read(_Type):
             self.fail(str(error), param, ctx)
 
 
-def _size(given: str) -> int:
-    value = read_size(given)
-    if value > SIZE_BYTES_MAX:
-        raise ValueError(f"{given!r} is over the limit of {SIZE_BYTES_MAX} bytes")
-    return value
-
-
 def _path(given: str) -> Path:
     # An empty text would mean the current folder; usually a script's variable is not set.
     if not given:
@@ -68,7 +60,7 @@ def _hexadecimal(what: str, digits: str) -> _Read:
     return _Read(what, read)
 
 
-SIZE: Final = _Read("size", _size)
+SIZE: Final = _Read("size", read_size)
 FILE: Final = _Read("file", _path)
 KEY: Final = _hexadecimal("key", f"1,{KEY_DIGITS}")
 namespace_tag = click.option(

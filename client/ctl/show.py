@@ -28,7 +28,6 @@ from .output import (
     pairs,
     parts,
     share,
-    short,
     show,
     size,
     table,
@@ -75,7 +74,6 @@ _DEVICE: Final = {
 
 
 def status_text(body: dict[str, Any], health: dict[str, Any]) -> str:
-    """A status as text."""
     store, governor = body["store"], body["governor"]
     head = "tensord {version}, instance {instance}: pid {pid}, uid {uid}, epoch {epoch}, up {uptime_s}"
     rows = [("PROBLEM", problem) for problem in health["problems"]]
@@ -126,7 +124,6 @@ def _ratios(figures: dict[str, Any]) -> Rows:
 
 
 def _pressure(governor: dict[str, Any]) -> Rows:
-    """The fill of the tiers, its consequences, and who is concerned."""
     rows: Rows = []
     for gauge in governor["gauges"]:
         source = "a FILE, and no measurement" if gauge["source"] == "file" else gauge["source"]
@@ -178,7 +175,7 @@ def entries_text(entries: list[dict[str, Any]], now_unix_s: float) -> str:
     for entry in entries:
         expires, pinned = entry["expires_unix_s"], "yes" if entry["pinned_by_message"] else ""
         what = (entry["key"][:_SHOWN_DIGITS], size(entry["payload_bytes"]))
-        counts = (short(entry["tokens"]), short(entry["uses"]))
+        counts = (number(entry["tokens"]), number(entry["uses"]))
         since = (age(now_unix_s - entry[name]) for name in ("created_unix_s", "used_unix_s"))
         ends = "never" if expires is None else age(expires - now_unix_s)
         rows.append((*what, *counts, *since, ends, entry["owner_uid"], pinned))
@@ -221,7 +218,6 @@ def why(daemon: Daemon, key: str, as_json: bool) -> None:
 
 
 def advice_text(answer: dict[str, Any]) -> str:
-    """The daemon's estimates of the hit ratios of rings of other sizes."""
     if not answer["requests"]:
         return "nothing is known yet: no entry was put or used since the daemon started"
     now_bytes = answer["capacity_bytes"]
@@ -253,14 +249,13 @@ def advise(daemon: Daemon, as_json: bool) -> None:
 
 
 def clients_text(rows: list[dict[str, Any]]) -> str:
-    """A table of clients and lanes."""
     shown = []
     for row in rows:
         lane, state = None, "greeted"
         if row["lane"] is not None:
             lane, state = f"{row['lane']:x}", "orphaned" if row["orphaned"] else "attached"
         who = (row["client"], name(row["name"]), row["pid"], row["uid"])
-        shown.append((*who, lane, row["pins"], short(row["hits"]), short(row["misses"]), state))
+        shown.append((*who, lane, row["pins"], number(row["hits"]), number(row["misses"]), state))
     return table((">CLIENT", "NAME", ">PID", ">UID", ">LANE", ">LEASES", ">HITS", ">MISSES", "STATE"), shown)
 
 

@@ -159,7 +159,6 @@ class Config:
         return self.sources[key] == "default"
 
     def value(self, key: str) -> Any:
-        """The value of a dotted key."""
         return attrgetter(key)(self)
 
     def explain(self, decided: Mapping[str, tuple[Any, str]] = MappingProxyType({})) -> list[dict[str, Any]]:
@@ -293,7 +292,6 @@ def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) ->
 def _derived(
     values: Mapping[str, Any], environ: Mapping[str, str], uid: int, available_bytes: int | None
 ) -> dict[str, Any]:
-    """The defaults of the settings that have no fixed default."""
     folder = places.daemon_folder(environ, uid)
     usual = "system" if folder == places.SYSTEM_FOLDER else f"user-{uid}"
     if values["instance"] not in (usual, dataclasses.MISSING):

@@ -62,7 +62,6 @@ def quota_rules(config: Config) -> dict[Kind, Quota]:
 
 
 def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
-    """The limits that Welcome tells a client."""
     limits = config.limits
     return schema.ClientLimits(
         message_bytes_max=MESSAGE_BYTES_MAX,

@@ -50,7 +50,6 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
 
 
 def help_text() -> str:
-    """The text of `tensord --help`: every flag with its meaning and its default."""
     lines = [
         "Usage: tensord [--config FILE] [--NAME VALUE]...",
         "",
@@ -72,7 +71,6 @@ def help_text() -> str:
 
 
 def check_text(config: Config, as_json: bool = False) -> str:
-    """The text of `--check-config`: key, value and source of every setting."""
     rows = config.explain()
     if as_json:
         return json.dumps(rows, indent=2) + "\n"

@@ -72,7 +72,6 @@ class Listening:
 
     @property
     def address(self) -> str:
-        """A path, or HOST:PORT."""
         name = self.socket.getsockname()
         if isinstance(name, tuple):
             return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"

@@ -54,7 +54,6 @@ class Watchers:
 
     @property
     def are_told(self) -> bool:
-        """Whether there is a watcher."""
         return bool(self._dropped)
 
     async def events(self) -> AsyncGenerator[messages.Event, None]:
@@ -87,7 +86,6 @@ class Documents:
         self._merges = handlers(messages.DaemonQuery, merges)
 
     async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
-        """The body of the answer to a query."""
         loop = asyncio.get_running_loop()
         stored, governed = Queried(message, loop.create_future()), Queried(message, loop.create_future())
         await self._store.tell(stored, sender)
@@ -102,7 +100,6 @@ class Documents:
         return {**await self.answer(status), "latency": await self.answer(latency)}
 
     async def health(self) -> dict[str, Any]:
-        """The body of the answer to a HealthQuery."""
         return await self.answer(messages.HealthQuery(0))
 
     def _status(self, store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:

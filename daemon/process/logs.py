@@ -68,7 +68,6 @@ class _Lossy:
 
 
 def level(name: str) -> None:
-    """Sets the lowest level that is logged."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]))
 
 

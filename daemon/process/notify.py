@@ -33,7 +33,6 @@ def reloading() -> str:
 
 
 def status(text: str) -> str:
-    """The line that `systemctl status` shows."""
     return "STATUS=" + text.replace("\n", " ")
 
 

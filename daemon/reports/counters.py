@@ -103,7 +103,6 @@ class StoreCounters:
         self.evicted_bytes += int(gone["span_bytes"].sum())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for status."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["idle_at_eviction_s"] = {reason: each.as_dict() for reason, each in self.idle_at_eviction_s.items()}
         return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}
@@ -125,7 +124,6 @@ class RequestTimes:
             self._slow.append({"kind": kind, "took_s": took_s, **about})
 
     def lagged(self, late_s: float) -> None:
-        """Counts by how much the event loop ran a timer too late."""
         self._lag.count(late_s)
 
     def as_dict(self) -> dict[str, Any]:

@@ -232,7 +232,6 @@ class Recent:
         self._sums.append((now, hits, lookups))
 
     def sums(self, at: float) -> dict[str, int]:
-        """The sums, as of `at`."""
         since = int(at / self._slot) - SLOTS
         recent = [each for each in self._sums if each[0] > since]
         return {"hits": sum(hits for _, hits, _ in recent), "lookups": sum(lookups for _, _, lookups in recent)}
@@ -254,7 +253,6 @@ class Hits:
         self._paced_at, self._sampled_since = 0.0, 0
 
     def looked_up(self, hits: int, misses: int, now: float) -> None:
-        """Counts lookups from the lanes' counters."""
         self._minute.add(now, hits, hits + misses)
         self._ring.add(self._put_bytes, hits, hits + misses)
 
@@ -290,7 +288,6 @@ class Hits:
         }
 
     def curve(self) -> dict[str, Any]:
-        """As `HitCurve.as_dict`."""
         return self._curve.as_dict(self._capacity_bytes())
 
     def _count(self, rows: Array, now: float, *, here: bool) -> None:

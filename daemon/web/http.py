@@ -159,7 +159,6 @@ class HttpServer:
 
 
 def lines(status: HTTPStatus, *told: str) -> HttpAnswer:
-    """An answer of lines of text."""
     return HttpAnswer(status, "".join(f"{each}\n" for each in told).encode())
 
 

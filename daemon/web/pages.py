@@ -40,7 +40,6 @@ _INLINE: Final = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def metrics_server(listening: Sequence[Listening], documents: Documents) -> HttpServer:
-    """Serves `/metrics`, `/healthz` and `/readyz`."""
     rendering = asyncio.Lock()
 
     async def metrics(request: h11.Request) -> HttpAnswer:

@@ -27,7 +27,7 @@ MISTAKES = [
     *(f"--timeout {given} status" for given in ("soon", "0", "nan", "2h")),
     *("status now", "health --quick", "doctor --fix", "config a b", "reload now", "install now", "purge everything"),
     *("ls --count 0", "ls --namespace-tag 12", "why", "why xyz", "advise more", "clients -x", "latency --over soon"),
-    *("watch --count -1", "limit much", "limit 0", "limit 999999TiB", "evict all", "clear"),
+    *("watch --count -1", "limit much", "limit 0", "evict all", "clear"),
     *("clear --yes --namespace-tag x", "room much", "room 8GiB --for 0", "room 8GiB --wait 25h"),
 ]
 NEEDS_A_DAEMON = [

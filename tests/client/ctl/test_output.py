@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensord.client.ctl.output import WIDTH, age, counted, counts, pairs, share, short, size, table, words
+from tensord.client.ctl.output import WIDTH, age, counted, counts, pairs, share, size, table, words
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,6 @@ from tensord.client.ctl.output import WIDTH, age, counted, counts, pairs, share,
         *((age(value), text) for value, text in ((1.9, "1s"), (192, "3m12s"), (3600, "1h00m"), (90061, "1d01h"))),
         *((age(value), text) for value, text in ((864000, "10d00h"), (1e9, "11574d"))),
         *((counted(value, "use", "uses"), text) for value, text in ((0, "0 uses"), (1, "1 use"), (1000, "1,000 uses"))),
-        *((short(value), text) for value, text in ((0, "0"), (9999, "9999"), (12_345, "12.3k"), (999_949, "999.9k"))),
-        *((short(value), text) for value, text in ((999_950, "1.0M"), (10**12, "1.0T"))),
         (share(0, 0), "-"),
         (share(1, 8), "12.5 %"),
         (counts({"ttl": 0, "explicit": 12345}), "explicit 12,345"),
