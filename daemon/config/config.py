@@ -124,26 +124,17 @@ class Config:
     ignored: tuple[str, ...] = dataclasses.field(compare=False, repr=False)
 
     @classmethod
-    def load(
-        cls,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        uid: int | None = None,
-        available_bytes: int | None = None,
-    ) -> Config:
-        """The settings of a daemon started with `argv` (without the program's name) and `environ`. `uid`: the effective
-        uid of this process unless given; `available_bytes`: the available memory of this machine. Raises
+    def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Config:
+        """The settings of a daemon started with `argv` (without the program's name) and `environ`. Raises
         BadConfiguration, which names the key, its value, the source and the allowed values."""
-        uid = os.geteuid() if uid is None else uid
-        known = SETTINGS
+        known, uid = SETTINGS, os.geteuid()
         flags = from_flags(argv, {**known, "config": Setting(PATH, None)}, ASKING_FLAGS)
         path = _file(flags.pop("config", None), environ, uid)
         variables, ignored = from_environ(environ, known, besides={CONFIG_VARIABLE})
         given: Given = {**(from_file(path, known) if path else {}), **variables, **flags}
         values = {key: spec.default for key, spec in known.items()}
         values |= {key: known[key].parse(key, *written) for key, written in given.items()}
-        for key, value in _derived(values, environ, uid, available_bytes).items():
+        for key, value in _derived(values, environ, uid).items():
             if values[key] is dataclasses.MISSING:
                 values[key] = known[key].parse(key, value, "default")
         sources = {key: given[key][1] if key in given else "default" for key in known}
@@ -289,9 +280,7 @@ def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) ->
         ) from None
 
 
-def _derived(
-    values: Mapping[str, Any], environ: Mapping[str, str], uid: int, available_bytes: int | None
-) -> dict[str, Any]:
+def _derived(values: Mapping[str, Any], environ: Mapping[str, str], uid: int) -> dict[str, Any]:
     folder = places.daemon_folder(environ, uid)
     usual = "system" if folder == places.SYSTEM_FOLDER else f"user-{uid}"
     if values["instance"] not in (usual, dataclasses.MISSING):
@@ -299,9 +288,7 @@ def _derived(
         folder /= values["instance"]
     socket = values["socket"]
     status_folder = folder if socket is dataclasses.MISSING else socket.parent
-    if available_bytes is None:
-        available_bytes = cgroups.available_bytes()
-    room_bytes = min(4 * GIB, available_bytes // 4, segments.shm_free_bytes() // 2)
+    room_bytes = min(4 * GIB, cgroups.available_bytes() // 4, segments.shm_free_bytes() // 2)
     ring_bytes = max(RING_BYTES_MIN, room_bytes // MIB * MIB)
     given_bytes = ring_bytes if values["ring_bytes"] is dataclasses.MISSING else values["ring_bytes"]
     return {

@@ -37,10 +37,9 @@ _log = logger("status")
 
 
 class Watchers:
-    """The events that wait for each watcher: at most `outbox_max`."""
+    """The events that wait for each watcher: at most OUTBOX_MAX."""
 
-    def __init__(self, outbox_max: int = OUTBOX_MAX) -> None:
-        self._outbox_max = outbox_max
+    def __init__(self) -> None:
         self._dropped: dict[asyncio.Queue[dict[str, Any]], int] = {}
 
     def tell(self, event: dict[str, Any]) -> None:
@@ -58,7 +57,7 @@ class Watchers:
 
     async def events(self) -> AsyncGenerator[messages.Event, None]:
         """The events from now on, for one more watcher."""
-        waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(self._outbox_max)
+        waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(OUTBOX_MAX)
         self._dropped[waiting] = 0
         try:
             while True:

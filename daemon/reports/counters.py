@@ -111,9 +111,9 @@ class StoreCounters:
 class RequestTimes:
     """The times of all requests of all clients. One that takes longer than `slow_s` is kept as a slow one."""
 
-    def __init__(self, slow_s: float, slow_max: int = SLOW_MAX) -> None:
+    def __init__(self, slow_s: float) -> None:
         self.slow_s = slow_s
-        self._slow: deque[dict[str, Any]] = deque(maxlen=slow_max)
+        self._slow: deque[dict[str, Any]] = deque(maxlen=SLOW_MAX)
         self._by_kind: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(BOUNDS_REQUEST_S))
         self._lag = Histogram(BOUNDS_REQUEST_S)
 

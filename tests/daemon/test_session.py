@@ -44,7 +44,7 @@ class Scene:
             self.store,
             governor,
             Rates(1.0, 0),
-            RequestTimes(1.0, 8),
+            RequestTimes(1.0),
             messages.Welcome(0, 0, "0", "test", 1, ClientLimits()),
         )
         self.client.send(pack(messages.Hello(1, PROTOCOL_VERSION, "test", 1, True)))
@@ -106,8 +106,11 @@ async def test_a_session_that_does_not_keep_up_is_disconnected_with_the_reason()
     assert last == HangUp("the client does not read: 2 messages wait for it")
 
 
-async def test_a_watcher_that_does_not_keep_up_loses_the_oldest_events_and_is_told_how_many() -> None:
-    watchers = Watchers(outbox_max=2)
+async def test_a_watcher_that_does_not_keep_up_loses_the_oldest_events_and_is_told_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tensord.daemon.connections.status.OUTBOX_MAX", 2)
+    watchers = Watchers()
     events = []
     async with aclosing(watchers.events()) as told:
         first = asyncio.ensure_future(anext(told))
@@ -120,8 +123,9 @@ async def test_a_watcher_that_does_not_keep_up_loses_the_oldest_events_and_is_to
     assert not watchers.are_told
 
 
-def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit() -> None:
-    times = RequestTimes(0.0, 3)
+def test_the_last_slow_requests_are_kept_and_no_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.daemon.reports.counters.SLOW_MAX", 3)
+    times = RequestTimes(0.0)
     for slow_s in (0.0, 60.0):
         times.slow_s = slow_s
         for client in range(1, 6):

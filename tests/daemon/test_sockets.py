@@ -19,7 +19,7 @@ from tensord.errors import BadConfiguration, InstanceBusy, SocketForbidden
 
 def configured(folder: Path, *flags: str) -> Config:
     at = [f"--socket={folder}/control.sock", f"--status-socket={folder}/status.sock"]
-    return Config.load([*at, *flags], {"RUNTIME_DIRECTORY": str(folder / "elsewhere")}, available_bytes=1 << 30)
+    return Config.load([*at, *flags], {"RUNTIME_DIRECTORY": str(folder / "elsewhere")})
 
 
 def listening(path: Path) -> socket.socket:
@@ -117,7 +117,6 @@ def test_sockets_from_a_service_manager_replace_the_configured_ones(tmp_path: Pa
     config = Config.load(
         ["--metrics-listen=127.0.0.1:0", f"--status-socket={tmp_path}/status.sock"],
         {"RUNTIME_DIRECTORY": str(tmp_path / "elsewhere")},
-        available_bytes=1 << 30,
     )
     with Sockets(config, given) as sockets:
         assert [each.socket.getsockname() for each in sockets.metrics] == [
@@ -177,22 +176,18 @@ def test_the_watchdog_is_fed_twice_as_often_as_it_kills() -> None:
     assert Notifier({"WATCHDOG_USEC": "soon"}).watchdog_s is None
 
 
+FIRST_FD = 500
+
+
 @pytest.fixture
 def handed_in(tmp_path: Path) -> Iterator[int]:
     """The first of two listening sockets at neighbouring descriptors, as a manager passes them."""
-    spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
-    first = next(fd for fd in spare if fd + 1 in spare)
-    for fd in spare:
-        if fd not in (first, first + 1):
-            os.close(fd)
-    for fd, name in ((first, "a.sock"), (first + 1, "b.sock")):
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(tmp_path / name))
-            listener.listen()
+    for fd, name in ((FIRST_FD, "a.sock"), (FIRST_FD + 1, "b.sock")):
+        with listening(tmp_path / name) as listener:
             os.dup2(listener.fileno(), fd, inheritable=True)
-    yield first
-    os.close(first)
-    os.close(first + 1)
+    yield FIRST_FD
+    os.close(FIRST_FD)
+    os.close(FIRST_FD + 1)
 
 
 def handed(names: str, count: int = 2, pid: int = PID) -> dict[str, str]:

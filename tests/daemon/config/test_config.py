@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,14 +19,16 @@ GIB = 1 << 30
 NOWHERE = {"XDG_CONFIG_HOME": "/nowhere"}
 
 
-def load(*argv: str, **more: Any) -> Config:
-    environ = {**NOWHERE, **more.pop("environ", {})}
-    return Config.load(argv, environ, **{"uid": 1000, "available_bytes": 64 * GIB, **more})
+def load(*argv: str, environ: dict[str, str] | None = None, uid: int = 1000, available_bytes: int = 64 * GIB) -> Config:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: uid)
+        patch.setattr("tensord.shm.ring.cgroups.available_bytes", lambda: available_bytes)
+        return Config.load(argv, {**NOWHERE, **(environ or {})})
 
 
 def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
     with pytest.raises(BadConfiguration) as caught:
-        load(*argv, environ=environ or {})
+        load(*argv, environ=environ)
     return str(caught.value)
 
 
