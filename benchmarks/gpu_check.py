@@ -256,7 +256,7 @@ def the_card(index: int) -> tuple[Any, TorchDevice, Nvml]:
     except ImportError:
         raise NoCard("nvidia-ml-py is missing; install tensord[nvidia]") from None
     try:
-        device = TorchDevice(index, gives_back="all")
+        device = TorchDevice(index)
     except UsageError as error:
         raise NoCard(str(error)) from None
     torch.cuda.set_device(index)

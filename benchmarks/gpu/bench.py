@@ -32,7 +32,7 @@ class Bench(Protocol):
     @property
     def flags(self) -> Sequence[str]: ...
 
-    def device(self, index: int, *, gives_back: str = "pool") -> Device: ...
+    def device(self, index: int, *, gives_back: bool = True) -> Device: ...
 
     def tree(self, index: int, size_bytes: int, seed: int) -> Any:
         """Random bits on a card, made by the current stream."""
@@ -66,11 +66,11 @@ class TorchBench:
         self._torch = torch
         self.cards = torch.cuda.device_count()
 
-    def device(self, index: int, *, gives_back: str = "pool") -> Device:
+    def device(self, index: int, *, gives_back: bool = True) -> Device:
         from tensord.client.device.torch_device import TorchDevice
 
         try:
-            return TorchDevice(index, gives_back=gives_back)  # type: ignore[arg-type]
+            return TorchDevice(index, gives_back=gives_back)
         except UsageError as error:
             raise NoCard(str(error)) from None
 
@@ -132,7 +132,7 @@ class StandinBench:
         self._devices: dict[int, FakeVram] = {}
         self.flags = ("--gauges-device", "file", "--gauges-file", str(folder / "gauges"), "--gauges-host", "none")
 
-    def device(self, index: int, *, gives_back: str = "pool") -> Device:
+    def device(self, index: int, *, gives_back: bool = True) -> Device:
         if index >= self.cards:
             raise NoCard(f"there is no card {index}")
         return self._devices.setdefault(index, FakeVram(self._opened[index]))

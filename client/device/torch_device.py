@@ -1,7 +1,7 @@
 """A GPU through torch: CUDA, or HIP, for which torch uses the same names.
 
-Owns: the calls of torch, and one side stream. Does not own: the tensors, torch's caching allocator, private pools in it
-and the pause while a CUDA graph is captured (gate.py).
+Owns: the calls of torch, and one side stream. Does not own: the tensors, torch's caching allocator, and the pause while
+a CUDA graph is captured (gate.py).
 
 Invariants: only making a TorchDevice imports torch and makes a GPU context, on its own GPU only: the calls of all
 threads are made with that GPU as the current one. All memory that a copy reads or writes is referenced until the copy
@@ -10,37 +10,29 @@ is complete, so that no allocator reuses it earlier. What allocates, frees, copi
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
-from ...errors import DeviceFull, UnsupportedLeaf, UsageError, shown
+from ...errors import DeviceFull, UnsupportedLeaf, UsageError
 from ...shm.payloads.dtypes import name_of_torch
 from ...shm.payloads.specs import Spec
 from ...shm.payloads.tensors import check_tensor, tensor_over
-from ..gpu.gate import GATE, Gate, Pools, follow_torch
+from ..gpu.gate import GATE, Gate, follow_torch
 from ..gpu.gpu_name import gpu_name
 from ..gpu.interface import Mark, Outgoing, mapped, reached_within
 
 Array = np.ndarray[Any, Any]
 _GIVE_BACK_S: Final = 0.1
 """Seconds that a return of memory waits for another thread's piece of work. Upkeep then tries once more."""
-_log = logging.getLogger("tensord")
 
 
 class TorchDevice:
     """A Device: one CUDA or HIP GPU of this process.
-
-    Copies that it makes on the GPU, as for a promoted entry, lie in private pools of torch's allocator. `give_back`
-    returns the memory of these pools to the driver, once no tensor lies there, and no other memory: what torch's
-    allocator keeps besides is the engine's, which may have measured how much it needs. So a tensor that the process
-    allocated itself, and registered, returns to torch's allocator when it is offloaded: the process can use the memory
-    again, other processes cannot.
 
     While a CUDA graph is captured through `torch.cuda.CUDAGraph`, by any thread, all work of TorchDevices waits.
     `pause()` makes it wait in other cases. A tensor that a graph reads when it is replayed must stay leased for as long
@@ -49,8 +41,9 @@ class TorchDevice:
     Args:
         device: torch's index of the GPU, "cuda:1", or a torch.device; None for the current one.
         name: the name of the GPU's gauge; None for its PCI address, or the UUID of a MIG slice.
-        gives_back: "pool", as above. "all": no private pools; `give_back` returns all unused memory of torch's
-            allocator, by `torch.cuda.empty_cache()`. For a process whose own tensors are to be freed for others.
+        gives_back: whether `give_back` returns all unused memory of torch's allocator to the driver, by
+            `torch.cuda.empty_cache()`. False, for an engine that has measured how much it needs: this process can use
+            the memory of what was offloaded again, other processes cannot.
         accelerator: a replacement for torch.cuda.
 
     Raises:
@@ -69,11 +62,9 @@ class TorchDevice:
         device: Any = None,
         *,
         name: str | None = None,
-        gives_back: Literal["pool", "all"] = "pool",
+        gives_back: bool = True,
         accelerator: Any = None,
     ) -> None:
-        if gives_back not in ("pool", "all"):
-            raise UsageError(f"gives_back is {shown(gives_back)}; it is 'pool' or 'all'")
         try:
             import torch
         except ImportError as error:
@@ -104,8 +95,7 @@ class TorchDevice:
         self.gate: Final[Gate] = getattr(accelerator, "gate", GATE)
         with self.current():
             self._copies = accelerator.Stream(device=index)
-        self._pools = Pools(torch, accelerator, index, self.name, self.gate) if gives_back == "pool" else None
-        self._has_statistics = True
+        self._gives_back = gives_back
 
     # ---- Device
 
@@ -178,7 +168,7 @@ class TorchDevice:
         tensors: deque[Any] = deque()
         try:
             # Allocated on the side stream, so the copies need not wait for work queued on the caller's stream.
-            with self._work(), self._allocating(sum(source.nbytes for source in wanted)):
+            with self._work():
                 for source in wanted:
                     tensors.append(self._torch.empty_like(source, device=self._device))
         except self._accelerator.OutOfMemoryError as error:
@@ -193,18 +183,17 @@ class TorchDevice:
         return made
 
     def give_back(self) -> int:
-        """As in Device: see `gives_back`. Returns 0 while the device is paused, and where the allocator in use has
-        neither pools nor statistics."""
+        """As in Device: see `gives_back`. Returns 0 while the device is paused, and where the allocator in use has no
+        statistics, as a pluggable one."""
         with self.gate.work_now(_GIVE_BACK_S) as may, self.current():
-            if not may:
+            if not may or not self._gives_back:
                 return 0
-            if self._pools is not None:
-                return self._pools.release()
-            # Torch's own statistics, so that other processes do not count.
-            before_bytes = self._reserved_bytes()
             with suppress(RuntimeError):
+                # Torch's own statistics, so that other processes do not count.
+                before_bytes = self._accelerator.memory_reserved(self._index)
                 self._accelerator.empty_cache()
-            return max(0, before_bytes - self._reserved_bytes())
+                return max(0, int(before_bytes - self._accelerator.memory_reserved(self._index)))
+            return 0
 
     # ---- for the parts of this package
 
@@ -252,25 +241,12 @@ class TorchDevice:
     def _copied(self, tensor: Any) -> Any:
         """A copy in host memory of a tensor in any order of its dimensions."""
         try:
-            with self._work(), self._allocating(tensor.nbytes):
+            with self._work():
                 return self._torch.empty_like(tensor, device="cpu").copy_(tensor)
         except self._accelerator.OutOfMemoryError as error:
             raise DeviceFull(
                 f"{self.name} has no room to make a strided tensor contiguous; keep contiguous ones: {error}"
             ) from None
-
-    def _allocating(self, size_bytes: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._pools is None else self._pools.allocating(size_bytes)
-
-    def _reserved_bytes(self) -> int:
-        """What torch's allocator has of the driver; 0 if it does not tell."""
-        try:
-            return int(self._accelerator.memory_reserved(self._index))
-        except RuntimeError as error:
-            if self._has_statistics:
-                _log.warning("%s: torch's allocator does not tell what memory it returns: %s", self.name, error)
-            self._has_statistics = False
-            return 0
 
     def _lies_here(self, leaf: Any, place: str) -> bool:
         if not isinstance(leaf, self._torch.Tensor):

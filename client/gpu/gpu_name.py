@@ -18,16 +18,14 @@ def gpu_name(torch: ModuleType, accelerator: Any, index: int) -> str:
     """The name of torch's GPU `index`; its UUID in the form "gpu-..." if its address is unknown. Raises UsageError if
     neither is known."""
     if torch.version.hip:
-        # Partitions of one card may have one address. Each ends with its number among the GPUs of this process then.
-        # Of torch's properties, none tells the function, in which the number of a partition may be.
-        name, *before = (
-            _told_by_driver(each, hip=True) or _address(accelerator, each) or _uuid(accelerator, each)
-            for each in range(index, -1, -1)
-        )
-        same = before.count(name)
-        return f"{name[:-1]}{same:x}" if same and name.endswith(".0") else name
-    name = _mig_slice(index) or _address(accelerator, index) or _told_by_driver(index, hip=False)
-    return name or _uuid(accelerator, index)
+        # Of torch's properties, none tells the function, in which the number of a partition is.
+        name = _told_by_driver(index, hip=True) or _address(accelerator, index)
+    else:
+        name = _mig_slice(index) or _address(accelerator, index) or _told_by_driver(index, hip=False)
+    uuid = getattr(accelerator.get_device_properties(index), "uuid", None)
+    if not name and not uuid:
+        raise UsageError(f"the PCI address of card {index} is unknown; pass name=")
+    return name or f"gpu-{uuid}".lower()
 
 
 def _address(accelerator: Any, index: int) -> str:
@@ -38,13 +36,6 @@ def _address(accelerator: Any, index: int) -> str:
     if isinstance(domain, int) and isinstance(bus, int) and isinstance(slot, int) and (bus or slot):
         return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
     return ""
-
-
-def _uuid(accelerator: Any, index: int) -> str:
-    uuid = getattr(accelerator.get_device_properties(index), "uuid", None)
-    if not uuid:
-        raise UsageError(f"the PCI address of card {index} is unknown; pass name=")
-    return f"gpu-{uuid}".lower()
 
 
 def _mig_slice(index: int) -> str:

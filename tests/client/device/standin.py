@@ -1,6 +1,6 @@
 """What stands for torch.cuda where there is no GPU: CPU tensors that are accounted for, and streams that are late.
 
-Owns: an account with a caching allocator as torch's own, with private pools; streams, events, copies that are done
+Owns: an account with a caching allocator as torch's own; streams, events, copies that are done
 when their stream comes to them, and a driver that registers memory. It does nothing for the code under test: what that
 does not wait for, it sees as garbage; a copy from memory that the driver does not know fails; a call of it on another
 card than its own is in `contexts`, and one that ruins a capture in `ruined`.
@@ -68,47 +68,6 @@ class LateEvent:
         self.mark.wait()
 
 
-class Reserved:
-    """Memory that an allocator or a pool has of the driver: what is cached in it, and what tensors hold."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.cached: defaultdict[int, int] = defaultdict(int)
-        self.freed: list[int] = []
-
-    def cached_bytes(self) -> int:
-        while self.freed:
-            self.cached[self.freed.pop()] += 1
-        return sum(size * count for size, count in self.cached.items())
-
-    def release(self) -> None:
-        """Returns what is cached to the driver."""
-        self.bytes -= self.cached_bytes()
-        self.cached.clear()
-
-
-class Pool:
-    """As torch.cuda.MemPool, which ends the process where this one notes a ruined capture."""
-
-    def __init__(self, card: Accelerator) -> None:
-        card.called("MemPool")
-        self.card = card
-        self.reserved = Reserved()
-        card.pools[id(self)] = self.reserved
-
-    def snapshot(self) -> list[dict[str, int]]:
-        held = self.reserved.bytes - self.reserved.cached_bytes()
-        return [{"device": self.card.index, "total_size": self.reserved.bytes, "allocated_size": held}]
-
-    def __del__(self) -> None:
-        self.card.called("~MemPool")
-        if self.card.in_pools:
-            self.card.ruined.append("~MemPool")
-        self.reserved.release()
-        if not self.reserved.bytes:
-            self.card.pools.pop(id(self), None)
-
-
 class Driver:
     """The calls of libcuda.so.1 that register memory. `refusal` is the status of the next registrations, 0 for none.
 
@@ -159,15 +118,15 @@ class Accelerator:
         self.contexts: set[int] = set()
         self.ruined: list[str] = []
         self.capturing = False
-        self.in_pools = 0
-        self.pools: dict[int, Reserved] = {}
         self.driver = Driver(self.called)
         self.locked: dict[int, int] = {}
         self.lockable = True
         self.swap_fails = False
         self.copied: list[tuple[int, int, int]] = []
         self._threads = threading.local()
-        self._reserved = Reserved()
+        self._reserved_bytes = 0
+        self._cached: defaultdict[int, int] = defaultdict(int)
+        self._freed: list[int] = []
         self._memory: dict[int, int] = {}
 
     # ---- what TorchDevice calls
@@ -183,21 +142,14 @@ class Accelerator:
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
         self.called("mem_get_info")
-        return self.total_bytes - self._taken_bytes(), self.total_bytes
+        return self.total_bytes - self._reserved_bytes, self.total_bytes
 
     def memory_reserved(self, index: int) -> int:
-        return self._taken_bytes()
-
-    def _taken_bytes(self) -> int:
-        """What the allocator has of the driver, whether or not it has statistics."""
-        return self._reserved.bytes + sum(reserved.bytes for reserved in self.pools.values())
+        return self._reserved_bytes
 
     def empty_cache(self) -> None:
         self.called("empty_cache")
-        self._reserved.release()
-
-    def synchronize(self, index: int) -> None:
-        self.called("synchronize")
+        self._return_cached()
 
     def is_current_stream_capturing(self) -> bool:
         return self.capturing and self.current_stream() is self.default
@@ -205,23 +157,9 @@ class Accelerator:
     def Event(self, blocking: bool = False) -> LateEvent:
         return LateEvent(self)
 
-    @property
-    def MemPool(self) -> Any:
-        """Callable, and with the class's attributes, as torch's is."""
-        return type("MemPool", (Pool,), {"__init__": lambda pool: Pool.__init__(pool, self)})
-
-    @contextmanager
-    def use_mem_pool(self, pool: Pool, device: int) -> Iterator[None]:
-        self.in_pools += 1
-        try:
-            with self._chosen(reserved=pool.reserved):
-                yield
-        finally:
-            self.in_pools -= 1
-
     @contextmanager
     def _chosen(self, **choice: object) -> Iterator[None]:
-        """Within it, the calling thread has chosen a pool, a stream or a device."""
+        """Within it, the calling thread has chosen a stream or a device."""
         before = {name: getattr(self._threads, name, None) for name in choice}
         vars(self._threads).update(choice)
         try:
@@ -304,22 +242,30 @@ class Accelerator:
         finally:
             self._threads.seen = outer
 
+    def _count_freed(self) -> None:
+        while self._freed:
+            self._cached[self._freed.pop()] += 1
+
+    def _return_cached(self) -> None:
+        self._count_freed()
+        self._reserved_bytes -= sum(size * count for size, count in self._cached.items())
+        self._cached.clear()
+
     def allocated(self, tensor: torch.Tensor) -> torch.Tensor:
         self.called("empty")
-        reserved: Reserved = getattr(self._threads, "reserved", None) or self._reserved
-        reserved.cached_bytes()
+        self._count_freed()
         storage = tensor.untyped_storage()
         wanted_bytes = storage.nbytes()
-        if reserved.cached[wanted_bytes]:
-            reserved.cached[wanted_bytes] -= 1
+        if self._cached[wanted_bytes]:
+            self._cached[wanted_bytes] -= 1
         else:
-            if self._taken_bytes() + wanted_bytes > self.total_bytes:
-                self._reserved.release()
-            if self._taken_bytes() + wanted_bytes > self.total_bytes:
-                raise OutOfMemoryError(f"{self._taken_bytes()} of {self.total_bytes} bytes taken")
-            reserved.bytes += wanted_bytes
+            if self._reserved_bytes + wanted_bytes > self.total_bytes:
+                self._return_cached()
+            if self._reserved_bytes + wanted_bytes > self.total_bytes:
+                raise OutOfMemoryError(f"{self._reserved_bytes} of {self.total_bytes} bytes taken")
+            self._reserved_bytes += wanted_bytes
         torch.empty(0, dtype=torch.uint8).set_(storage).fill_(GARBAGE)
-        weakref.finalize(storage, reserved.freed.append, wanted_bytes)
+        weakref.finalize(storage, self._freed.append, wanted_bytes)
         self._memory[storage.data_ptr()] = wanted_bytes
         return tensor
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from tensord.client.device.torch_device import TorchDevice
-from tensord.client.gpu import gate as gates
 from tensord.client.gpu.gate import Gate, follow_torch
 
 from ...daemon_process import PATIENCE_S
@@ -30,47 +28,24 @@ def promoted(device: TorchDevice, size_bytes: int) -> Any:
     return device.to_device(np.arange(size_bytes // 4, dtype="<i4"))
 
 
-def test_only_memory_of_copies_made_here_goes_back_to_the_driver(
-    card: Accelerator,
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_unused_memory_of_the_allocator_goes_to_the_driver_unless_the_engine_keeps_it(
+    card: Accelerator, gives_back: bool
 ) -> None:
-    """An engine has measured what it needs for its largest batch, and its allocator keeps that."""
-    device = TorchDevice(0, accelerator=card)
+    device = TorchDevice(0, gives_back=gives_back, accelerator=card)
     activations = card.empty((256 * KIB,), torch.uint8)
     del activations
     made = promoted(device, 64 * KIB)
     gc.collect()
-    assert device.give_back() == 0
+    assert device.give_back() == (256 * KIB if gives_back else 0)
     del made
     gc.collect()
-    # Torch would end the process if a pool were destroyed while another thread allocates from one.
-    card.gate.count_pools(1)
-    assert device.give_back() == 0
-    card.gate.count_pools(-1)
-    assert device.give_back() == 64 * KIB
-    assert card.memory_reserved(0) == 256 * KIB
-    assert not card.pools and not card.ruined
-
-
-def test_small_tensors_share_a_pool_and_it_goes_with_the_last_of_them(
-    card: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gates, "POOL_BYTES", 16 * KIB)
-    device = TorchDevice(0, accelerator=card)
-    made = [promoted(device, 4 * KIB) for _ in range(10)] + [promoted(device, 100 * KIB)]
-    assert len(card.pools) == 4
-    for gone, freed_bytes in (([10, 3, 2, 1], 100 * KIB), ([0], 16 * KIB), (range(5, -1, -1), 24 * KIB)):
-        for number in gone:
-            del made[number]
-        gc.collect()
-        assert device.give_back() == freed_bytes
-    assert not card.pools and card.memory_reserved(0) == 0
-
-
-# ---- allocators without pools or statistics
+    assert device.give_back() == (64 * KIB if gives_back else 0)
+    assert card.memory_reserved(0) == (0 if gives_back else 320 * KIB)
 
 
 class Pluggable(Accelerator):
-    """As with torch's CUDAPluggableAllocator: neither statistics, nor pools, nor an `empty_cache`."""
+    """As with torch's CUDAPluggableAllocator: neither statistics nor an `empty_cache`."""
 
     @staticmethod
     def _refuses(*_: Any, **__: Any) -> Any:
@@ -78,37 +53,18 @@ class Pluggable(Accelerator):
 
     memory_reserved = empty_cache = _refuses
 
-    def allocated(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.called("empty")
-        return tensor
 
-    def mem_get_info(self, index: int) -> tuple[int, int]:
-        return 0, self.total_bytes
-
-    @property
-    def MemPool(self) -> Any:
-        return type("MemPool", (), {"__new__": self._refuses, "snapshot": None})
+def test_a_pluggable_allocator_is_served() -> None:
+    device = TorchDevice(0, accelerator=Pluggable(CAPACITY_BYTES, **PLACE))
+    made = promoted(device, 4 * KIB)
+    assert bits(landed(device, made)) == bits(np.arange(KIB, dtype="<i4"))
+    assert device.give_back() == 0
 
 
-@pytest.mark.parametrize("gives_back", ["pool", "all"])
-def test_a_pluggable_allocator_is_served_and_named_once_in_the_log(
-    gives_back: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    device = TorchDevice(0, gives_back=gives_back, accelerator=Pluggable(CAPACITY_BYTES, **PLACE))
-    with caplog.at_level(logging.WARNING, "tensord"):
-        for _ in range(3):
-            made = promoted(device, 4 * KIB)
-            assert bits(landed(device, made)) == bits(np.arange(KIB, dtype="<i4"))
-            assert device.give_back() == 0
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("0000:65:00.0: torch's allocator") and "does not yet support" in line
-
-
-@pytest.mark.parametrize("gives_back", ["pool", "all"])
-def test_no_call_makes_a_context_on_another_card(gives_back: Any) -> None:
+def test_no_call_makes_a_context_on_another_card() -> None:
     """The calling thread's current card is 0; the device is card 1."""
     card = Accelerator(CAPACITY_BYTES, index=1, **PLACE)
-    device = TorchDevice(1, gives_back=gives_back, accelerator=card)
+    device = TorchDevice(1, accelerator=card)
     card.contexts.clear()
 
     def all_calls() -> None:
@@ -164,18 +120,8 @@ class Graph:
             raise RuntimeError("the capture failed")
 
 
-def _cuda_beginAllocateCurrentThreadToPool(device: int, pool: Any) -> None:
-    pass
-
-
-def _cuda_endAllocateToPool(device: int, pool: Any) -> None:
-    pass
-
-
-def test_captures_and_pools_of_torch_tell_the_gate_however_often_it_is_followed() -> None:
-    calls = {call.__name__: call for call in (_cuda_beginAllocateCurrentThreadToPool, _cuda_endAllocateToPool)}
-    cuda = SimpleNamespace(CUDAGraph=Graph, memory=SimpleNamespace(**calls))
-    fake: Any = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(**calls))
+def test_captures_of_torch_tell_the_gate_however_often_it_is_followed() -> None:
+    fake: Any = SimpleNamespace(cuda=SimpleNamespace(CUDAGraph=Graph))
     gate = Gate()
     for _ in range(3):
         follow_torch(fake, gate)
@@ -190,25 +136,7 @@ def test_captures_and_pools_of_torch_tell_the_gate_however_often_it_is_followed(
             call()
         closed.append(gate.closed)
     assert closed == [True, False, False, False]
-    for module in (fake.cuda.memory, fake._C):
-        begin, end = module._cuda_beginAllocateCurrentThreadToPool, module._cuda_endAllocateToPool
-        counts = []
-        # Engines end and begin in the middle of a capture.
-        for call in (begin, end, end, begin):
-            call(0, (1, 0))
-            counts.append(gate.pools)
-        with gate.work():
-            begin(0, (1, 0))
-            counts.append(gate.pools)
-            end(0, (1, 0))
-        assert counts == [1, 0, -1, 0, 0]
 
 
 def test_the_names_that_torch_is_followed_by_are_torchs_own() -> None:
     assert {"capture_begin", "capture_end"} <= vars(torch.cuda.CUDAGraph).keys()
-    for module in (torch.cuda.memory, torch._C):
-        assert hasattr(module, "_cuda_beginAllocateCurrentThreadToPool")
-        assert hasattr(module, "_cuda_endAllocateToPool")
-    names = torch.cuda.use_mem_pool.__wrapped__.__code__.co_names  # type: ignore[attr-defined]
-    assert {"_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool"} <= set(names)
-    assert {"snapshot", "id"} <= vars(torch.cuda.MemPool).keys()
