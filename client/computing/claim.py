@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal, NoReturn
+from typing import Literal
 
 from ...errors import TensordError, UsageError, shown
 from ...ipc.messages import control as messages
 from ..link.answers import PendingRequest
 from ..link.link import SAY_S, Link
 from ..threads.aside import aside
+from ..threads.of_process import OfThisProcess
 
 State = Literal["asked", "waiting", "compute", "hit", "alone"]
 
 
-class Claim:
+class Claim(OfThisProcess):
     """A single-flight claim on `key`, pending or granted. Belongs to the process that created it.
 
     The client renews a granted claim until it ends; other clients wait for as long. End each claim with `stored` or
@@ -42,19 +43,15 @@ class Claim:
         'hit'
     """
 
+    _instead = "end it here; another process claims the key by itself (Client.claim)"
+
     def __init__(self, link: Link, key: bytes, timeout_s: float, within_s: float = 0.0) -> None:
         """Sends the request, for up to `timeout_s` seconds if the daemon's socket is full. `within_s`: see
         `Client.claim`."""
         self.key = key
         self._link = link
         self._ended: Literal["hit", "alone"] | None = None
-        self._answer: PendingRequest = link.ask(lambda number: messages.RequestClaim(number, key, within_s), timeout_s)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a claim belongs to a connection of this process, so it cannot be pickled or copied: end it here; another "
-            "process claims the key by itself (Client.claim)"
-        )
+        self.answer: PendingRequest = link.ask(lambda number: messages.RequestClaim(number, key, within_s), timeout_s)
 
     @property
     def state(self) -> State:
@@ -69,7 +66,7 @@ class Claim:
         """
         if self._ended is not None:
             return self._ended
-        answer = self._answer
+        answer = self.answer
         if not answer.done():
             return "waiting" if answer.waits else "asked"
         claimed = _outcome(answer)
@@ -81,26 +78,21 @@ class Claim:
         return claimed.answer
 
     @property
-    def answer(self) -> PendingRequest:
-        """The future of the daemon's answer. For the library."""
-        return self._answer
-
-    @property
     def expected_at(self) -> float:
         """In the state "waiting": when the payload is expected to be stored, by time.monotonic; 0 if unknown."""
-        return self._answer.expected_at
+        return self.answer.expected_at
 
     @property
     def token(self) -> int:
         """Names the claim in a put by another client of the same user; 0 while it is not granted."""
-        claimed = _outcome(self._answer) if self._answer.done() and self._ended is None else None
+        claimed = _outcome(self.answer) if self.answer.done() and self._ended is None else None
         return claimed.token if claimed is not None and claimed.answer == "compute" else 0
 
     def wait_no_longer(self) -> State:
         """Ends a claim that the daemon has not decided, and leaves any other as it is. Returns the state. For the
         library."""
         # The link gives back a claim that is granted to a cancelled request.
-        self._answer.cancel()
+        self.answer.cancel()
         return self.state
 
     def end(self, *, stored: bool, error: TensordError | None = None) -> None:
@@ -133,8 +125,8 @@ class Claim:
     def _end(self, state_after: Literal["hit", "alone"], error: TensordError | None) -> None:
         self._ended = state_after
         # The link gives back a claim that is granted to a cancelled request.
-        if not self._answer.cancel():
-            self._answer.add_done_callback(partial(self._settle, error))
+        if not self.answer.cancel():
+            self.answer.add_done_callback(partial(self._settle, error))
 
     def _settle(self, error: TensordError | None, answer: Future[messages.Claimed]) -> None:
         claimed = _outcome(answer)

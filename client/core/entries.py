@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,16 +33,19 @@ from ..reading.lease import Batch, Lease, RingReader
 from ..reading.ring_mapping import Entry
 from ..reading.view import View
 from ..threads import forks
+from ..threads.of_process import Closable
 
 TIMEOUT_S: Final = 5.0
 Keys = Sequence[bytes] | bytes | np.ndarray[Any, Any]
 
 
-class EntryCalls:
+class EntryCalls(Closable):
     """The state of a client; its calls about the daemon itself, and those for entries: find, keep, renew and remove.
 
     For the library: `link`, the connection to the daemon, and `governor`, which receives mode changes.
     """
+
+    _instead = "make one in each process"
 
     def __init__(
         self,
@@ -113,17 +116,6 @@ class EntryCalls:
         self.link.puts.wait_for_puts()
         self._closed.detach()
         self.link.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a client is a connection of this process, so it cannot be pickled or copied: make one in each process"
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- entries
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from ...errors import DaemonUnavailable, TensordError, UnderPressure, UsageError, shown
 from ...ipc.messages import control as messages
@@ -24,7 +24,8 @@ from ..gpu.interface import Device
 from ..pressure.device_reservation import reserve
 from ..reading.lease import Lease
 from ..threads.aside import aside
-from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, Registration
+from ..threads.of_process import Closable
+from .entries import DeviceEntries, DeviceEntry, DeviceLease, Registration
 from .upkeep import Upkeep
 
 _CLOSED: Final = "the device cache is closed"
@@ -32,12 +33,14 @@ _PROMOTION_S: Final = 10.0
 _PROMOTION_ASK_S: Final = 0.5
 
 
-class DeviceCache:
+class DeviceCache(Closable):
     """Entries on one device of this process. Thread-safe. In the child of a fork it is empty and closed.
 
     Args:
         client: the client whose daemon decides, and whose host tier takes offloaded entries.
         device: the device with the tensors, a `TorchDevice` or a `FakeVram`.
+
+    `client`, `device`: as given.
 
     Raises:
         UsageError: `client` is no Client, `device` is no device, the client has an open cache of this device already,
@@ -56,13 +59,15 @@ class DeviceCache:
         device
     """
 
+    _instead = "make one in each process"
+
     def __init__(self, client: Client, device: Device) -> None:
         check_client(client)
         if not isinstance(device, Device):
             raise UsageError(f"device is {shown(device)}; it must be a device, such as a TorchDevice or a FakeVram")
         check_name("device.name", device.name)
-        self._client = client
-        self._device = device
+        self.client = client
+        self.device = device
         self._entries = DeviceEntries(device)
         self._upkeep = Upkeep(client, self._entries)
         self._closed = weakref.finalize(self, self._upkeep.stop)
@@ -111,28 +116,25 @@ class DeviceCache:
         tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         cost_ms = check_cost(cost_ms)
-        limit_s = check_timeout(timeout_s, self._client.timeout_s)
+        limit_s = check_timeout(timeout_s, self.client.timeout_s)
         registration = Registration(key)
         if self.closed:
             return registration.settle("lost", DaemonUnavailable(_CLOSED))
-        size_bytes = self._device.bytes_of(tensors)
+        size_bytes = self.device.bytes_of(tensors)
         if not size_bytes:
-            raise UsageError(f"the tensors use no memory of {self._device.name}: put tensors that lie on it")
+            raise UsageError(f"the tensors use no memory of {self.device.name}: put tensors that lie on it")
         state = self._upkeep.state
         if state is not None and state.refuses and key not in self._entries:
-            with self._entries.lock:
-                self.tally.refused += 1
-                self.tally.blocked += 1
             used = f"{state.used_bytes} of {state.total_bytes} bytes used"
             why = f"{state.gauge} is in {state.mode} with {used}: it accepts no new entries until that ends"
             return registration.settle("refused", UnderPressure(why))
-        marks = [self._device.mark()]
+        marks = [self.device.mark()]
         entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, marks, cost_ms=cost_ms)
         kept = aside(partial(self._entries.put, entry))
         if kept is None:
             return registration.settle("lost", DaemonUnavailable(_CLOSED))
         self._upkeep.wake()
-        if wait and self._client.connected:
+        if wait and self.client.connected:
             kept.registration.wait(limit_s)
         return kept.registration
 
@@ -147,14 +149,12 @@ class DeviceCache:
         key = check_key(key)
         lease = self._entries.lease(key)
         if lease is not None:
-            self._device.lend(lease.tree)
+            self.device.lend(lease.tree)
             return lease
-        host = self._client.get(key)
+        host = self.client.get(key)
         if host is None:
-            self.tally.misses += 1
             return None
-        self.tally.host_hits += 1
-        if promote and not self.closed and not self._upkeep.refuses and not self._device.paused:
+        if promote and not self.closed and not self._upkeep.refuses and not self.device.paused:
             lease = self._promoted(key, host)
             if lease is not None:
                 host.release()
@@ -185,7 +185,7 @@ class DeviceCache:
                 tried later.
         """
         keys = tuple(check_key(key) for key in keys)
-        limit_s = check_timeout(timeout_s, self._client.timeout_s)
+        limit_s = check_timeout(timeout_s, self.client.timeout_s)
         if self.closed:
             return 0
         count, leaving = self._upkeep.send_away(keys)
@@ -215,32 +215,12 @@ class DeviceCache:
 
     @property
     def mode(self) -> Mode | None:
-        """The device's pressure mode as last reported by the daemon; None without a daemon or without a gauge."""
+        """The device's pressure mode as last reported by the daemon; None without a daemon or without a gauge. In
+        emergency mode the device accepts no new entries."""
         state = self._upkeep.state
         return None if state is None else state.mode
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the device accepts no new entries, since it is in emergency mode. False once that ends or the daemon
-        is gone."""
-        return self._upkeep.refuses
-
     # ---- the cache
-
-    @property
-    def client(self) -> Client:
-        """The client that this cache uses."""
-        return self._client
-
-    @property
-    def device(self) -> Device:
-        """The device with the tensors."""
-        return self._device
-
-    @property
-    def tally(self) -> DeviceTally:
-        """Counts of this cache's operations so far."""
-        return self._entries.tally
 
     @property
     def error(self) -> Exception | None:
@@ -256,27 +236,21 @@ class DeviceCache:
         """Releases all entries and tells the daemon. Leases stay valid."""
         aside(self._closed)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ---- private
 
     def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:
         # The reservation counts until the gauge shows the entry.
         size_bytes = max(host.payload_bytes, 1)
-        room = messages.ReserveDevice(0, self._device.name, size_bytes, _PROMOTION_S, promotes=True)
+        room = messages.ReserveDevice(0, self.device.name, size_bytes, _PROMOTION_S, promotes=True)
         try:
-            reserved = reserve(self._client.link, room, _PROMOTION_ASK_S)
+            reserved = reserve(self.client.link, room, _PROMOTION_ASK_S)
         except TensordError:
             return None  # no room, or nobody who knows: the host tier's copy is there
         with reserved:
             entry = self._upkeep.moves.promoted(key, host, is_reserved=True)
             lease = None if entry is None else aside(partial(self._put_promoted, entry))
         if lease is not None:
-            self._device.lend(lease.tree)
+            self.device.lend(lease.tree)
             self._upkeep.wake()
         return lease
 
@@ -284,6 +258,5 @@ class DeviceCache:
         with self._entries.lock:
             lease = self._entries.lease(entry.key)
             if lease is None and self._entries.put(entry) is not None:
-                self.tally.promoted += 1
                 lease = DeviceLease(self._entries, entry)
             return lease

@@ -14,13 +14,14 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NoReturn, Self
+from typing import Any, Final, Literal, Self
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
 from ...ipc.messages.schema import DURATION_S_MAX
 from ..arguments.checks import check_timeout
 from ..gpu.interface import Device, Mark
 from ..reading.lease import Lease
+from ..threads.of_process import Releasable
 from ..threads.waiting import LockEvent
 
 RegistrationState = Literal["sent", "registered", "refused", "lost"]
@@ -96,7 +97,7 @@ class DeviceEntry:
     known_to: object = None
 
 
-class DeviceLease:
+class DeviceLease(Releasable):
     """Tensors that are not evicted while the lease lives. Use it in a `with` block, or drop it.
 
     Attributes:
@@ -120,6 +121,7 @@ class DeviceLease:
     """
 
     __slots__ = ("__weakref__", "_entries", "_entry", "_tree", "host", "tier")
+    _instead = "send copies of the tensors"
 
     def __init__(self, entries: DeviceEntries, held: DeviceEntry | Lease) -> None:
         """`held`: an entry of the table, whose lock the caller holds; or a lease on the host tier."""
@@ -134,12 +136,6 @@ class DeviceLease:
             self.tier = "device"
             self._entry = held
             held.leases.add(id(self))
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a lease keeps tensors of this process on the device, so it cannot be pickled or copied: send copies of "
-            "the tensors"
-        )
 
     @property
     def tree(self) -> Any:
@@ -161,12 +157,6 @@ class DeviceLease:
                     entry.marks.append(self._entries.device.mark())
             entry.leases.discard(id(self))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
     def __del__(self) -> None:
         with suppress(Exception):
             if self._entry is not None:
@@ -174,24 +164,6 @@ class DeviceLease:
 
 
 _RELEASED: Final = object()
-
-
-@dataclass(slots=True)
-class DeviceTally:
-    """Counts of one DeviceCache: lookups by tier, and entries by what happened to them. `blocked`: those of `refused`
-    that the cache refused in emergency mode by itself."""
-
-    hits: int = 0
-    host_hits: int = 0
-    misses: int = 0
-    registered: int = 0
-    refused: int = 0
-    blocked: int = 0
-    offloaded: int = 0
-    dropped: int = 0
-    kept: int = 0
-    promoted: int = 0
-    freed_bytes: int = 0
 
 
 class DeviceEntries:
@@ -206,7 +178,6 @@ class DeviceEntries:
         self.lock = threading.RLock()
         self.device = device
         self.closed = False
-        self.tally = DeviceTally()
         self.changed: dict[bytes, None] = {}
         self.unreported_uses: dict[bytes, int] = {}
         self._table: dict[bytes, DeviceEntry] = {}
@@ -237,7 +208,6 @@ class DeviceEntries:
             if entry is None:
                 return None
             self._use(entry)
-            self.tally.hits += 1
             if len(entry.marks) > _MARKS:
                 # Only marks before the last one are removed: a release appends without this lock.
                 settled = len(entry.marks) - 1
@@ -274,17 +244,14 @@ class DeviceEntries:
         entry.registration.settle("lost", DaemonUnavailable("it left the cache before the daemon knew it"))
         return True
 
-    def leave(self, entry: DeviceEntry, uses: int, *, stored: bool) -> bool:
+    def leave(self, entry: DeviceEntry, uses: int) -> bool:
         """Removes an entry, and drops its tensors, even if other references to the entry exist. Returns False if the
-        entry is not in the table, is in use, or has been used since the caller read `uses`. Counts it as offloaded if
-        the host tier has `stored` it, or else as dropped."""
+        entry is not in the table, is in use, or has been used since the caller read `uses`."""
         with self.lock:
             if entry.uses != uses or entry.leases or not self.remove(entry):
                 return False
             entry.tree = None
             entry.marks.clear()
-            self.tally.offloaded += stored
-            self.tally.dropped += not stored
             return True
 
     def all_changed(self) -> None:

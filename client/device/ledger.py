@@ -160,7 +160,6 @@ class Ledger:
         error = answer.exception()
         is_told = self.told.get(entry.key) is entry
         if error is None:
-            self._entries.tally.registered += entry.known_to is None
             entry.known_to = self.connected
             entry.registration.settle("registered")
         elif isinstance(error, Unavailable):
@@ -180,5 +179,4 @@ class Ledger:
             return
         entry.registration.settle("refused", error)
         with self._entries.lock:
-            self._entries.tally.refused += 1
             self._entries.remove(entry)

@@ -140,7 +140,6 @@ class Moves:
 
     def _away(self, job: Job, entries: list[DeviceEntry]) -> None:
         """Moves entries away, and returns their memory to the driver. Tells who asked for it."""
-        tally = self._entries.tally
         offloaded: list[bytes] = []
         dropped: list[bytes] = []
         freed_bytes = 0
@@ -153,8 +152,6 @@ class Moves:
             _log.exception("%s: a move of entries ended early", self._device.name)
             self._failed(error)
         kept = [entry.key for entry in entries if self._entries.find(entry.key) is entry]
-        tally.kept += len(kept)
-        tally.freed_bytes += freed_bytes
         job.gone += len(offloaded)
         if not job.entries:
             job.ended.set()
@@ -195,7 +192,7 @@ class Moves:
                 _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), self._device.name)
             elif job.offloads and not stored and link.connection is not connected:
                 continue
-            elif self._entries.leave(entry, uses, stored=stored):
+            elif self._entries.leave(entry, uses):
                 (offloaded if stored else dropped).append(entry.key)
 
     def _is_reached(self, entry: DeviceEntry, deadline: float) -> bool:
@@ -240,8 +237,8 @@ class Moves:
             entry = self.promoted(key, lease)
         with self._entries.lock:
             # An entry that was put meanwhile stays, since it is newer.
-            if entry is not None and key not in self._entries and self._entries.put(entry):
-                self._entries.tally.promoted += 1
+            if entry is not None and key not in self._entries:
+                self._entries.put(entry)
 
     def promoted(self, key: bytes, host: Lease, *, is_reserved: bool = False) -> DeviceEntry | None:
         """A new entry, not in the table yet, with the content of a host lease; None if the device has no room for it or

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable, UsageError, without_frames
 from ...ipc.messages import control as messages
-from ..link.answers import ListenerMessage, PushListener
+from ..link.answers import ListenerMessage
 from ..link.link import SAY_S, Connected, Link
 from ..threads.aside import aside, begin
 from ..threads.waiting import LockEvent, SimpleQueue
@@ -84,8 +84,10 @@ class Upkeep:
             ProcessLimit: no thread can be started.
         """
         name = self.device.name
-        if not self._link.listeners.add(self, unless=self._rivals):
+        others = [other for other in self._link.listeners.alive() if isinstance(other, Upkeep) and not other.stopped]
+        if any(other.device.name == name for other in others):
             raise UsageError(f"device {name!r} has a DeviceCache with this client: use it, or close it first")
+        self._link.listeners.add(self)
         self._thread = threading.Thread(target=self._run, name=f"tensord-device-{name}", daemon=True)
         try:
             begin(self._thread)
@@ -94,9 +96,6 @@ class Upkeep:
             self._link.listeners.remove(self)
             raise
         self._client.governor.watch()
-
-    def _rivals(self, other: PushListener) -> bool:
-        return isinstance(other, Upkeep) and other.device.name == self.device.name and not other.stopped
 
     def stop(self) -> None:
         """Removes all entries, tells the daemon, and ends the thread. Waits at most 2 s."""

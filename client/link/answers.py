@@ -261,19 +261,12 @@ class Listeners:
         self._connection = connection
         self._references: list[weakref.ref[PushListener]] = []
 
-    def add(self, listener: PushListener, unless: Callable[[PushListener], bool] = lambda other: False) -> bool:
-        """Adds a listener. If the client is attached, calls `listener.attached` at once. If `unless` is true of one
-        that was added before, adds nothing and returns False."""
-        mine = weakref.ref(listener, self._references.remove)
-        if mine not in self._references:
-            # SYNC POINT: added before the connection is read. The link's thread sets that before it tells all.
-            self._references.append(mine)
-        if any(map(unless, self._alive(self._references.index(mine)))):
-            self.remove(listener)
-            return False
+    def add(self, listener: PushListener) -> None:
+        """Adds a listener. If the client is attached, calls `listener.attached` at once."""
+        # SYNC POINT: added before the connection is read. The link's thread sets that before it tells all.
+        self._references.append(weakref.ref(listener, self._references.remove))
         if (connected := self._connection()) is not None:
             listener.attached(connected)
-        return True
 
     def remove(self, listener: PushListener) -> None:
         """Removes a listener."""
@@ -282,12 +275,13 @@ class Listeners:
 
     def tell(self, call: Callable[[PushListener], None]) -> None:
         """Calls `call` with each listener."""
-        for listener in self._alive():
+        for listener in self.alive():
             try:
                 call(listener)
             except Exception:
                 # An exception of a listener must not end the connection, which serves puts and claims too.
                 _log.exception("%s failed to handle a message; the connection stays", type(listener).__name__)
 
-    def _alive(self, most: int | None = None) -> list[PushListener]:
-        return [listener for each in self._references[:most] if (listener := each()) is not None]
+    def alive(self) -> list[PushListener]:
+        """All of them."""
+        return [listener for each in list(self._references) if (listener := each()) is not None]

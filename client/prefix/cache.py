@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ...errors import BadPrefix, Corrupt, DaemonUnavailable, LimitReached, TensordError, shown
+from ...errors import BadPrefix, DaemonUnavailable, LimitReached, TensordError, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ...shm.payloads.prefix import (
@@ -31,7 +31,6 @@ from ...shm.payloads.prefix import (
     Tokens,
     fold,
     kept,
-    uncut,
 )
 from ...shm.ring.layout import KEY_BYTES
 from ..arguments.checks import check_name, check_timeout
@@ -52,7 +51,7 @@ BLOCK_TOKENS: Final = 256
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
 
 _ASKED: Final = 2
-"""Attempts at a match. Another one follows if the blocks were evicted before this process pinned them."""
+"""Attempts at a match. Another one follows if blocks were evicted between the daemon's answer and the pin."""
 _NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
 
 
@@ -64,6 +63,8 @@ class PrefixCache:
         namespace: what makes two models' layers differ.
         block_tokens: tokens of a block, a power of two from 16 to 4096. Sequences share whole blocks, and only with
             caches of the same number. A match finds sequences of every number.
+
+    `namespace`, `block_tokens`: as given.
 
     Raises:
         BadPrefix: `block_tokens` is not such a number.
@@ -86,20 +87,10 @@ class PrefixCache:
                 f"{BLOCK_TOKENS_MAX}"
             )
         self._client = check_client(client)
-        self._namespace = check_namespace(namespace)
-        self._block_tokens = block_tokens
+        self.namespace = check_namespace(namespace)
+        self.block_tokens = block_tokens
         self._other_hosts = OtherHosts(client, namespace, block_tokens)
         self._tag, self._scope = namespace.tag, scope_of(namespace)
-
-    @property
-    def namespace(self) -> Namespace:
-        """The namespace of the blocks."""
-        return self._namespace
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block."""
-        return self._block_tokens
 
     # ---- sequences
 
@@ -150,18 +141,18 @@ class PrefixCache:
         options = PutOptions(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
         given = self._checked(tokens)
         count = len(given)
-        if count > BLOCKS_MAX * self._block_tokens:
+        if count > BLOCKS_MAX * self.block_tokens:
             enough = next((size for size in _BLOCK_SIZES if count <= BLOCKS_MAX * size), None)
             raise LimitReached(
-                f"{count} tokens exceed {BLOCKS_MAX} blocks of {self._block_tokens}; "
+                f"{count} tokens exceed {BLOCKS_MAX} blocks of {self.block_tokens}; "
                 + (f"use block_tokens={enough}" if enough else f"store at most {BLOCKS_MAX * BLOCK_TOKENS_MAX} tokens")
             )
         items = media_of(media, count, may_be_cut=True)
-        checked = layers_of(layers, count, snapshots or {}, self._block_tokens)
+        checked = layers_of(layers, count, snapshots or {}, self.block_tokens)
         self._other_hosts.learn(checked)
         self._client.link.start()
         folded = fold(given, items)
-        chain = chain_of(self._namespace, checked.digest, checked.exact, folded, items, self._block_tokens)
+        chain = chain_of(self.namespace, checked.digest, checked.exact, folded, items, self.block_tokens)
         put = store(self._client, chain, checked, options, deadline, limit_s if wait else None)
         self._other_hosts.tell(checked, options.cost_ms / len(chain), deadline)
         return put.wait_until(deadline, limit_s) if wait else put
@@ -203,7 +194,6 @@ class PrefixCache:
             match = self._pinned(matched, query, items)
             if match is not None:
                 return match
-            # The blocks were evicted between the daemon's answer and the pin. Ask again for what is left.
         return None
 
     def turn_ended(self, agent: str, *, tool_call: bool = False) -> None:
@@ -237,7 +227,7 @@ class PrefixCache:
         if not link.connected:
             return None
         link.puts.wait_for_puts()
-        record = PrefixRecord(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
+        record = PrefixRecord(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self.block_tokens)
         if record.record_bytes > QUERY_BYTES:
             return None
         lock = link.puts.query_lock
@@ -276,28 +266,16 @@ class PrefixCache:
         return answer
 
     def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
-        """Pins the blocks of the daemon's answer, as far as they are there; None if no layer could continue from
-        them."""
+        """Pins the blocks of the daemon's answer; None if one of them was evicted meanwhile."""
         view = self._client.link.view
         if view is None:
             return None
         keys = matched.blocks if matched.snapshot is None else [*matched.blocks, matched.snapshot]
         batch = view.hold_many(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
-        blocks, offset = len(matched.blocks), matched.offset
-        snapshot_at = None if matched.snapshot is None else blocks
         if not batch.found.all():
-            present = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
-            if not present:
-                return None
-            try:
-                end, last = PrefixMatch(0, query, {}, batch, keys, present, None).last_block()
-            except Corrupt:
-                return None
-            offset = uncut(min(offset, end), media)
-            if last.exact or not offset:
-                return None
-            blocks, snapshot_at = -(-offset // last.block_tokens), None
-        return PrefixMatch(offset, query[offset:], kept(offset, media), batch, keys, blocks, snapshot_at)
+            return None
+        offset, snapshot_at = matched.offset, None if matched.snapshot is None else len(matched.blocks)
+        return PrefixMatch(offset, query[offset:], kept(offset, media), batch, keys, len(matched.blocks), snapshot_at)
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)

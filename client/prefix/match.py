@@ -7,7 +7,7 @@ Invariants: every view of a match keeps its pins. Views are given only after the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from ...shm.payloads.prefix import Modality, PrefixRecord, Tokens
 from ...shm.payloads.tensors import needed_torch
 from ..gpu.interface import mapped
 from ..reading.lease import Batch, Lease
+from ..threads.of_process import Releasable
 from .layers import cut, is_array
 
 
-class PrefixMatch:
+class PrefixMatch(Releasable):
     """The longest cached prefix of a sequence. Pinned for as long as the match, or any view of it, lives.
 
     Raises, when its contents are read, Corrupt if those of a block or a snapshot differ from its record, which the
@@ -40,6 +41,7 @@ class PrefixMatch:
     """
 
     __slots__ = ("_axes", "_batch", "_blocks", "_keys", "_layers", "_snapshot_at", "keep", "offset", "remaining")
+    _instead = "match there, or send copies of the arrays"
 
     def __init__(
         self,
@@ -108,18 +110,6 @@ class PrefixMatch:
         """Drops the match's pins. Views that were taken before stay valid."""
         self._batch = self._layers = None
 
-    def last_block(self) -> tuple[int, PrefixRecord]:
-        """The position at which the blocks end, and the last one's record. Raises Corrupt without a valid record. For
-        the library."""
-        record = _record(self._lease(self._blocks - 1).tree, self._named(self._blocks - 1))
-        return record.start + record.count, record
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
     def __repr__(self) -> str:
         return f"PrefixMatch({self.offset} tokens, {len(self.remaining)} remaining)"
 
@@ -140,6 +130,11 @@ class PrefixMatch:
         kind = "the snapshot" if position == self._snapshot_at else f"block {position}"
         return f"{kind} ({self._keys[position].hex()[:24]}…) of a sequence"
 
+    def _last_block(self) -> tuple[int, PrefixRecord]:
+        """The position at which the blocks end, and the last one's record. Raises Corrupt without a valid record."""
+        record = _record(self._lease(self._blocks - 1).tree, self._named(self._blocks - 1))
+        return record.start + record.count, record
+
     def _chosen(self, layer: int) -> tuple[list[Any], int | None]:
         layers = self.layers
         if not 0 <= layer < len(layers):
@@ -150,7 +145,7 @@ class PrefixMatch:
         """The token axis of each layer. Raises Corrupt unless the blocks cover the match, and hold what they say.
 
         Of all blocks with the same tree header only the first is checked: their arrays have the same shapes."""
-        end, record = self.last_block()
+        end, record = self._last_block()
         if record.start != record.block_tokens * (self._blocks - 1) or not record.start < self.offset <= end:
             raise Corrupt(
                 f"{self._named(self._blocks - 1)}: it has the tokens from {record.start} to {end} in blocks of "
@@ -169,7 +164,7 @@ class PrefixMatch:
 
     def _cut(self, trees: list[Any]) -> list[list[Any]]:
         """Each layer's parts in the checked blocks' trees. The last part is cut at the end of the match."""
-        end, record = self.last_block()
+        end, record = self._last_block()
         layers: list[list[Any]] = []
         for number, axis in enumerate(self._axes):
             parts = [] if axis is None else [part for tree in trees if (part := tree["layers"][number]) is not None]

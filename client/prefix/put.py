@@ -98,7 +98,7 @@ class PrefixPut:
     - "existed": the whole sequence was there already.
     - "refused", "lost": a part is missing; `error` says why. The stored part is a valid shorter sequence.
 
-    `blocks`: blocks of the whole sequence. `snapshots`: snapshots that were put with it.
+    `blocks`: blocks of the whole sequence.
 
     Example:
         >>> prefixes = tensord.PrefixCache(cache, ns, block_tokens=256)
@@ -108,14 +108,12 @@ class PrefixPut:
         ('stored', 2)
     """
 
-    __slots__ = ("_ended", "_existing", "_puts", "_sent", "blocks", "snapshots")
+    __slots__ = ("_ended", "_puts", "_sent", "blocks")
 
-    def __init__(self, blocks: int = 0, snapshots: int = 0) -> None:
+    def __init__(self, blocks: int = 0) -> None:
         self.blocks = blocks
-        self.snapshots = snapshots
-        self._existing = 0
-        self._puts: dict[bytes, tuple[bool, Put]] = {}
-        """By key, in order: whether it is a block, and its put."""
+        self._puts: list[Put] = []
+        """In order."""
         self._sent: deque[Put] = deque()
         """Puts that may yet fail."""
         self._ended: tuple[PutState, TensordError | None] | None = None
@@ -130,16 +128,6 @@ class PrefixPut:
         """Why the state is "refused" or "lost"; None otherwise."""
         return self._outcome()[1]
 
-    @property
-    def blocks_existed(self) -> int:
-        """How many blocks were there before, as far as known."""
-        return self._existing + self._counted("existed")
-
-    @property
-    def blocks_stored(self) -> int:
-        """How many blocks this put stored, as far as known."""
-        return self._counted("stored")
-
     def wait(self, timeout_s: float | None = None) -> Self:
         """Waits until the put leaves the state "sent".
 
@@ -151,12 +139,12 @@ class PrefixPut:
 
     def wait_until(self, deadline: float, limit_s: float) -> Self:
         """As `Put.wait_until`. For the library."""
-        wait_for_all([put for _, put in self._puts.values()], deadline, limit_s)
+        wait_for_all(self._puts, deadline, limit_s)
         return self
 
-    def add(self, record: PrefixRecord, put: Put) -> None:
+    def add(self, put: Put) -> None:
         """Adds the put of a block or a snapshot. For the library."""
-        self._puts[put.key] = not record.snapshot, put
+        self._puts.append(put)
         self._sent.append(put)
 
     def settle(self, state: PutState, error: TensordError | None = None) -> Self:
@@ -164,12 +152,9 @@ class PrefixPut:
         self._ended = state, error
         return self
 
-    def begin(self, existing: Sequence[Keyed]) -> None:
-        """Begins an attempt, with the leading blocks that exist. Those that an earlier attempt stored count as stored.
-        For the library."""
-        keys = {keyed.key for keyed in existing}
-        self._puts = {key: each for key, each in self._puts.items() if key in keys and each[1].state == "stored"}
-        self._existing = len(keys) - len(self._puts)
+    def begin(self) -> None:
+        """Begins an attempt. Of an earlier one counts what it stored. For the library."""
+        self._puts = [put for put in self._puts if put.state == "stored"]
         self._sent.clear()
         self._ended = None
 
@@ -185,7 +170,7 @@ class PrefixPut:
         if self._ended is not None:
             return self._ended
         state: PutState = "existed"
-        for _, put in self._puts.values():
+        for put in self._puts:
             # Read once: the link's thread may settle the put meanwhile.
             state_now = put.state
             if state_now in ("refused", "lost"):
@@ -193,9 +178,6 @@ class PrefixPut:
             if state_now == "sent" or (state_now == "stored" and state == "existed"):
                 state = state_now
         return state, None
-
-    def _counted(self, state: PutState) -> int:
-        return sum(is_block and put.state == state for is_block, put in self._puts.values())
 
     def __repr__(self) -> str:
         state, error = self._outcome()
@@ -215,12 +197,12 @@ def store(
 
     If a block was evicted meanwhile, so that a child's put failed, the put is repeated from there, up to REPEATS_MAX
     times. If an array has a type that `Client.put` does not take, nothing is sent, and UnsupportedLeaf is raised."""
-    result = PrefixPut(len(chain), len(layers.snapshots))
+    result = PrefixPut(len(chain))
     for _ in range(REPEATS_MAX + 1):
         if not client.connected:
             return result.settle("lost", client.link.unavailable())
         existing, lease = _leading(client, chain)
-        result.begin(chain[:existing])
+        result.begin()
         try:
             _send(client, chain, existing, layers, options, result, deadline)
         except ObjectTooLarge as error:
@@ -270,7 +252,7 @@ def _send(
         own, above = Put(keyed.key), keyed.record.parent
         given = PutOptions(tokens, options.ttl_s, None, cost, options.agent, len(keyed.packed), above)
         client.link.puts.put(own, payload, given, deadline)
-        result.add(keyed.record, own)
+        result.add(own)
         return not result.has_failed()
 
     # Encode the snapshots first, so that nothing is sent if one of them cannot be encoded.

@@ -12,7 +12,7 @@ import logging
 import time
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final
 from weakref import ref
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from ...errors import Unavailable
 from ...ipc.messages import control as messages
 from ..link.link import SAY_S, Connected, Link
+from ..threads.of_process import Releasable
 from .modes import GovernorListener
 
 RESERVE_WAIT_S: Final = 5.0
@@ -27,7 +28,7 @@ RESERVE_WAIT_S: Final = 5.0
 _log = logging.getLogger("tensord")
 
 
-class DeviceReservation:
+class DeviceReservation(Releasable):
     """Free memory of a device, reserved for this process until `release`, or for `lasts_s` seconds.
 
     It keeps other processes from reserving the same memory. It allocates nothing.
@@ -37,6 +38,8 @@ class DeviceReservation:
         ...     reservation.size_bytes                              # allocate so many bytes of card0 here
         4096
     """
+
+    _instead = "reserve in the process that allocates"
 
     def __init__(
         self, link: Link, connected: Connected, device: str, size_bytes: int, answer: messages.Reserved
@@ -48,12 +51,6 @@ class DeviceReservation:
         self._granted: tuple[Connected, int] | None = (connected, answer.reservation)
         self._ends_at = time.monotonic() + answer.lasts_s
         self._released = False
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a reservation belongs to a client of this process, so it cannot be pickled or copied: reserve in the "
-            "process that allocates"
-        )
 
     def release(self) -> None:
         """Ends the reservation, after the memory was allocated or is not needed. Further calls do nothing."""
@@ -102,12 +99,6 @@ class DeviceReservation:
             # On its connection only: a reservation ends with its connection.
             connected, number = granted
             self._link.ask(lambda request: messages.ReleaseReservation(request, number), SAY_S, connected=connected)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 def reserve(link: Link, request: messages.ReserveDevice, timeout_s: float) -> DeviceReservation:

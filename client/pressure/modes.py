@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NoReturn, Self
+from typing import Final
 
 from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError, shown
 from ...ipc.messages import control as messages
@@ -25,6 +25,7 @@ from ..arguments.checks import check_name
 from ..link.answers import ListenerMessage, PendingRequest
 from ..link.link import SAY_S, Connected, Link
 from ..threads.aside import aside, begin
+from ..threads.of_process import Closable
 from ..threads.waiting import Condition
 
 CHANGES_MAX: Final = 1024
@@ -56,10 +57,8 @@ class ModeChange:
     refuses: bool
 
 
-class Subscription:
+class Subscription(Closable):
     """A callback for mode changes, until it is closed. Use it in a `with`, or keep it until the process ends.
-
-    `dropped`: changes that were dropped because CHANGES_MAX others waited for the callback.
 
     Example:
         >>> def listen(change: tensord.ModeChange) -> None:
@@ -69,18 +68,13 @@ class Subscription:
         ['host']
     """
 
+    _instead = "subscribe in each process"
+
     def __init__(self, governor: GovernorListener, callback: Callable[[ModeChange], object], gauge: str | None) -> None:
         self._governor = governor
         self._callback = callback
         self.gauge = gauge
-        self.dropped = 0
         self.closed = False
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a subscription calls a function of this process, so it cannot be pickled or copied: subscribe in each "
-            "process"
-        )
 
     @property
     def states(self) -> dict[str, TierState]:
@@ -101,12 +95,6 @@ class Subscription:
         except Exception:
             _log.exception("on_mode callback failed; change to mode %s of gauge %s", change.mode, change.gauge)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class GovernorListener:
     """A client's listener for the daemon's governor. The link refers to it weakly; the client holds it. `states`: the
@@ -126,7 +114,7 @@ class GovernorListener:
         self._wanted = False
         self._unread = False
         self._subscribed: Connected | None = None
-        self._changes: deque[ModeChange] = deque()
+        self._changes: deque[ModeChange] = deque(maxlen=CHANGES_MAX)
         self._thread: threading.Thread | None = None
 
     # ---- for callers
@@ -251,10 +239,6 @@ class GovernorListener:
         with self._lock:
             if not self._subscriptions:
                 return
-            if len(self._changes) >= CHANGES_MAX:
-                self._changes.popleft()
-                for subscription in self._subscriptions:
-                    subscription.dropped += 1
             self._changes.append(change)
             self._lock.notify_all()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from ...errors import BadGraph, BadStep, TensordError, Unavailable, shown, without_frames
 from ...ipc.graphs import AgentStepGraph
@@ -17,15 +17,17 @@ from ...ipc.messages.governance import WORKFLOW_CHARS_MAX
 from ...ipc.messages.schema import NUMBER_MAX
 from ..arguments.checks import check_count, check_name
 from ..link.link import SAY_S, Connected, Link
+from ..threads.of_process import OfThisProcess
 from .modes import GovernorListener
 
 _log = logging.getLogger("tensord")
 
 
-class Workflow:
+class Workflow(OfThisProcess):
     """One workflow of this client, from `Client.workflow` until `end`, or until the client is closed.
 
-    `step` is the current step, from 0. `error`: why the daemon does not know the workflow; None if it does.
+    `graph`: the steps. `step`: the current one, from 0. `error`: why the daemon does not know the workflow; None if it
+    does.
 
     Example:
         >>> graph = tensord.AgentStepGraph([tensord.AgentStep("planner"), tensord.AgentStep("coder", ("planner",), 1)])
@@ -34,6 +36,8 @@ class Workflow:
         ...     workflow.step
         1
     """
+
+    _instead = "send its graph, and report the steps here"
 
     def __init__(
         self, link: Link, governor: GovernorListener, name: str, graph: AgentStepGraph, timeout_s: float
@@ -47,7 +51,7 @@ class Workflow:
         self.error: TensordError | None = None
         self._link = link
         self._governor = governor
-        self._graph = graph
+        self.graph = graph
         self._timeout_s = timeout_s
         self._ended = False
         governor.keep(self, self._register_again)
@@ -56,17 +60,6 @@ class Workflow:
         except BaseException:
             governor.keep(self, None)
             raise
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a workflow belongs to a client of this process, so it cannot be pickled or copied: send its graph, and "
-            "report the steps here"
-        )
-
-    @property
-    def graph(self) -> AgentStepGraph:
-        """The steps."""
-        return self._graph
 
     def advance(self, step: int, *, wait: bool = False) -> None:
         """Sets the current step and reports it. With `wait`, returns after the daemon has answered.
@@ -90,11 +83,11 @@ class Workflow:
             BadGraph: the new steps cannot be run in any order; the workflow keeps its old ones.
         """
         graph.validate_dag()
-        before, self._graph = self._graph, graph
+        before, self.graph = self.graph, graph
         try:
             self._tell(self._registration, wait=True)
         except BaseException:
-            self._graph = before
+            self.graph = before
             raise
 
     def end(self) -> None:
@@ -117,7 +110,7 @@ class Workflow:
         self.end()
 
     def _registration(self, number: int) -> messages.RegisterWorkflow:
-        return messages.RegisterWorkflow(number, self.name, list(self._graph))
+        return messages.RegisterWorkflow(number, self.name, list(self.graph))
 
     def _tell(self, make: Any, *, wait: bool = False) -> None:
         connected = self._link.attached

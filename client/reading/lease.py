@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ...shm.payloads.copy import checksum_of
 from ...shm.payloads.recipe import Recipe, recipe
 from ...shm.payloads.tensors import needed_torch, tensor_copy, tensor_over
 from ...shm.ring.layout import SPAN_HEADER_BYTES, SpanHeader
+from ..threads.of_process import OfThisProcess, Releasable
 from .ring_mapping import Handle, RingMapping, mapping_under
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ Array = np.ndarray[Any, Any]
 _RECIPES_MAX: Final = 4096
 
 
-class Lease:
+class Lease(Releasable):
     """A pinned entry. Its views stay valid for as long as any of them lives, even after the client is closed.
 
     Leaving the `with` block drops only the lease's own reference. A released lease raises ValueError at any use.
@@ -45,6 +46,7 @@ class Lease:
     """
 
     __slots__ = ("_recipe", "_root", "payload_bytes")
+    _instead = "send lease.handle() to a process of this host (RingReader.borrow), or copies of the arrays"
 
     def __init__(self, root: Array, recipe: Recipe, payload_bytes: int) -> None:
         """`root`: the entry's whole payload, (payload_bytes,) uint8. `payload_bytes`: its size in the ring, tree header
@@ -75,12 +77,6 @@ class Lease:
     def value(self) -> Any:
         """The payload with each leaf in the type that was put: arrays as views, tensors as copies."""
         return self._recipe.value(self._root)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a lease pins memory for this process, so it cannot be pickled or copied: send lease.handle() to a process "
-            "of this host (RingReader.borrow), or copies of the arrays"
-        )
 
     def handle(self) -> bytes | None:
         """Returns a name for the pinned bytes, with which another process of this host reads them
@@ -125,12 +121,6 @@ class Lease:
             raise ValueError("this lease was released; take the views you need before the with block ends")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.release()
-
 
 class ArrayLease(Lease):
     """A lease on a payload that is a single array or tensor. `tree` is made at once."""
@@ -171,7 +161,7 @@ def lease_over(memory: Array | RingMapping, start: int, payload_bytes: int, know
     return ArrayLease(np.ndarray(shape, dtype, memory, start + offset), known, payload_bytes)
 
 
-class Batch:
+class Batch(Releasable):
     """The leases of `get_many`: all hits are pinned at once, and each lease is made when it is indexed.
 
     `found` is a bool array of shape (n,). The index is the position of a key; the items are a Lease, or None for a
@@ -187,6 +177,7 @@ class Batch:
     """
 
     __slots__ = ("_copies", "_lengths", "_places", "_root", "_view", "found")
+    _instead = "see its leases"
 
     def __init__(self, view: View | None, root: Array, found: Array, places: Array, lengths: Array) -> None:
         """`root` covers the whole ring and holds the pins of all entries that are marked in `found`."""
@@ -196,9 +187,6 @@ class Batch:
         self._root: Array | None = root
         self._copies: dict[int, Lease] = {}
         self.found = found
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a batch pins memory for this process, so it cannot be pickled or copied: see its leases")
 
     @classmethod
     def of_misses(cls, count: int) -> Self:
@@ -235,12 +223,6 @@ class Batch:
         self._root = None
         self._copies.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.release()
-
 
 class Recipes(dict[bytes, Recipe]):
     """Recipes by their tree headers, parsed at their first use. Looking up bytes that are no header raises BadTree."""
@@ -252,7 +234,7 @@ class Recipes(dict[bytes, Recipe]):
         return known
 
 
-class RingReader:
+class RingReader(OfThisProcess):
     """One ring's memory. Stays usable after its client is closed, attached to another ring, or without a daemon. A
     handle that is not bytes raises UsageError.
 
@@ -267,17 +249,12 @@ class RingReader:
     """
 
     __slots__ = ("_recipes", "mapping")
+    _instead = "call Client.ring() in the other process"
 
     def __init__(self, mapped: RingMapping, recipes: Recipes) -> None:
         """`mapped`: the ring's memory, mapped read-only. `recipes`: all readers of a ring share them."""
         self.mapping = mapped
         self._recipes = recipes
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a ring reader maps the ring in this process, so it cannot be pickled or copied: call Client.ring() in the "
-            "other process"
-        )
 
     @property
     def identity(self) -> bytes:

@@ -12,7 +12,7 @@ one that a signal handler raises, leaves bytes that no record names, and nothing
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import xxhash
@@ -23,6 +23,7 @@ from ...shm.payloads.packing import Whole, pack_spec
 from ...shm.payloads.recipe import recipe
 from ...shm.ring.layout import QUEUE_RECORDS, SPAN_HEADER_BYTES
 from ..arguments.put_options import PutOptions
+from ..threads.of_process import OfThisProcess
 from .arena import Arena
 from .memory import WritableMemory
 from .outcomes import Outcomes, Put, PutState
@@ -144,7 +145,7 @@ Commit = Callable[[bytes, PutPayload, PutOptions, bool, float | None], Put]
 """Puts a payload: key, payload, options, whether to wait, time limit in seconds."""
 
 
-class Reservation:
+class Reservation(OfThisProcess):
     """Arrays to be filled in place and then committed.
 
     `tree` has writable numpy arrays for leaves. Write them until `commit`; what is written later reaches no entry.
@@ -157,6 +158,7 @@ class Reservation:
     """
 
     __slots__ = ("__weakref__", "_commit", "_payload", "tree")
+    _instead = "commit it here; another process reads the entry by its key"
 
     def __init__(self, spec: Any, depth_max: int, object_bytes_max: int, commit: Commit) -> None:
         packed = pack_spec(spec, depth_max)
@@ -170,12 +172,6 @@ class Reservation:
         self.tree = recipe(packed.header).view(memory)
         self._payload: Whole | None = Whole(packed.header, memory)
         self._commit = commit
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a reservation is memory of this process, so it cannot be pickled or copied: commit it here; another "
-            "process reads the entry by its key"
-        )
 
     def commit(
         self,

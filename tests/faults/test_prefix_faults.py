@@ -153,7 +153,6 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         done = cache.put(tokens, [layer_of(tokens)], wait=wait, timeout_s=PATIENCE_S)
         assert (done.state, done.error) == ("stored", None)
         assert len(evicted) == times
-        assert done.blocks_stored + done.blocks_existed == done.blocks
         assert joined(cache, tokens).shape[1] == len(tokens) - 1
 
 

@@ -181,9 +181,8 @@ def test_what_belongs_to_this_process_is_neither_pickled_nor_copied(client: tens
         assert type(opened).__name__.endswith(name)
         copies: list[Callable[[Any], object]] = [pickle.dumps, copy.deepcopy]
         for copied in copies:
-            with pytest.raises(TypeError, match=r"of this process|in this process|for this process") as refused:
+            with pytest.raises(TypeError, match="belongs to this process, so it cannot be pickled or copied: "):
                 copied(opened)
-            assert "cannot be pickled or copied: " in str(refused.value)
 
 
 def test_what_a_put_came_to_and_a_namespace_are_pickled(client: tensord.Client) -> None:
