@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,10 +12,6 @@ import tensord
 from docs import reference
 from tensord.client.ctl.app import cli
 from tensord.daemon.config.config import SETTINGS
-from tensord.daemon.prefix import nodes
-from tensord.ipc.messages import schema
-from tensord.shm.payloads import prefix
-from tensord.shm.ring import layout
 
 from ..faults.test_what_raises import RAISES
 from ..processes import python
@@ -65,18 +60,6 @@ def test_every_page_of_the_documentation_is_in_its_index() -> None:
     assert pages - set(links_of(index)) == set()
 
 
-def figures_of(text: str) -> set[tuple[str, ...]]:
-    """The rows of tables, without empty cells: two tables may differ in columns."""
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    return {tuple(cell.strip() for cell in row.split("|") if cell.strip()) for row in rows}
-
-
-def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
-    rows = figures_of((ROOT / "README.md").read_text().split("Medians in µs")[1].split("\n## ")[0].split("|---|")[-1])
-    assert len(rows) > 3
-    assert rows <= figures_of((ROOT / "docs" / "benchmarks.md").read_text())
-
-
 def test_every_file_that_the_source_names_with_its_room_exists() -> None:
     """A room is named from the root, or from a folder that the file lies in."""
     gone: list[str] = []
@@ -109,31 +92,6 @@ def test_a_test_that_is_named_exists(path: str, name: str) -> None:
 def test_the_calls_that_raise_are_those_of_the_page(of: type[object]) -> None:
     row = next(line for line in RELIABILITY.splitlines() if re.match(rf"\| `{of.__name__}`[,|  ]", line))
     assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(RAISES[of])
-
-
-# ---- docs/prefix_cache.md
-
-
-TABLE = (ROOT / "docs" / "prefix_cache.md").read_text().split("## Bad input")[1].split("\n## ")[0]
-LIMITS: dict[str, tuple[Any, str]] = {
-    "BLOCK_TOKENS_MIN": (prefix.BLOCK_TOKENS_MIN, "`block_tokens`"),
-    "BLOCK_TOKENS_MAX": (prefix.BLOCK_TOKENS_MAX, "`block_tokens`"),
-    "MEDIA_MAX": (prefix.MEDIA_MAX, "one sequence"),
-    "BLOCKS_MAX": (schema.BLOCKS_MAX, "one sequence"),
-    "prefix_tokens_max": (SETTINGS["limits.prefix_tokens_max"].default, "one sequence"),
-    "LAYOUTS_MAX": (nodes.LAYOUTS_MAX, "one namespace"),
-    "LANE_WORDS": (layout.LANE_WORDS, "what a client holds at once"),
-    "prefix_wait_s": (SETTINGS["limits.prefix_wait_s"].default, "after a restart"),
-}
-
-
-@pytest.mark.parametrize("name", list(LIMITS))
-def test_each_limit_stands_in_the_table_as_it_is(name: str) -> None:
-    value, of = LIMITS[name]
-    row = next(line for line in TABLE.splitlines() if line.startswith(f"| {of} |"))
-    # Tokens a block are written without a comma, as they are typed.
-    written = {f"{value:,}", str(value), f"{value:g}"}
-    assert written & set(re.findall(r"[\d,]*\d", row)), row
 
 
 def test_changelog_and_readme_name_the_version_of_the_package() -> None:
