@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -79,9 +80,10 @@ class Moves:
         self._ledger = ledger
         self._failed = failed
 
-    def __len__(self) -> int:
-        """How many jobs and promotions wait."""
-        return len(self.jobs) + len(self._promotions)
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.jobs or self._promotions or self._ledger.unwelcome)
 
     # ---- requests
 
@@ -187,7 +189,10 @@ class Moves:
                 copies = job.offloads and link.connection is not None
                 leaving.append((entry, uses, self._copied(entry) if copies else None))
         for entry, uses, put in leaving:
-            stored = put is not None and self._is_stored(put)
+            if put is not None:
+                with suppress(TimedOut):
+                    put.wait(_PUT_S)
+            stored = put is not None and put.state in ("stored", "existed")
             if job.offloads and not stored and job.is_owners:
                 _log.warning("%s stays on %s: the host tier did not take it", entry.key.hex(), self._device.name)
             elif job.offloads and not stored and link.connection is not connected:
@@ -220,12 +225,6 @@ class Moves:
             if not isinstance(error, TensordError):
                 self._failed(error)
             return None
-
-    def _is_stored(self, put: Put) -> bool:
-        try:
-            return put.wait(_PUT_S).state in ("stored", "existed")
-        except TimedOut:
-            return False
 
     # ---- back
 

@@ -61,13 +61,11 @@ class Upkeep:
         self._link: Link = client.link
         self._entries = entries
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._awake = False
         self._stopping = LockEvent()
         self._thread: threading.Thread | None = None
         self.ledger = Ledger(self._link, entries, self._events.put)
         self.moves = Moves(client, entries, self.ledger, self._failed)
         self._report_every_s = 0.0
-        self._reading_failed = False
         self._flush_at = self._report_at = self._give_back_at = 0.0
 
     def _failed(self, error: Exception) -> None:
@@ -108,15 +106,9 @@ class Upkeep:
 
     def wake(self) -> None:
         """Wakes the thread, since the table may have changed. Cheap."""
-        if not self._awake:
-            aside(self._wake)
-
-    def _wake(self) -> None:
-        self._awake = True
-        self._events.put(self._slept)
-
-    def _slept(self) -> None:
-        self._awake = False
+        # An event that is there is taken after the change.
+        if self._events.empty():
+            aside(partial(self._events.put, lambda: None))
 
     def send_away(self, keys: Iterable[bytes]) -> tuple[int, Job]:
         """Begins to offload entries for their owner. Returns the number of those that are there."""
@@ -167,7 +159,7 @@ class Upkeep:
         # Kept for ever, and never used: their finalizers would use a device that did not survive the fork.
         _inherited.append((self, self._entries.close(error)))
         self.state = self._thread = None
-        self._awake = True  # so that nothing uses the parent's queue
+        self._events = SimpleQueue()
         self._stopping = LockEvent()
         self._stopping.set()
         self._link.listeners.remove(self)
@@ -218,10 +210,10 @@ class Upkeep:
     def _wait_s(self) -> float:
         """Seconds until something is to be done without an event."""
         paused, now = self.device.paused, time.monotonic()
-        if (self.moves or self.ledger.unwelcome) and not paused:
+        if self.moves.waiting and not paused:
             return 0.0
         due = [self._flush_at]
-        if self.moves:
+        if self.moves.waiting:
             due.append(now + _AGAIN_S)
         if self._report_every_s and not paused:
             due.append(self._report_at)
@@ -257,11 +249,8 @@ class Upkeep:
             used_bytes, total_bytes = self.device.reading()
         except Exception as error:
             # Without a reading the daemon's gauge gets stale, and says so. Orders are carried out all the same.
-            if not self._reading_failed:
-                _log.warning("the memory of %s cannot be read: %s", self.device.name, error)
-            self._reading_failed = True
+            self._failed(error)
             return
-        self._reading_failed = False
         with suppress(Unavailable):
             reading = messages.ReadDevice(self.device.name, used_bytes, total_bytes, read_at_s)
             self._link.send(reading, timeout_s=SAY_S, connected=self.ledger.connected)

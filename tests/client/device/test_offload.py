@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord import Client, DeviceCache
+from tensord import DeviceCache
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ...daemon_process import MIB, Daemon, until
@@ -121,26 +119,3 @@ def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_of
     found = other.get(key(1))
     assert found is not None and np.array_equal(found.tree["a"], values(way))
     until(lambda: not other.link.puts.waiting, "the daemon to answer all requests")
-
-
-def test_an_owner_that_is_killed_in_the_middle_leaves_nothing(card: FakeCard, daemon: Daemon, way: str) -> None:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            owner = Vram(FakeCard(card.folder, CARD, 256 * MIB))
-            cache = DeviceCache(Client(daemon.socket), owner)
-            put(cache, owner, way)
-            never, _ = os.pipe()
-            owner.on_read = lambda start: (os.write(writing, b"x"), os.read(never, 1))
-            cache.offload(key(1), wait=True)
-        finally:
-            os._exit(1)
-    os.close(writing)
-    assert os.read(reading, 1) == b"x"
-    os.close(reading)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    reader = daemon.client()
-    assert reader.get(key(1)) is None
-    assert reader.put(key(1), {"a": values(way), "n": 1}, wait=True).state == "stored"

@@ -190,7 +190,7 @@ class Owner:
             self.upkeep.wake()
             self.upkeep.turn()
             # One job of the owner's own ends a turn, perhaps without a word; what has left is said a turn later.
-            busy = self.wire.said or self.wire.answered or self.upkeep.moves
+            busy = self.wire.said or self.wire.answered or self.upkeep.moves.waiting
             quiet = 0 if busy else quiet + 1
             if quiet > 2:
                 return
