@@ -1,5 +1,5 @@
 """What to do on a miss: claim a key, wait for the process that computes it, or have it fetched from other hosts.
 
-It owns the states of a claim, the steps of computing once, runs of fetches from the remote store, and the spans of
-calls. It may import `link`, `reading` and `writing`, `arguments` and `threads`.
+It owns the states of a claim, the steps of computing once, and runs of fetches from the remote store. It may import
+`link`, `reading` and `writing`, `arguments` and `threads`.
 """

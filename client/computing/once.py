@@ -28,7 +28,6 @@ from ..link.answers import PendingRequest
 from ..link.link import Link
 from ..writing.outcomes import Put
 from .claim import Claim
-from .tracing import span
 
 if TYPE_CHECKING:
     from ..core.puts import PutCalls
@@ -111,23 +110,21 @@ class Computation:
     async def run(self) -> Any:
         """Returns the payload. After an exception of a step it gives the claim back, and raises it."""
         client, key = self._client, check_key(self._key)
-        with span("tensord.get_or_compute", key):
-            lease = client.get(key)
-            if lease is not None:
-                client.tally.found += 1
-                return lease.value
-            claim = Claim(client.link, key, min(client.timeout_s, WORD_S))
-            try:
-                return await self._claimed(claim)
-            except BaseException:
-                claim.abandon()
-                raise
+        lease = client.get(key)
+        if lease is not None:
+            client.tally.found += 1
+            return lease.value
+        claim = Claim(client.link, key, min(client.timeout_s, WORD_S))
+        try:
+            return await self._claimed(claim)
+        except BaseException:
+            claim.abandon()
+            raise
 
     async def _claimed(self, claim: Claim) -> Any:
         client, answer = self._client, claim.answer
         if await answers(client.link, answer, self.listen):
-            with span("tensord.wait"):
-                await self.listen(answer, DURATION_S_MAX)
+            await self.listen(answer, DURATION_S_MAX)
             if not answer.done():
                 client.link.silence.timed_out()
         if claim.wait_no_longer() == "hit" and (lease := client.get(claim.key)) is not None:
@@ -135,8 +132,7 @@ class Computation:
             return lease.value
         token = claim.token or None
         began_s = time.perf_counter()
-        with span("tensord.compute"):
-            value = await self.compute()
+        value = await self.compute()
         cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
         client.tally.computed += 1
         try:

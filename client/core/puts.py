@@ -17,7 +17,6 @@ from ..arguments.checks import check_count, check_iterable, check_key, check_pai
 from ..arguments.put_options import PutOptions
 from ..computing.claim import Claim
 from ..computing.once import Computation, at_once
-from ..computing.tracing import key_of, state_of, traced
 from ..writing.outcomes import Put, wait_for_all
 from ..writing.put import PutPayload, Reservation
 from .entries import EntryCalls
@@ -28,7 +27,6 @@ Value = TypeVar("Value")
 class PutCalls(EntryCalls):
     """The calls of `Client` that store."""
 
-    @traced("tensord.put", "key", key_of, state_of)
     def put(
         self,
         key: bytes,
@@ -88,7 +86,6 @@ class PutCalls(EntryCalls):
             link.puts.put(put, packed, options, deadline)
         return put.wait_until(deadline, limit_s) if wait else put
 
-    @traced("tensord.put_many", result=lambda puts: {"tensord.puts": len(puts)})
     def put_many(
         self,
         items: Iterable[tuple[bytes, Any]],
@@ -218,7 +215,6 @@ class PutCalls(EntryCalls):
         self._attach()
         return Claim(self.link, key, self.timeout_s, within_s)
 
-    @traced("tensord.put", "key", key_of, state_of)
     def store(
         self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
     ) -> Put:

@@ -37,7 +37,6 @@ from ..arguments.checks import check_name, check_timeout
 from ..arguments.namespace import Namespace, check_namespace
 from ..arguments.put_options import PutOptions
 from ..computing.once import answers, at_once
-from ..computing.tracing import length_of, traced
 from ..core.client import Client, check_client
 from ..link.link import Link
 from ..writing.memory import QUERY_BYTES
@@ -157,9 +156,6 @@ class PrefixCache:
         self._other_hosts.tell(checked, options.cost_ms / len(chain), deadline)
         return put.wait_until(deadline, limit_s) if wait else put
 
-    @traced(
-        "tensord.match", "tokens", length_of, lambda match: {"tensord.tokens.matched": match.offset if match else 0}
-    )
     def match(
         self, tokens: GivenTokens, *, media: GivenMedia = (), agent: str = "", timeout_s: float | None = None
     ) -> PrefixMatch | None:

@@ -192,8 +192,8 @@ FAULTS = [
         ),
         (
             "get_or_compute takes what is there",
-            "if lease is not None:\n                client.tally.found += 1",
-            "if lease is not None and not key:\n                client.tally.found += 1",
+            "if lease is not None:\n            client.tally.found += 1",
+            "if lease is not None and not key:\n            client.tally.found += 1",
         ),
         "tests/daemon/prefix tests/shm/test_prefix.py tests/client/prefix",
         ("a prefix has the same media", "if mine != other:", "if mine is other:"),

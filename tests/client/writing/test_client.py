@@ -254,7 +254,7 @@ def test_an_inbox_keeps_no_memory_of_what_the_ring_has() -> None:
 
 
 def calls_of_puts(stage: Stage, path: Path, leaves: int) -> list[int]:
-    """How many calls each of a hundred puts makes. In a process of its own, where no test has turned tracing on."""
+    """How many calls each of a hundred puts makes. In a process of its own, where no other test runs."""
     tree: Any = {f"layer{i}": np.zeros((16, 100), np.float32) for i in range(leaves)} or np.zeros(64 * KB, np.uint8)
     with tensord.Client(path, timeout_s=PATIENCE_S) as cache:
         with_place(cache, 1, 3 * MIB)
