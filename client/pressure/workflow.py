@@ -76,20 +76,6 @@ class Workflow(OfThisProcess):
         self.step = step
         self._tell(lambda number: messages.AdvanceWorkflow(number, self.name, step), wait=wait)
 
-    def replace(self, graph: AgentStepGraph) -> None:
-        """Replaces the steps. The current step stays.
-
-        Raises:
-            BadGraph: the new steps cannot be run in any order; the workflow keeps its old ones.
-        """
-        graph.validate_dag()
-        before, self.graph = self.graph, graph
-        try:
-            self._tell(self._registration, wait=True)
-        except BaseException:
-            self.graph = before
-            raise
-
     def end(self) -> None:
         """Ends the workflow. While other workflows run, its agents that are in none of these count as finished."""
         if self._ended:

@@ -261,11 +261,6 @@ class RingReader(OfThisProcess):
         """16 bytes that identify the ring: the same in every process of the host, also after the daemon restarts."""
         return self.mapping.identity
 
-    @property
-    def inode(self) -> int:
-        """The number of the ring's file, by which the same memory is known again."""
-        return self.mapping.inode
-
     def __len__(self) -> int:
         """The bytes of the ring that are mapped."""
         return len(self.mapping)

@@ -283,7 +283,7 @@ class Puts:
                 attached, view.mapped_bytes, OPEN_S, lambda: (submissions.written, submissions.settled)
             )
         try:
-            kept, now = self._ring, (view.ring.inode, view.lane)
+            kept, now = self._ring, (view.ring.mapping.inode, view.lane)
             if kept is not None and kept[:2] == now and len(kept[2].bytes) >= view.mapped_bytes:
                 return kept[2]
             memory = RingMemory(fds[0], view.lane, view.index)
@@ -292,7 +292,7 @@ class Puts:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._ring = view.ring.inode, view.lane, memory
+        self._ring = view.ring.mapping.inode, view.lane, memory
         return memory
 
     def _new_inbox(

@@ -242,8 +242,6 @@ def test_a_workflow_is_known_where_it_is_and_ended_with_its_block(running: Daemo
         assert workflows(running) == {"report": 0}
         workflow.advance(1, wait=True)
         assert workflows(running) == {"report": 1}
-        workflow.replace(graph("planner", "writer", "editor"))
-        assert workflows(running) == {"report": 1}
         assert workflow.error is None
     until(lambda: not workflows(running), "the workflow to end")
     with pytest.raises(BadStep, match="ended"):
@@ -264,8 +262,6 @@ def test_a_workflow_that_makes_no_sense_is_named_and_nothing_changes(running: Da
         workflow.advance(1)
     with pytest.raises(UsageError, match="step"):
         workflow.advance(-1)
-    with pytest.raises(BadGraph):
-        workflow.replace(circle)
     assert (workflow.step, workflows(running)) == (2, {"row": 2})
     with pytest.raises(BadGraph, match="another"):
         running.client().workflow("row", graph("a"))
