@@ -87,12 +87,6 @@ def aside(work: Callable[[], Result]) -> Result:
         del task
 
 
-def later(work: Callable[[], object]) -> None:
-    """Has `work()` done in another thread, and waits for nothing."""
-    _tasks.put(_Task(work))
-    _have_threads()
-
-
 def begin(thread: threading.Thread) -> None:
     """Starts a thread. Raises ProcessLimit if this process can start no more, or its interpreter ends."""
     if sys.is_finalizing():

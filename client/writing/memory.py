@@ -40,14 +40,10 @@ from ...shm.ring.unshared import Unshared
 from .wire import Granted
 
 QUERY_BYTES: Final = PREFIX_BYTES_MAX
-_NOTHING: Final = object()
 
 
 class WritableMemory:
-    """The memory behind `fd`, mapped for writing, in which nobody else writes, so that its places need no pin.
-
-    `bytes` is the whole of it.
-    """
+    """The memory behind `fd`, mapped for writing. `bytes` is the whole of it."""
 
     def __init__(self, fd: int) -> None:
         """Maps the memory. The caller keeps `fd`."""
@@ -61,10 +57,7 @@ class WritableMemory:
         """Takes a place that was lent. It is the client's until the returned object is collected. None if the place is
         not the client's any more, or beyond the memory, or its lane is frozen. Raises IndexError without a free word
         of the lane for a pin."""
-        if granted.offset + granted.size_bytes > len(self.bytes):
-            return None
-        self.prepare(granted.offset, granted.size_bytes)
-        return _NOTHING
+        raise NotImplementedError
 
     def tidy(self) -> None:
         """Frees what is over, as far as that is this process's task. For the connection's thread."""

@@ -18,11 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, TimedOut, without_frames
+from ...errors import DaemonUnavailable, Invalidated, Refusal, TensordError, TimedOut
 from ...ipc.messages import control as messages
 from ...ipc.wire.blocking import BlockingChannel
 from ...ipc.wire.descriptors import no_descriptor
@@ -31,8 +30,7 @@ from ...shm.ring.layout import ASLEEP_AT, EPOCH_AT, LANE_PLACES
 from ...shm.ring.segments import ring_not_mapped
 from ..arguments.checks import check_key
 from ..arguments.put_options import PutOptions
-from ..threads.aside import aside, later
-from ..threads.waiting import LockFuture
+from ..threads.aside import aside
 from .arena import Arena
 from .memory import Inbox, RingMemory, WritableMemory
 from .outcomes import Outcomes, Put
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 ENDING: Final = "the interpreter ends, and no thread takes the daemon's answer: put before the program ends"
 WENT: Final = "the daemon went away before it acknowledged the payload"
 OPEN_S: Final = 5.0
-"""Seconds that the daemon has to open the ring for writing, or an inbox."""
+"""The most seconds that the daemon has to open the ring for writing, or an inbox."""
 SHARE: Final = 64
 """One request asks for at most this part of the ring."""
 _TOLD_MAX: Final = 1024
@@ -72,11 +70,8 @@ class Puts:
         self._attached: PutAttachment | None = None
         self._opened: Writer | None = None
         """As `writer`, also while the daemon does not answer."""
-        self._beginning, self._making = threading.Lock(), threading.Lock()
+        self._making = threading.Lock()
         """Held in threads that no signal handler interrupts."""
-        self._opening: tuple[PutAttachment, LockFuture] | None = None
-        self._ring: tuple[int, object, RingMemory] | None = None
-        """The ring's inode, the lane, and the memory that both were opened for last."""
         self._inbox: tuple[PutAttachment, Inbox] | None = None
         self.query_lock = threading.RLock()
         """Held from the writing of a query to the daemon's answer."""
@@ -132,8 +127,6 @@ class Puts:
         """A new connection."""
         self._attached = PutAttachment(channel, view, place)
         self.why_lost = WENT
-        if self._ring is not None and self._ring[1] is not view.lane:
-            self._ring = None
 
     def received(
         self, message: messages.GrantsLent | messages.PutRefused | messages.Settled | messages.PlacesWanted
@@ -192,9 +185,6 @@ class Puts:
         """The connection has ended."""
         self._attached = None
         self.writer = self._inbox = None
-        if self._link.closed:
-            # The memory keeps its lane, and the daemon looks at that as long as it is held.
-            self._ring = None
         writer, self._opened = self._opened, None
         if writer is not None:
             writer.end(error or DaemonUnavailable(self.why_lost))
@@ -216,37 +206,20 @@ class Puts:
         link.attachment.wait_renewed(max(0.0, deadline - time.monotonic()))
         if not link.connected:
             raise link.unavailable()
-        opening = aside(self._begun)
-        try:
-            writer: Writer = opening.result(max(0.0, deadline - time.monotonic()))
-            return writer
-        except TensordError as error:
-            raise copy(error) from None
-        except TimeoutError:
-            # It goes on, so that the next put finds the writer.
-            raise TimedOut(f"the daemon at {link.path} did not let this process write in time") from None
+        # Also for a put that waits for nothing: without a writer none would ever be stored.
+        limit_s = max(deadline - time.monotonic(), link.silence.patience_s)
+        return aside(partial(self._open, min(limit_s, OPEN_S)))
 
-    def _begun(self) -> LockFuture:
-        """The future of the writer, which another thread makes."""
-        with self._beginning:
-            attached = self._current()
-            # Once: its thread forgets it at its end.
-            opening = self._opening
-            if opening is None or opening[0] is not attached:
-                opening = self._opening = attached, LockFuture()
-                later(partial(self._open, *opening))
-            return opening[1]
-
-    def _open(self, attached: PutAttachment, opening: LockFuture) -> None:
+    def _open(self, limit_s: float) -> Writer:
+        until = time.monotonic() + limit_s
+        if not self._making.acquire(timeout=limit_s):
+            raise TimedOut(f"the daemon at {self._link.path} did not let this process write in time")
         try:
-            with self._making:
-                opening.set_result(self._made(attached))
-        except BaseException as error:
-            opening.set_exception(without_frames(error) if isinstance(error, TensordError) else error)
+            return self._made(self._current(), max(0.0, until - time.monotonic()))
         finally:
-            self._opening = None
+            self._making.release()
 
-    def _made(self, attached: PutAttachment) -> Writer:
+    def _made(self, attached: PutAttachment, limit_s: float) -> Writer:
         channel, view, place = attached
         if (writer := self._opened) is not None and writer.wire.channel is channel:
             self.writer = writer
@@ -260,7 +233,7 @@ class Puts:
         if view.lane.frozen:
             raise DaemonUnavailable("this process forked while it attached")
         submissions = Submissions(lane_words, SUBMITTED_AT, queue, settled, place, asleep)
-        memory = self._memory(attached, submissions)
+        memory = self._memory(attached, submissions, limit_s)
         wire = Wire(channel, asleep, self._link.next_id)
         outcomes = Outcomes(lane_words, settled, refusals, place, wire, words[EPOCH_AT >> 3 : (EPOCH_AT >> 3) + 1])
         arena = Arena(memory, wire, view.ring_bytes // SHARE)
@@ -272,28 +245,25 @@ class Puts:
             raise self._link.unavailable()
         return writer
 
-    def _memory(self, attached: PutAttachment, submissions: Submissions) -> WritableMemory:
+    def _memory(self, attached: PutAttachment, submissions: Submissions, limit_s: float) -> WritableMemory:
         """The ring, if the daemon allows to write into it; else an inbox."""
         view = attached.view
         try:
             # Not kept: a refusal has this frame in its traceback, and would find itself from there.
-            fds = self._link.answers.wait(self._link.ask(messages.OpenRing, OPEN_S, connected=attached.channel), OPEN_S)
+            fds = self._link.answers.wait(
+                self._link.ask(messages.OpenRing, limit_s, connected=attached.channel), limit_s
+            )
         except Refusal:
             return self._new_inbox(
-                attached, view.mapped_bytes, OPEN_S, lambda: (submissions.written, submissions.settled)
+                attached, view.mapped_bytes, limit_s, lambda: (submissions.written, submissions.settled)
             )
         try:
-            kept, now = self._ring, (view.ring.mapping.inode, view.lane)
-            if kept is not None and kept[:2] == now and len(kept[2].bytes) >= view.mapped_bytes:
-                return kept[2]
-            memory = RingMemory(fds[0], view.lane, view.index)
+            return RingMemory(fds[0], view.lane, view.index)
         except OSError as error:
             raise (no_descriptor() if error.errno == errno.EMFILE else ring_not_mapped(view.mapped_bytes)) from None
         finally:
             for fd in fds:
                 os.close(fd)
-        self._ring = view.ring.mapping.inode, view.lane, memory
-        return memory
 
     def _new_inbox(
         self,

@@ -159,12 +159,12 @@ class ThroughInbox(Putting):
     def prepare(self) -> None:
         memory = Puts._memory
 
-        def refused(puts: Puts, attached: Any, submissions: Any) -> Any:
+        def refused(puts: Puts, *about: Any) -> Any:
             link = puts._link
             if link is not self.party.client.link:
-                return memory(puts, attached, submissions)
+                return memory(puts, *about)
             with mock.patch.object(link, "ask", partial(_refusing, link.ask)):
-                return memory(puts, attached, submissions)
+                return memory(puts, *about)
 
         mock.patch.object(Puts, "_memory", refused).start()
         super().prepare()

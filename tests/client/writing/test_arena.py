@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tensord.client.writing.arena import Arena
-from tensord.client.writing.memory import Inbox, RingMemory, WritableMemory
+from tensord.client.writing.memory import Inbox, RingMemory
 from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.wire import Granted
 from tensord.errors import DaemonUnavailable, LimitReached, TimedOut
@@ -23,7 +23,7 @@ from tensord.shm.index.index import IndexReader
 from tensord.shm.ring.layout import LANE_BYTES, LANE_WORDS, PAGE_BYTES
 
 from ...daemon_process import PATIENCE_S, some
-from ...memory_bench import MemoryBench, key, memory_file
+from ...memory_bench import MemoryBench, key
 
 
 def soon() -> float:
@@ -76,7 +76,7 @@ class Asked:
 
 def arena(size_bytes: int = 1 << 20, share_bytes: int = 1 << 20) -> tuple[Arena, Asked]:
     wire = Asked()
-    return Arena(WritableMemory(memory_file(size_bytes)), cast(Any, wire), share_bytes), wire
+    return Arena(Inbox(size_bytes), cast(Any, wire), share_bytes), wire
 
 
 def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> None:
