@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty
 from typing import Final
 
-from ...errors import LimitReached, ProcessLimit, Refusal, Unavailable, UsageError, shown
+from ...errors import LimitReached, Refusal, Unavailable, UsageError, shown
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import Mode, Tier
 from ..arguments.checks import check_name
@@ -26,7 +26,7 @@ from ..link.answers import ListenerMessage, PendingRequest
 from ..link.link import SAY_S, Connected, Link
 from ..threads.aside import aside, begin
 from ..threads.of_process import Closable
-from ..threads.waiting import Condition
+from ..threads.waiting import SimpleQueue
 
 CHANGES_MAX: Final = 1024
 """Limit of changes that wait for a callback. Beyond it the oldest are dropped."""
@@ -106,16 +106,18 @@ class GovernorListener:
         link.listeners.add(self)
 
     def _begin(self) -> None:
-        self._lock = Condition()
         self.states: dict[str, TierState] = {}
-        self._subscriptions: tuple[Subscription, ...] = ()
+        self._subscriptions: list[Subscription] = []
         self._kept: dict[object, Callable[[Connected], object]] = {}
         """What is told to each new daemon. No lock: each change is one step."""
         self._wanted = False
         self._unread = False
         self._subscribed: Connected | None = None
-        self._changes: deque[ModeChange] = deque(maxlen=CHANGES_MAX)
+        self._changes: SimpleQueue[ModeChange | None] = SimpleQueue()
+        """None: the client is closed."""
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        """Held in threads that no signal handler interrupts."""
 
     # ---- for callers
 
@@ -132,16 +134,12 @@ class GovernorListener:
         return subscription
 
     def _listen(self, subscription: Subscription) -> None:
-        with self._lock:
-            before, self._subscriptions = self._subscriptions, (*self._subscriptions, subscription)
-            if self._thread is not None:
-                return
-            self._thread = threading.Thread(target=self._run, name="tensord-modes", daemon=True)
-            try:
-                begin(self._thread)
-            except ProcessLimit:
-                self._thread, self._subscriptions = None, before
-                raise
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="tensord-modes", daemon=True)
+                begin(thread)
+                self._thread = thread
+        self._subscriptions.append(subscription)
 
     def subscribe(self, timeout_s: float) -> None:
         """Subscribes to modes on this connection and all later ones, and waits for the current state. Raises
@@ -162,9 +160,8 @@ class GovernorListener:
         return self._link.ask(messages.Subscribe, timeout_s, connected=connected)
 
     def forget(self, subscription: Subscription) -> None:
-        with self._lock:
-            self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
-            self._lock.notify_all()
+        with suppress(ValueError):
+            self._subscriptions.remove(subscription)
 
     def keep(self, name: object, tell: Callable[[Connected], object] | None) -> None:
         """Has `tell` send a registration to each new daemon; None: no more. The link's thread calls it. The child of a
@@ -192,8 +189,7 @@ class GovernorListener:
         """Keeps the last states, to compare them with those of the next daemon."""
         self._subscribed = None
         if self._link.closed:
-            with self._lock:
-                self._lock.notify_all()
+            self._changes.put(None)
 
     def received(self, message: ListenerMessage, connected: Connected) -> None:
         """Runs in the link's thread: stores the state, and queues changes for the callbacks' thread."""
@@ -231,26 +227,19 @@ class GovernorListener:
     # ---- the thread of callbacks
 
     def _compared(self, before: Mode, state: TierState) -> None:
-        if before is state.mode:
+        if before is state.mode or not self._subscriptions:
             return
         change = ModeChange(
             state.gauge, state.tier, before, state.mode, state.used_bytes, state.total_bytes, state.refuses
         )
-        with self._lock:
-            if not self._subscriptions:
-                return
-            self._changes.append(change)
-            self._lock.notify_all()
+        if self._changes.qsize() >= CHANGES_MAX:
+            with suppress(Empty):
+                self._changes.get_nowait()
+        self._changes.put(change)
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._changes:
-                    if not self._subscriptions or self._link.closed:
-                        self._thread = None
-                        return
-                    self._lock.wait()
-                change = self._changes.popleft()
-                subscriptions = self._subscriptions
-            for subscription in subscriptions:
-                subscription.tell(change)
+        changes = self._changes
+        while not self._link.closed:
+            if (change := changes.get()) is not None:
+                for subscription in list(self._subscriptions):
+                    subscription.tell(change)

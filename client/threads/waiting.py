@@ -16,8 +16,6 @@ import _queue
 import _thread
 import queue
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
@@ -59,16 +57,6 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, th
         if not notified and waiter in self._waiters:
             self._waiters.remove(waiter)
         return notified
-
-    def wait_for(self, condition: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Waits until `condition()` is true, for at most `timeout` seconds. Returns its last value."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not (found := condition()):
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                break
-            self.wait(left_s)
-        return found
 
     def notify_all(self) -> None:
         """Wakes all waiting threads. The caller holds the lock."""

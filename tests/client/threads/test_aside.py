@@ -93,7 +93,7 @@ def test_a_wait_that_is_cut_at_any_instruction_leaves_nothing_locked(kind: str) 
 
     def wait() -> None:
         with condition:
-            condition.wait_for(lambda: False, 0.001)
+            condition.wait(0.001)
 
     def notify() -> None:
         with condition:
