@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GPU: Final = "it needs a GPU: test_pages.py runs it where there is one, and elsewhere checks its names"
+GPU: Final = "it needs a GPU: test_pages.py runs it where there is one"
 VLLM: Final = "it needs vLLM: tests/vllm/test_pages.py runs it"
 TRANSFORMERS: Final = "it needs transformers: tests/transformers/test_pages.py runs it"
 DIFFUSERS: Final = "it needs diffusers: tests/diffusers/test_prompt_faults.py runs it"
 CHECKOUT: Final = "tests/systemd/test_booted.py installs it in this way"
 BOOTED: Final = "tests/systemd runs it under a real systemd"
-STARTS: Final = "test_pages.py starts the daemon in this way"
+STARTS: Final = "`make release-check` starts the daemon in this way"
 PUBLISHED: Final = "tensord is in no package registry yet: test_pages.py checks that it has the extras"
 SGLANG: Final = "it needs a GPU: tests/sglang/test_pages.py gives its words to SGLang's parser and factory"
 SERVES: Final = "it installs and serves a model by gigabytes: tests/vllm/test_pages.py gives its words to vLLM's parser"
@@ -36,10 +36,7 @@ ELSEWHERE: Final = {
     ("docs/metrics.md", "tensord --metrics-listen"): "test_pages.py has the daemon check the flags",
     ("docs/metrics.md", "systemctl enable"): "it needs a booted systemd: tests/systemd/test_units.py checks the unit",
     ("docs/page.md", "tensord --http"): "test_pages.py has the daemon check the flags",
-    (
-        "docs/page.md",
-        "ssh -L",
-    ): "it needs a second host: tests/integration/test_page.py asks the socket that it forwards to",
+    ("docs/page.md", "ssh -L"): "it needs a second host: tests/integration/test_page.py asks the socket itself",
     ("docs/neighbours.md", "tensorctl room"): "tests/daemon/neighbours/test_room.py runs it",
     ("docs/pressure.md", "TorchDevice(0)"): GPU,
     ("docs/processor_cache.md", "vllm serve"): SERVES,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tomllib
@@ -74,24 +70,6 @@ def test_the_python_of_a_page_runs_as_printed_with_an_empty_ring_and_a_full_one(
         end(names)
 
 
-@pytest.mark.parametrize("page", sorted({page for (page, _), why in ELSEWHERE.items() if why == GPU}))
-def test_a_block_for_a_gpu_uses_only_names_that_the_page_defines(page: str, socket: Path) -> None:
-    names = run(page)
-    end(names)
-    for block in PYTHON[page]:
-        if block.elsewhere != GPU:
-            continue
-        tree = ast.parse(block.text)
-        used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        known = {node.id for node in used if isinstance(node.ctx, ast.Store)} | set(names) | set(dir(builtins))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.arg):
-                known.add(node.arg)
-        assert {node.id for node in used} - known == set()
-
-
 def test_every_block_that_is_not_python_is_named_with_where_it_is_run() -> None:
     assert {block.language for block in BLOCKS} <= {"", "python", "text"}
     assert [block for block in BLOCKS if block.language == "" and block.elsewhere is None] == []
@@ -148,26 +126,6 @@ def test_the_daemon_takes_the_flags_that_it_is_given(command: str, tmp_path: Pat
     checked = [sys.executable, "-m", "tensord.daemon", *flags, "--check-config"]
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     subprocess.run(checked, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE_S)
-
-
-def test_the_daemon_serves_when_it_is_started_as_printed(tmp_path: Path) -> None:
-    """With sockets and an instance of its own, and a ring of 16 MiB."""
-    assert "tensord &" in COMMANDS
-    instance = f"test-pages-{os.getpid()}"
-    environ = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "TENSORD_SOCKET": str(tmp_path / "control.sock"),
-        "TENSORD_STATUS_SOCKET": str(tmp_path / "status.sock"),
-        "TENSORD_INSTANCE": instance,
-        "TENSORD_RING_BYTES": "16MiB",
-    }
-    with subprocess.Popen(["tensord"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL) as daemon:
-        try:
-            with tensord.Client(environ["TENSORD_SOCKET"]) as client:
-                assert client.wait_connected(PATIENCE_S)
-        finally:
-            daemon.send_signal(signal.SIGINT)
-    assert list(Path("/dev/shm").glob(f"tensord.{instance}.*")) == []
 
 
 @pytest.mark.parametrize(("page", "answer"), [("/metrics", b"tensord_info{"), ("/readyz", b"ready\n")])
