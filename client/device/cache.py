@@ -10,6 +10,7 @@ tensor is lost because the daemon is away.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -147,15 +148,15 @@ class DeviceCache(Closable):
                 stays below pressure with it and is not paused. The call asks the daemon, and waits for this copy.
         """
         key = check_key(key)
-        lease = self._entries.lease(key)
+        lease = self._lease(key)
         if lease is not None:
-            self.device.lend(lease.tree)
             return lease
         host = self.client.get(key)
         if host is None:
             return None
         if promote and not self.closed and not self._upkeep.refuses and not self.device.paused:
-            lease = self._promoted(key, host)
+            self._promote(key, host)
+            lease = self._lease(key)
             if lease is not None:
                 host.release()
                 return lease
@@ -238,25 +239,17 @@ class DeviceCache(Closable):
 
     # ---- private
 
-    def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:
+    def _lease(self, key: bytes) -> DeviceLease | None:
+        lease = self._entries.lease(key)
+        if lease is not None:
+            self.device.lend(lease.tree)
+        return lease
+
+    def _promote(self, key: bytes, host: Lease) -> None:
         # The reservation counts until the gauge shows the entry.
         size_bytes = max(host.payload_bytes, 1)
         room = messages.ReserveDevice(0, self.device.name, size_bytes, _PROMOTION_S, promotes=True)
-        try:
-            reserved = reserve(self.client.link, room, _PROMOTION_ASK_S)
-        except TensordError:
-            return None  # no room, or nobody who knows: the host tier's copy is there
-        with reserved:
-            entry = self._upkeep.moves.promoted(key, host, is_reserved=True)
-            lease = None if entry is None else aside(partial(self._put_promoted, entry))
-        if lease is not None:
-            self.device.lend(lease.tree)
+        # No room, or nobody who knows: the host tier's copy is there.
+        with suppress(TensordError), reserve(self.client.link, room, _PROMOTION_ASK_S):
+            self._upkeep.moves.promote(key, host, is_reserved=True)
             self._upkeep.wake()
-        return lease
-
-    def _put_promoted(self, entry: DeviceEntry) -> DeviceLease | None:
-        with self._entries.lock:
-            lease = self._entries.lease(entry.key)
-            if lease is None and self._entries.put(entry) is not None:
-                lease = DeviceLease(self._entries, entry)
-            return lease

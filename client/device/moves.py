@@ -1,7 +1,7 @@
 """Moves of entries: from the device into the ring, out of this process, and back.
 
 Owns: the orders of the daemon and offloads by the owner; the order of steps that makes a move safe. Does not own: the
-daemon's knowledge (ledger.py), the schedule (upkeep.py). All calls but `promoted` run in the upkeep thread.
+daemon's knowledge (ledger.py), the schedule (upkeep.py). All calls but `promote` run in the upkeep thread.
 
 Invariants: a tensor in use is never dropped. Each entry of an order is acknowledged or released exactly once while the
 connection lasts. An entry that its owner offloads leaves only if the host tier has stored it.
@@ -30,6 +30,7 @@ from ..arguments.put_options import PutOptions
 from ..gpu.interface import payload_of
 from ..link.link import Connected
 from ..reading.lease import Lease
+from ..threads.aside import aside
 from ..threads.waiting import LockEvent
 from ..writing.outcomes import Put
 from .entries import DeviceEntries, DeviceEntry, Registration
@@ -126,8 +127,9 @@ class Moves:
             self._away(job, entries)
         elif self._promotions:
             key = self._promotions.popleft()
-            if not refuses and key not in self._entries:
-                self._promote(key)
+            if not refuses and key not in self._entries and (lease := self._client.get(key)) is not None:
+                with lease:
+                    self.promote(key, lease)
 
     def _slice_of(self, job: Job) -> list[DeviceEntry]:
         chosen: list[DeviceEntry] = []
@@ -228,33 +230,22 @@ class Moves:
 
     # ---- back
 
-    def _promote(self, key: bytes) -> None:
-        lease = self._client.get(key)
-        if lease is None:
-            return
-        with lease:
-            entry = self.promoted(key, lease)
-        with self._entries.lock:
-            # An entry that was put meanwhile stays, since it is newer.
-            if entry is not None and key not in self._entries:
-                self._entries.put(entry)
-
-    def promoted(self, key: bytes, host: Lease, *, is_reserved: bool = False) -> DeviceEntry | None:
-        """A new entry, not in the table yet, with the content of a host lease; None if the device has no room for it or
-        cannot hold it."""
+    def promote(self, key: bytes, host: Lease, *, is_reserved: bool = False) -> None:
+        """Makes an entry of the content of a host lease, unless the device has no room for it or cannot hold it. An
+        entry that was put meanwhile stays."""
         try:
             tree = self._device.to_device(host.tree)
         except DeviceFull:
-            return None
+            return
         except Exception as error:
             # An engine may be waiting for this call. It uses the host tier's copy instead.
             _log.warning("%s is not promoted to %s: %s", key.hex(), self._device.name, error)
-            return None
+            return
         size_bytes = self._device.bytes_of(tree)
-        if not size_bytes:
-            return None
-        found = self._client.peek(key)
-        tokens = found.tokens if found is not None else 0
-        # The daemon remembers the agent and the cost of what has left.
-        marks = [self._device.mark()]
-        return DeviceEntry(key, tree, size_bytes, tokens, "", Registration(key), marks, is_reserved=is_reserved)
+        if size_bytes:
+            found = self._client.peek(key)
+            tokens = found.tokens if found is not None else 0
+            # The daemon remembers the agent and the cost of what has left.
+            marks = [self._device.mark()]
+            entry = DeviceEntry(key, tree, size_bytes, tokens, "", Registration(key), marks, is_reserved=is_reserved)
+            aside(partial(self._entries.put, entry))
