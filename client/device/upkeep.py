@@ -1,7 +1,7 @@
 """The background thread of a DeviceCache: it reports the device's entries to the daemon, and executes its orders.
 
-Owns: the thread, its events and its schedule; the device's state as reported by the daemon. Does not own: the table
-(entries.py), the daemon's knowledge of it (ledger.py), the orders (moves.py), which wait while the device is paused.
+Owns: the thread, its events and its schedule. Does not own: the table (entries.py), the daemon's knowledge of it
+(ledger.py), the orders (moves.py), which wait while the device is paused.
 
 Invariants: this thread alone sends the messages of its cache, so that the daemon gets them in the order of the changes.
 Only `stop` ends the thread: errors are logged, and shown as `error`.
@@ -46,15 +46,13 @@ _log = logging.getLogger("tensord")
 class Upkeep:
     """Keeps the daemon's knowledge of one cache's entries equal to the table, from `start` to `stop`.
 
-    `state`: the device's fill and mode, as last reported by the daemon; None without a daemon or a gauge. `error`: the
-    last error, or None. `uses_every_s`: how often the daemon is told of uses. `owner`: returns the cache. Once that is
-    collected, the thread ends by itself, also if `stop` was cut short by a signal handler.
+    `error`: the last error, or None. `uses_every_s`: how often the daemon is told of uses. `owner`: returns the cache.
+    Once that is collected, the thread ends by itself, also if `stop` was cut short by a signal handler.
     """
 
     def __init__(self, client: Client, entries: DeviceEntries) -> None:
         self.device = entries.device
         self.owner: Callable[[], object | None] = lambda: True
-        self.state: messages.TierState | None = None
         self.error: Exception | None = None
         self.uses_every_s = _USES_EVERY_S
         self._client = client
@@ -120,6 +118,11 @@ class Upkeep:
         return count, job
 
     @property
+    def state(self) -> messages.TierState | None:
+        """The device's fill and mode, as last reported by the daemon; None without a daemon or a gauge."""
+        return self._client.governor.state_of(self.device.name)
+
+    @property
     def refuses(self) -> bool:
         """Whether the device accepts no new entries."""
         state = self.state
@@ -135,18 +138,12 @@ class Upkeep:
         self._events.put(partial(self._on_attached, connected))
 
     def detached(self) -> None:
-        self.state = None
         self._events.put(partial(self._begin_anew, None))
 
     def received(self, message: ListenerMessage, connected: Connected) -> None:
         match message:
             case messages.ModeChanged(state=state) if state.gauge == self.device.name:
-                self.state = state
                 self._events.put(self.ledger.register_missing)
-            case messages.Modes(tiers=tiers):
-                self.state = next((state for state in tiers if state.gauge == self.device.name), self.state)
-            case messages.DeviceOpened(state=messages.TierState() as state) if state.gauge == self.device.name:
-                self.state = state
             case messages.Order(device=device) if device == self.device.name:
                 self._events.put(partial(self.moves.take, message, connected))
             case _:
@@ -158,7 +155,7 @@ class Upkeep:
         error = DaemonUnavailable("this process was forked off: the tensors are its parent's")
         # Kept for ever, and never used: their finalizers would use a device that did not survive the fork.
         _inherited.append((self, self._entries.close(error)))
-        self.state = self._thread = None
+        self._thread = None
         self._events = SimpleQueue()
         self._stopping = LockEvent()
         self._stopping.set()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tensord")
 Connected = BlockingChannel
 """Identifies one connection. The daemon keeps no state of it for the next."""
-ListenerMessage = messages.ModeChanged | messages.Order | messages.Modes | messages.DeviceOpened
+ListenerMessage = messages.ModeChanged | messages.Order | messages.Modes
 SAY_S: Final = 1.0
 """Time limit for sending one message, in seconds, where no call waits for its answer."""
 OPTIONAL: Final = (messages.RequestClaim, messages.OpenRing, messages.OpenInbox)

@@ -159,6 +159,11 @@ class GovernorListener:
             return None
         return self._link.ask(messages.Subscribe, timeout_s, connected=connected)
 
+    def state_of(self, gauge: str) -> TierState | None:
+        """The state of a gauge as the present daemon has reported it; None without one, or without the gauge."""
+        is_current = self._subscribed is not None and self._subscribed is self._link.connection
+        return self.states.get(gauge) if is_current else None
+
     def forget(self, subscription: Subscription) -> None:
         with suppress(ValueError):
             self._subscriptions.remove(subscription)

@@ -42,6 +42,7 @@ class Wire:
         self.said: deque[messages.Message] = deque()
         self.answered: deque[messages.Message] = deque()
         self.connection: Any = None
+        self.state: messages.TierState | None = None
         self.listeners = self
         self.puts: Any = None
         self._asked: dict[int, Future[Any]] = {}
@@ -89,7 +90,7 @@ class Wire:
             self.happen(ClientLeft(self.client))
         self.said.clear()
         self.answered.clear()
-        self.connection = None
+        self.connection = self.state = None
         while self._asked:
             self._asked.popitem()[1].set_exception(DaemonUnavailable("gone"))
         self.listener.detached()
@@ -108,7 +109,9 @@ class Wire:
         if not self.answered:
             return
         message: Any = self.answered.popleft()
-        if isinstance(message, messages.ModeChanged | messages.Order | messages.Modes | messages.DeviceOpened):
+        if isinstance(message, messages.ModeChanged):
+            self.state = message.state
+        if isinstance(message, messages.ModeChanged | messages.Order):
             self.listener.received(message, self.connection)
         if isinstance(message, messages.Error):
             self.errors.append(message)
@@ -130,7 +133,7 @@ class HostTier:
     def __init__(self, wire: Wire) -> None:
         self.link = wire
         wire.puts = self
-        self.governor = SimpleNamespace(watch=lambda: None)
+        self.governor = SimpleNamespace(watch=lambda: None, state_of=lambda gauge: wire.state)
         self.trees: dict[bytes, Any] = {}
         self.full = False
         self.after_put: Callable[[], object] = lambda: None
