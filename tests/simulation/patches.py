@@ -61,7 +61,6 @@ def patches(world: World) -> list[Any]:
         mock.patch.object(Whole, "write", slowly(Whole.write)),
         # What other threads do is done in place.
         mock.patch.object(puts, "aside", lambda work: work()),
-        mock.patch.object(puts, "later", lambda work: work()),
         mock.patch.object(copier, "TURN_BYTES", TURN_BYTES),
         mock.patch.object(copier, "SMALL_BYTES", SMALL_BYTES),
         mock.patch.object(put, "CHECKED_BYTES_MAX", SMALL_BYTES),

@@ -106,6 +106,7 @@ class Process:
         self._ids = count(number * 1_000_000 + 1)
         # What `Puts` uses of a link.
         self.attachment = SimpleNamespace(wait_renewed=lambda timeout_s: None)
+        self.silence = SimpleNamespace(patience_s=0.25)
         self.answers = SimpleNamespace(wait=lambda answer, timeout_s: answer.result(0))
         self.puts = Puts(cast("Link", self))
         self.eras = dict.fromkeys(TAGS, 0)
