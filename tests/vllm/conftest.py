@@ -17,7 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -33,7 +33,6 @@ collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 # Their own conftest.py needs vLLM.
 collect_ignore = [] if find_spec("vllm") else ["connector", "processor"]
 
-MANAGER: Final = {"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager", "manager_config": {}}
 StartEngine = Callable[..., Engine]
 
 _pictures = count(1)
@@ -85,8 +84,8 @@ class Stand:
     """A daemon, two engines of one model that use it, and one of the same model that does not.
 
     Attributes:
-        first, second: they have the connector, and tensord's encoder cache manager.
-        plain: has neither; its answers are what the others' have to be.
+        first, second: they have the connector.
+        plain: has it not; its answers are what the others' have to be.
     """
 
     daemon: Daemon
@@ -156,7 +155,7 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngi
 @pytest.fixture(scope="session")
 def session_stand(model: Path, start_engine: StartEngine) -> Iterator[Stand]:
     with Daemon() as daemon:
-        first, second = (start_engine(model, socket=daemon.socket, ec_manager_config=MANAGER) for _ in range(2))
+        first, second = (start_engine(model, socket=daemon.socket) for _ in range(2))
         stand = Stand(daemon, first, second, start_engine(model))
         first.wait_up()  # without a daemon
         daemon.start()

@@ -30,13 +30,14 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.worker.ec_connector_model_runner_mixin import ECConnectorModelRunnerMixin
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.encoder_cache import TensordEncoderCacheManager
+from tensord.client.vllm.engine import weights
 from tests.daemon_process import until
 
 from .tiny_llava import WIDTH, write_tiny_llava
@@ -136,7 +137,7 @@ class Steps:
             config.parallel_config.rank = rank
             self.workers.append(TensordECConnector(config, ECConnectorRole.WORKER))
         self.caches: list[dict[str, torch.Tensor]] = [{} for _ in range(ranks)]
-        self.manager = TensordEncoderCacheManager(cache_size=capacity)
+        self.manager = EncoderCacheManager(cache_size=capacity)
         self.requests: dict[str, Request] = {}
         self.encoded: list[str] = []
         """Identifiers, in the order in which the encoder ran."""
@@ -157,6 +158,11 @@ class Steps:
             del self.requests[asked.request_id]
             self.connector.request_finished(asked)
             self.manager.free(asked)
+
+    def reset(self, *, weights_kept: bool = False) -> None:
+        """Its caches are reset."""
+        with weights._resetting(weights_kept):
+            self.manager.reset()
 
     def run(self, *asked: Request) -> list[list[torch.Tensor]]:
         """Steps until these requests have their embeddings, ends them, and gives the embeddings of each."""

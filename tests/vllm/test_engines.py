@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ..daemon_process import until
-from .conftest import MANAGER, Stand, StartEngine, encoding, fresh
+from .conftest import Stand, StartEngine, encoding, fresh
 
 
 def test_answers_are_those_of_an_engine_without_the_connector_and_vllms_metrics_count_hits(stand: Stand) -> None:
@@ -26,7 +26,7 @@ def test_answers_are_those_of_an_engine_without_the_connector_and_vllms_metrics_
 def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_resume(
     stand: Stand, model: Path, start_engine: StartEngine
 ) -> None:
-    with start_engine(model, socket=stand.daemon.socket, ec_manager_config=MANAGER) as one:
+    with start_engine(model, socket=stand.daemon.socket) as one:
         one.wait_up()
         stand.attached(one)
         # Doubled and halved: the weights are what they were at last.
@@ -92,7 +92,7 @@ def test_each_of_an_engines_ranks_has_what_another_engine_of_as_many_encoded(
     stand: Stand, model: Path, start_engine: StartEngine
 ) -> None:
     pictures = [fresh() for _ in range(3)]
-    options = {"separate": True, "tensor_parallel_size": 2, "ec_manager_config": MANAGER}
+    options = {"separate": True, "tensor_parallel_size": 2}
     with start_engine(model, socket=stand.daemon.socket, **options) as one:
         one.wait_up()
         stand.attached(one, clients=3)

@@ -1,4 +1,4 @@
-"""The encoder cache manager in vLLM, and who hears that weights changed."""
+"""Who hears that an engine's weights changed."""
 
 from __future__ import annotations
 
@@ -8,27 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config.ec_manager_config import EncoderCacheManagerConfig
-from vllm.v1.core import encoder_cache_manager as theirs
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor as TheirExecutor
 
-from tensord.client.vllm import TensordEncoderCacheManager
 from tensord.client.vllm.engine import weights
-from tensord.errors import BadConfiguration
-
-NAME = "tensord.client.vllm.TensordEncoderCacheManager"
-
-
-def made(cache_size: int, *, is_encoder_decoder: bool = False, **settings: Any) -> Any:
-    """The manager as the scheduler makes it, from its name in the configuration."""
-    config: Any = SimpleNamespace(
-        ec_manager_config=EncoderCacheManagerConfig(encoder_cache_manager_cls=NAME, manager_config=settings),
-        model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder),
-    )
-    kind = config.ec_manager_config.get_encoder_cache_manager_obj()
-    return kind.create_manager(cache_size=cache_size, vllm_config=config)
 
 
 class Listener:
@@ -45,20 +28,6 @@ class Listener:
 @pytest.fixture
 def listener() -> Listener:
     return Listener()
-
-
-def test_the_name_in_the_configuration_gives_the_manager_that_the_model_needs_and_which_has_no_settings() -> None:
-    cache = made(10)
-    assert type(cache) is TensordEncoderCacheManager
-    assert isinstance(cache, theirs.EncoderCacheManager)
-    assert (cache.cache_size, cache.num_free_slots, cache.num_freeable_slots) == (10, 10, 10)
-    assert cache.get_manager_metadata() is None
-    assert isinstance(made(10, is_encoder_decoder=True), theirs.EncoderDecoderCacheManager)
-    with pytest.raises(BadConfiguration, match=r"\{'size': 3\}.* has no settings.*ec_connector_extra_config"):
-        made(10, size=3)
-
-
-# ---- who hears that weights changed
 
 
 class Executor(TheirExecutor):  # type: ignore[misc, unused-ignore]
@@ -139,10 +108,8 @@ def test_a_call_that_may_have_changed_weights_is_noticed_after_the_workers_have_
 @pytest.fixture
 def started(core: EngineCore, listener: Listener) -> EngineCore:
     """The core after its start, with as much of a scheduler as a reset and a sleep need."""
-    manager = made(10)
     scheduler: Any = SimpleNamespace(
-        encoder_cache_manager=manager,
-        reset_encoder_cache=manager.reset,
+        reset_encoder_cache=lambda: None,
         has_unfinished_requests=lambda: False,
         finish_requests=lambda *_: None,
         set_pause_state=lambda _: None,
@@ -177,20 +144,14 @@ def test_a_reset_after_a_change_around_vllms_methods_is_noticed_and_the_next_res
 
 
 def test_a_reset_counts_as_a_change_where_the_weights_of_the_start_are_not_known(
-    core: EngineCore, started: EngineCore, listener: Listener
+    started: EngineCore, listener: Listener
 ) -> None:
     del started.model_executor._tensord_marks
-    heard = listener.heard
-    for reset in (
-        started.reset_encoder_cache,
-        # By the scheduler alone, and of weights that cannot be read.
-        lambda: Scheduler.reset_encoder_cache(SimpleNamespace(encoder_cache_manager=made(10))),
-        started.reset_encoder_cache,
-    ):
-        reset()
-        heard, before = listener.heard, heard
-        assert heard > before
-        started.model_executor.model = torch.nn.Linear(4, 4, device="meta")
+    started.reset_encoder_cache()
+    assert listener.heard == 1
+    started.model_executor.model = torch.nn.Linear(4, 4, device="meta")  # weights that cannot be read
+    started.reset_encoder_cache()
+    assert listener.heard == 2
 
 
 @pytest.mark.parametrize(

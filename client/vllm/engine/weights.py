@@ -74,7 +74,7 @@ def listen_for_resets(callback: Listener) -> None:
     _listeners.append(WeakMethod(callback))
 
 
-def tell_listeners() -> None:
+def _tell_listeners() -> None:
     """Calls all listeners: caches were reset, or the weights may have changed."""
     for callback in [reference() for reference in _listeners]:
         try:
@@ -86,11 +86,10 @@ def tell_listeners() -> None:
 
 @contextmanager
 def _resetting(kept: bool) -> Iterator[None]:
-    """Within it, this thread's resets come with the weights as they were if `kept`. Begins with a call of all
-    listeners, since vLLM's own encoder cache manager tells nobody."""
+    """Calls all listeners. Within it, this thread's resets come with the weights as they were if `kept`."""
     _within.kept = kept
     try:
-        tell_listeners()
+        _tell_listeners()
         yield
     finally:
         _within.kept = False
@@ -107,7 +106,7 @@ def _call_and_tell(collective_rpc: Callable[..., Any], core: Any, method: Any, *
     finally:
         # Also after an error: some workers may have changed their weights, or a part of them.
         if not isinstance(method, str) or method not in LEAVES_WEIGHTS:
-            tell_listeners()
+            _tell_listeners()
 
 
 def weight_marks(worker: Any) -> bytes:
@@ -156,7 +155,7 @@ def _sleep(sleep: Callable[..., Any], core: Any, level: int = 1, *args: Any, **k
         return sleep(core, level, *args, **kwargs)
     finally:
         if level > 1:
-            tell_listeners()
+            _tell_listeners()
 
 
 def _wake_and_compare(wake_up: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +163,7 @@ def _wake_and_compare(wake_up: Callable[..., Any], core: Any, *args: Any, **kwar
         return wake_up(core, *args, **kwargs)
     finally:
         if not _are_same(core.model_executor):
-            tell_listeners()
+            _tell_listeners()
 
 
 def _start_and_mark(start: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ stay right."""
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensord.client.link.answers import Answers
-from tensord.client.vllm.engine import rings, weights
+from tensord.client.vllm.engine import rings
 from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
 
 from ..conftest import fresh, keys
@@ -164,7 +164,7 @@ def test_a_load_that_fails_ends_its_request_and_those_that_ask_for_that_picture_
     until(lambda: second.step() is not None and asked.request_id in second.failed, "the request to be ended")
     again = second.add(request(picture))
     until(lambda: second.step() == {} and again.request_id in second.failed, "the next one to be ended")
-    second.manager.reset()
+    second.reset()
     finds(second, picture)
     assert counted(second, "load_failures") == 1
 
@@ -177,7 +177,7 @@ def test_an_engine_whose_weights_changed_shares_nothing_and_others_go_on(
 ) -> None:
     first, second = apart
     picture = encode(first)
-    # Only this engine's: a reset of its manager is heard by all engines of a process.
+    # Only this engine's: a reset is heard by all engines of a process.
     side = second.connector._scheduler
     assert side is not None
     side.caches_reset(weights_kept=False)
@@ -195,7 +195,7 @@ def test_what_is_stored_is_dropped_once_there_is_a_daemon_again() -> None:
         attached(one)
         picture = encode(one)
         daemon.kill()
-        one.manager.reset()
+        one.reset()
         assert not finds(one, picture)
         daemon.start()
         until(lambda: not keys(daemon), "what is stored to be dropped")
@@ -239,8 +239,7 @@ def _go_through(first: Steps, second: Steps, acts: list[tuple[str, int]]) -> Non
         elif act in ("starve", "feed"):
             engine.has_blocks = act == "feed"
         elif act == "reset":
-            with weights._resetting(kept=True) if number % 2 else nullcontext():
-                engine.manager.reset()
+            engine.reset(weights_kept=bool(number % 2))
         for moved in (first, second):
             for name, found in moved.step().items():
                 assert right([asked[name]], [found])
