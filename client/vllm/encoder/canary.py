@@ -1,8 +1,7 @@
 """Spot checks of hits: some hits are encoded anyway and compared with the stored output. They detect namespaces that
 cover too little.
 
-Owns: the choice of hits, and the comparison. Does not own: the reaction to a difference (scheduler.py).
-Invariants: the first hit of each namespace is compared, then a random share of all hits; a rate of 0 compares none.
+Owns: the comparison. Does not own: the choice of hits, and the reaction to a difference (scheduler.py).
 
 Bits may differ between an image encoded alone and in a batch, and between machines; by how much depends on the dtype
 (`TOLERANCES`, docs/vllm.md). Outputs of another model differ by about 1.4.
@@ -11,13 +10,10 @@ Bits may differ between an image encoded alone and in a batch, and between machi
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping
 from typing import Final
 
 import torch
-
-from ....shm.ring.layout import NAMESPACE_TAG_BYTES
 
 TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.float64: 1e-4,
@@ -26,23 +22,6 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.bfloat16: 5e-2,
 }
 """By dtype: the relative difference of a row up to which two outputs count as equal."""
-
-
-class Canary:
-    """Chooses hits to check. `rate` is the share of hits that are encoded anyway."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._compared: set[bytes] = set()
-
-    def chooses(self, key: bytes) -> bool:
-        """Whether the hit on `key` is to be encoded anyway."""
-        is_first = key[:NAMESPACE_TAG_BYTES] not in self._compared
-        return self._rate > 0 and (is_first or random.random() < self._rate)
-
-    def compares(self, key: bytes) -> None:
-        """Records that a hit in the key's namespace will be compared."""
-        self._compared.add(key[:NAMESPACE_TAG_BYTES])
 
 
 def difference(found: torch.Tensor, encoded: torch.Tensor) -> float:

@@ -91,7 +91,7 @@ class Lookups:
     def __init__(self, vllm_config: Any, settings: Settings, does: str, counts: Counts) -> None:
         model = vllm_config.model_config
         self._dtype = dtype_name(model.dtype)
-        self._widths = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
+        self._widths = vllm_config.ec_transfer_config.mm_encoder_output_widths
         self._hidden = model.get_inputs_embeds_size()
         self._counts = counts
         self.namespace: Namespace | None = None

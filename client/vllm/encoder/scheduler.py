@@ -33,6 +33,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -41,7 +42,6 @@ from typing import Any, Final
 from ...caches.measures import Counts
 from ..engine.presence import does, engine_client_name
 from ..engine.settings import Settings
-from .canary import Canary
 from .claims import EncodeClaims
 from .inputs import Asking, Input, Lookups, inputs_of
 from .pace import Pace
@@ -82,7 +82,8 @@ class SchedulerSide:
         self._wait_s_max = settings.wait_s_max
         self._producer: bool = vllm_config.ec_transfer_config.is_ec_producer
         self._consumer: bool = vllm_config.ec_transfer_config.is_ec_consumer
-        self._canary = Canary(settings.canary)
+        self._canary = settings.canary
+        self._compared = False
         self._connected_told: bool | None = None
         self._counts = Counts()
         self._lookups = Lookups(vllm_config, settings, does(self._producer, self._consumer), self._counts)
@@ -92,7 +93,7 @@ class SchedulerSide:
         self._unavailable: set[str] = set()
         self._deferred = False
         self._plan = StepPlan(ranks_of(vllm_config), self._counts)
-        self._pace = Pace(self._asking.values(), self._wait_s_max, self._step_requests, self._step_rows)
+        self._pace = Pace(self._asking.values(), self._wait_s_max, self._step_rows)
         name, failed = engine_client_name(vllm_config, "scheduler"), partial(self._counts.count, "errors")
         self._claims = EncodeClaims(settings.socket, name, failed)
         self._background = self._claims.background
@@ -135,7 +136,8 @@ class SchedulerSide:
         if found is None or found.lease is None or found.key is None:
             return False
         if found.check is None:
-            found.check = self._canary.chooses(found.key)
+            # The first hit, then a random share of all.
+            found.check = self._canary > 0 and (not self._compared or random.random() < self._canary)
         return not found.check
 
     def allocated(self, request: Any, index: int) -> None:
@@ -154,7 +156,7 @@ class SchedulerSide:
             self._counts.count("misses")
             self._pace.allocate(feature.mm_position.get_num_embeds())
             if found is not None and found.key and found.lease is not None and found.check:
-                self._canary.compares(found.key)
+                self._compared = True
                 self._plan.checks[feature.identifier] = found.key, found.lease
             # Not by a mere consumer, and not if it is stored already.
             elif found is not None and found.key and not found.lease and self._producer and self._lookups.shares:

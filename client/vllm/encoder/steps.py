@@ -5,8 +5,8 @@ Owns: the messages' fields; which inputs the workers load, store and compare in 
 each rank maps; which inputs are in the engine's own encoder cache, according to the engine's calls. Does not own: the
 choice between loading and encoding (scheduler.py).
 
-Invariants: a lease is held until all ranks are done with its step, or LAG_STEPS_MAX steps have been made since. The
-messages cross processes, pickled by vLLM: they contain only bytes, numbers, strings, containers and numpy arrays.
+Invariants: a lease is held until all ranks are done with its step. The messages cross processes, pickled by vLLM: they
+contain only bytes, numbers, strings, containers and numpy arrays.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, 
 from ...caches.measures import Counts
 from ...reading.lease import Lease
 
-LAG_STEPS_MAX: Final = 256
-"""Ranks run steps in order, and are at most a few steps behind. A rank that is this many steps behind is taken as done;
-its report was lost."""
-
 
 def ranks_of(vllm_config: Any) -> int:
     """Number of workers that run the encoder's pipeline stage. Each has its own encoder cache, and loads each input."""
     parallel = vllm_config.parallel_config
-    ranks: int = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+    ranks: int = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     return ranks
 
 
@@ -150,8 +146,6 @@ class StepPlan:
         """The metadata of the step, which computes `tokens` and encodes `rows`. Begins the next one."""
         if tokens or self._allocated:
             self._step += 1
-        for step in [step for step in self.in_progress if step + LAG_STEPS_MAX < self._step]:
-            del self.in_progress[step]
         self.local |= self._allocated
         self._allocated = set()
         if not self.loads and not self.saves and not self.checks:

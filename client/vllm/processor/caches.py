@@ -9,8 +9,9 @@ parallel engines each frontend has a separate cache. Here any number of frontend
 
 Invariants: no call raises because the daemon is away or the ring is full. An item whose hash is determined by its
 content (hashes.py) is shared by all processes. Any other hash, such as a client's UUID, may name other content in
-another process; its item is stored for this frontend alone, for as long as that runs. An item with a reference's field
-is a complete reference, or it is refused: a client may have sent it.
+another process; its item is stored for this frontend alone, for as long as that runs. An item without prompt updates
+may come from a program that expanded the prompt itself, and is not stored: nobody could place it. An item with a
+reference's field is a complete reference, or it is refused: a client may have sent it.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._forms = forms_of(namespace.tag)
         self.cache = ProcessorCache(self._client, namespace, accepts=self._forms.has, **limits)
         self._told = False
-        self._take_scopes()
+        self._own_scope = os.urandom(_SCOPE_BYTES)
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        return self._found(mm_hash) is not None
+        return self.cache.is_cached([self._scoped(mm_hash)])[0]
 
     def get_and_update_item(self, mm_item: InItem, mm_hash: str) -> OutItem:
         """The item or its reference for the engine, and the item's prompt updates.
@@ -95,24 +96,23 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         Raises:
             MultiModalCacheMissError: `mm_item` is None, and the item is neither stored nor held.
         """
-        found = self._found(mm_hash)
+        is_cached = self.is_cached_item(mm_hash)
         if mm_item is not None:
-            return self._store(*mm_item, mm_hash) if found is None else self._send(*mm_item, mm_hash, found)
-        for scope in self._scopes(mm_hash) if found is None else [found]:
-            tree = self.cache.held(_scoped_hash(scope, mm_hash))
-            if tree is not None:
-                return self._send(None, tree_updates(tree), mm_hash, scope)
-        raise MultiModalCacheMissError([mm_hash])
+            return self._send(*mm_item, mm_hash) if is_cached else self._store(*mm_item, mm_hash)
+        tree = self.cache.held(self._scoped(mm_hash))
+        if tree is None:
+            raise MultiModalCacheMissError([mm_hash])
+        return self._send(None, tree_updates(tree), mm_hash)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         # The item is held until the lookup that follows. Only the lookup counts as a use.
-        self._found(mm_hash)
+        self.is_cached_item(mm_hash)
 
     def release_sender_touches(self) -> None:
         self.cache.release()
 
     def invalidate(self, mm_hash: str) -> None:
-        self.cache.invalidate(_scoped_hash(scope, mm_hash) for scope in self._known_scopes)
+        self.cache.invalidate(_scoped_hash(scope, mm_hash) for scope in (_SHARED_SCOPE, self._own_scope))
 
     def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
         """Checks an item that a client sent: if it is a reference, it must be the one of `mm_hash`.
@@ -124,7 +124,9 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         if found is None:
             return
         scope, reference = found
-        if scope not in self._known_scopes or reference.key != self.cache.key(_scoped_hash(scope, mm_hash)):
+        if scope not in (_SHARED_SCOPE, self._own_scope) or reference.key != self.cache.key(
+            _scoped_hash(scope, mm_hash)
+        ):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
         if not self.cache.lends(reference):
             # A reference that a client sent must not make the engine send messages to another process.
@@ -135,7 +137,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         by content stay: they are still right, and other engines use them.
         """
         self.cache.forget()
-        self._take_scopes()
+        self._own_scope = os.urandom(_SCOPE_BYTES)
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
         stats = self.cache.make_stats(delta)
@@ -149,40 +151,29 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.close()
         self._client.close()
 
-    def _take_scopes(self) -> None:
-        self._named_scope, self._bare_scope = os.urandom(_SCOPE_BYTES), os.urandom(_SCOPE_BYTES)
-        self._known_scopes = _SHARED_SCOPE, self._named_scope, self._bare_scope
+    def _scope(self, mm_hash: str) -> bytes:
+        return _SHARED_SCOPE if follows_from_content(mm_hash) else self._own_scope
 
-    def _scopes(self, mm_hash: str) -> list[bytes]:
-        """The scopes in which an item may be stored: first the one used with prompt updates, last the one used
-        without."""
-        if not follows_from_content(mm_hash):
-            return [self._named_scope]
-        # An item without updates may come from a program that expanded the prompt itself. Other processes could not
-        # place it.
-        return [_SHARED_SCOPE, self._bare_scope]
+    def _scoped(self, mm_hash: str) -> bytes:
+        return _scoped_hash(self._scope(mm_hash), mm_hash)
 
-    def _found(self, mm_hash: str) -> bytes | None:
-        """The first scope in which the item is stored, or None. The item is held from now on."""
-        for scope in self._scopes(mm_hash):
-            if self.cache.is_cached([_scoped_hash(scope, mm_hash)])[0]:
-                return scope
-        return None
-
-    def _send(self, item: MultiModalKwargsItem | None, updates: Updates, mm_hash: str, scope: bytes) -> OutItem:
+    def _send(self, item: MultiModalKwargsItem | None, updates: Updates, mm_hash: str) -> OutItem:
         """A reference to the stored item; if it is no longer stored, the item itself."""
         try:
-            (sent,) = self.cache.get_and_update([None], [_scoped_hash(scope, mm_hash)])
+            (sent,) = self.cache.get_and_update([None], [self._scoped(mm_hash)])
         except ReferenceLost:
             # Another thread has cleared the cache since the item was found.
             if item is None:
                 raise MultiModalCacheMissError([mm_hash]) from None
             return item, updates
         if isinstance(sent, Reference):
-            return _reference_item(sent, scope), updates
+            return _reference_item(sent, self._scope(mm_hash)), updates
         return item if item is not None else tree_item(sent), updates
 
     def _store(self, item: MultiModalKwargsItem, updates: Updates, mm_hash: str) -> OutItem:
+        if not updates:
+            self.cache.pass_through("unsupported")
+            return item, updates
         try:
             tree = item_tree(item, updates)
         except TensordError as error:
@@ -195,9 +186,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         # An item without tensors has no digest.
         with suppress(UnsupportedLeaf):
             tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
-        scope = self._scopes(mm_hash)[0 if updates else -1]
-        (sent,) = self.cache.get_and_update([tree], [_scoped_hash(scope, mm_hash)])
-        return (_reference_item(sent, scope) if isinstance(sent, Reference) else item), updates
+        (sent,) = self.cache.get_and_update([tree], [self._scoped(mm_hash)])
+        return (_reference_item(sent, self._scope(mm_hash)) if isinstance(sent, Reference) else item), updates
 
 
 class TensordReceiverCache(BaseMultiModalReceiverCache):

@@ -9,7 +9,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 
 import tensord
-from tensord.client.vllm.encoder import steps
 from tensord.client.vllm.encoder.steps import NOTHING, Report
 from tests.daemon_process import MIB, Daemon
 
@@ -75,19 +74,3 @@ def test_a_preempted_request_never_stores_another_request_s_picture(first: Steps
     freed = SchedulerOutput.make_empty()
     freed.free_encoder_mm_hashes = [name]
     first.connector.build_connector_meta(freed)
-
-
-def test_a_rank_that_is_many_steps_behind_is_taken_as_done(
-    shared: Daemon, first: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its report was lost."""
-    monkeypatch.setattr(steps, "LAG_STEPS_MAX", 3)
-    with Steps(other_name(shared.socket, 1)) as another:
-        picture = encode(first)
-        settled(another, asked := another.add(request(picture)))
-        another.schedule()
-        assert another.held["steps"] == 1
-        asked.num_computed_tokens = asked.num_tokens
-        for _ in range(4):
-            another.schedule()
-        assert another.held["steps"] == 0
