@@ -2,9 +2,8 @@
 
 Owns: the choice of the side. Does not own: the sides' logic.
 
-Invariants: no method raises because of the daemon's state, and none waits for the daemon. Hooks that a version of vLLM
-does not call are not required, and hooks that a version lacks are not called. vLLM's base class answers calls of this
-version that are not defined here.
+Invariants: no method raises because of the daemon's state, and none waits for the daemon. vLLM's base
+class answers calls that are not defined here.
 
     ec_transfer_config={"ec_connector": "TensordECConnector", "ec_role": "ec_both"}
     # without plugins: "ec_connector_module_path": "tensord.client.vllm.connector"
@@ -16,6 +15,7 @@ import logging
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 
 from ..checkpoints.loading import loading_begins
@@ -25,7 +25,7 @@ from .encoder.steps import NOTHING, Report, StepMetadata
 from .encoder.worker import WorkerSide
 from .engine import sleeping, weights
 from .engine.settings import Settings
-from .plugin import log_with_vllm
+from .plugin import log_with_vllm, why_untested
 
 _log = logging.getLogger("tensord")
 
@@ -48,7 +48,9 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             sleeping.install(settings)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        if vllm_config.model_config.is_encoder_decoder:
+        if why_not := why_untested(vllm.__version__):
+            _log.warning("tensord: this engine shares no encoder outputs: %s", why_not)
+        elif vllm_config.model_config.is_encoder_decoder:
             # vLLM caches no encoder outputs for these models, and would not load any.
             _log.warning("tensord: models with an encoder and a decoder share no encoder outputs")
         elif vllm_config.parallel_config.pipeline_parallel_size > 1:

@@ -14,8 +14,7 @@ from typing import Any, Final
 import pytest
 
 from tensord.client.vllm.engine import sleeping
-from tensord.client.vllm.engine.settings import KVSettings, Settings
-from tensord.client.vllm.engine.sleeping import together
+from tensord.client.vllm.engine.settings import Settings
 from tensord.testing.fake_card import FakeCard
 
 from ..client.device.card import CARD, card_folder, watching
@@ -212,15 +211,6 @@ def test_an_engine_sleeps_where_only_its_kv_connector_asks_for_it(stand: CardSta
         stand.asleep()
         stand.card.occupy(OTHERS_BYTES + ENGINE_BYTES)
         until(lambda: SLEPT in both.log, "the engine sleeps", PATIENCE_S)
-
-
-def test_of_two_settings_the_engine_follows_the_one_that_gives_memory_back_earlier() -> None:
-    kv = KVSettings(sleep_at="critical", sleep_idle_s=5.0)
-    ec = Settings(socket="/run/other.sock", sleep_at="pressure", sleep_idle_s=20.0)
-    for asked in ([kv, ec], [ec, kv]):
-        settings = together(asked)
-        assert (settings.sleep_at, settings.sleep_idle_s, settings.socket) == ("pressure", 5.0, "/run/other.sock")
-    assert together([kv]).sleep_at == "critical"
 
 
 def test_an_engine_that_cannot_sleep_says_why(

@@ -40,8 +40,10 @@ from functools import partial
 from typing import Any, Final
 
 from ...caches.measures import Counts
+from ..engine.background import PAUSE_S
 from ..engine.presence import does, engine_client_name
 from ..engine.settings import Settings
+from ..engine.weights import CHANGED
 from .claims import EncodeClaims
 from .inputs import Asking, Input, Lookups, inputs_of
 from .pace import Pace
@@ -52,14 +54,8 @@ ANSWER_S: Final = 0.25
 """Seconds that a request waits for the answer of a silent daemon, until the client takes it for away."""
 LOOK_UP_S: Final = 0.25
 """Seconds that lookups may take at least, even if `wait_s_max` is shorter."""
-PAUSE_S: Final = 0.0001
 UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
 """Inputs that the model receives as they are, without an encoder."""
-_CHANGED: Final = (
-    "tensord: the model of this engine was changed in place, or may have been, so other engines cannot know its "
-    "present weights. From now on it shares no encoder outputs. To share again, restart it from files that have these "
-    "weights"
-)
 _WRONG: Final = (
     "tensord: WRONG OUTPUT FOUND. The entry %s differs from the output that this engine encodes: a row differs by %.2g "
     "of its norm. Its namespace is evicted, and this engine shares no output until it restarts. The engines that share "
@@ -175,7 +171,7 @@ class SchedulerSide:
     def caches_reset(self, weights_kept: bool) -> None:
         """The engine's caches are empty. With other weights, sharing ends."""
         if not weights_kept:
-            self._end_sharing(logging.WARNING, _CHANGED)
+            self._end_sharing(logging.WARNING, CHANGED, "encoder outputs")
             self._claims.end_saves()
         self._release(*self._asking.values())
         self._plan.local.clear()
@@ -188,7 +184,6 @@ class SchedulerSide:
         self._plan.local.difference_update(scheduler_output.free_encoder_mm_hashes)
         tokens = scheduler_output.total_num_scheduled_tokens
         if self._deferred and not tokens:
-            # No tokens are scheduled in this step, so the background thread gets the interpreter to settle the lookups.
             time.sleep(PAUSE_S)
         self._deferred = False
         return self._plan.make(tokens, self._pace.end_step())

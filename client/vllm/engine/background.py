@@ -29,6 +29,8 @@ LATE_S: Final = 0.25
 TIMEOUT_S: Final = 1.0
 SOON_S: Final = 0.001
 IDLE_S: Final = 0.5
+PAUSE_S: Final = 0.0001
+"""How long a step without tokens sleeps, so that the thread gets the interpreter to settle what requests wait for."""
 
 Job = Callable[[Client], object]
 _log = logging.getLogger("tensord")

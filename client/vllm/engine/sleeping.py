@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -53,8 +53,8 @@ _log = logging.getLogger("tensord")
 
 
 def install(settings: SharedSettings) -> None:
-    """Has the engine core that this process is making sleep as the settings of its connectors say together, if they
-    have a mode. The scheduler's side of each connector calls it."""
+    """Has the engine core that this process is making sleep as the settings say, if they have a mode. The scheduler's
+    side of each connector calls it; the first one with a mode decides."""
     if not settings.sleep_at:
         return
     if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
@@ -85,7 +85,7 @@ def begun(core: Any) -> Sleeper | None:
     if not _asked:
         return None
     config = core.vllm_config
-    settings = together(_asked)
+    settings = _asked[0]
     _asked.clear()
     cards = frozenset(name for name, _ in core.model_executor.collective_rpc(sleeping_bytes))
     if not all(cards):
@@ -98,16 +98,6 @@ def begun(core: Any) -> Sleeper | None:
         return Sleeper(core, settings, cards)
     _log.warning("tensord: this engine does not sleep by itself: %s", why)
     return None
-
-
-def together(asked: Sequence[SharedSettings]) -> SharedSettings:
-    """What the settings of an engine's connectors, each with a mode, ask for together: a sleep at the less full one of
-    two modes, and after the shorter idle time."""
-    return SharedSettings(
-        socket=next((settings.socket for settings in asked if settings.socket), None),
-        sleep_at=min((Mode(settings.sleep_at) for settings in asked), key=LEVELS.index).value,
-        sleep_idle_s=min(settings.sleep_idle_s for settings in asked),
-    )
 
 
 def sleeping_bytes(worker: Any) -> tuple[str, int]:

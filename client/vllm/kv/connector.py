@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import torch
 import vllm
-from packaging.version import InvalidVersion, Version
 from vllm import _custom_ops as ops
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
@@ -42,7 +41,7 @@ from ..engine import sleeping, weights
 from ..engine.hooks import hook
 from ..engine.presence import does, engine_client_name
 from ..engine.settings import KVSettings
-from ..plugin import log_with_vllm
+from ..plugin import log_with_vllm, why_untested
 from .copying.copies import Copies
 from .copying.host_memory import HostBlocks
 from .jobs import WorkerReport, with_theirs
@@ -50,9 +49,6 @@ from .keys import Chunks
 from .scheduler import KVManager
 from .worker import KVWorker
 
-VERSION_LEAST: Final = Version("0.32")
-VERSION_END: Final = Version("0.33")
-"""vLLM's versions from VERSION_LEAST on and before VERSION_END are tested."""
 GROUPS: Final = (FullAttentionSpec, SlidingWindowSpec)
 """Kinds of KV cache groups that are covered. Subclasses, as for latent attention, are not among them."""
 DEVICES: Final = ("cpu", "cuda")
@@ -129,7 +125,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
                 f"--prefix-caching-hash-algo {algorithm} gives a block another hash in each process, and different "
                 "blocks may have the same: TensordKVConnector needs sha256 or sha256_cbor"
             )
-        why_not = why_not_covered(vllm_config, kv_cache_config, vllm.__version__)
+        why_not = why_untested(vllm.__version__) or why_not_covered(vllm_config, kv_cache_config)
         config = build_offloading_config(vllm_config, kv_cache_config) if why_not is None else None
         if role == KVConnectorRole.WORKER:
             self.connector_worker = Idle() if config is None else self._worker_side(config, settings)
@@ -206,7 +202,7 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
 
     def on_new_request(self, request: Any) -> None:
         if self._manager is not None:
-            self._manager.expect(request)
+            self._manager.begin(request)
         super().on_new_request(request)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -243,17 +239,8 @@ class TensordKVConnector(OffloadingConnector):  # type: ignore[misc, unused-igno
         return with_theirs(self._worker.report() if self._worker is not None else None, theirs)
 
 
-def why_not_covered(vllm_config: Any, kv_cache_config: Any, version: str) -> str | None:
-    """Why the engine shares no KV, and what to do; None if it is covered. `version`: vLLM's."""
-    try:
-        is_tested = VERSION_LEAST <= Version(Version(version).public) < VERSION_END
-    except InvalidVersion:
-        is_tested = False
-    if not is_tested:
-        return (
-            f"vLLM {version} is not among the tested versions, from {VERSION_LEAST} to before {VERSION_END}: install "
-            "one of these, or a newer tensord"
-        )
+def why_not_covered(vllm_config: Any, kv_cache_config: Any) -> str | None:
+    """Why the engine shares no KV, and what to do; None if it is covered."""
     device = vllm_config.device_config.device_type
     if device not in DEVICES or (device == "cuda" and torch.version.hip):
         kind = "an AMD GPU" if torch.version.hip else f"the device {device!r}"

@@ -1,7 +1,7 @@
-"""Hints of a request about its agent, and the turns of agents that follow from requests.
+"""Hints of a request about its agent.
 
-Owns: how a request names its agent and the agent's end, and which of an agent's requests begin and end its turn. Does
-not own: what the replacement policy does about turns (the daemon), nor vLLM's own hints, which vLLM's connector obeys.
+Owns: how a request names its agent and the agent's end. Does not own: what follows from it (scheduler.py), nor vLLM's
+own hints, which vLLM's connector obeys.
 
 A request names its agent in its kv_transfer_params, by the keys below, or else by its session_id.
 
@@ -11,9 +11,8 @@ Invariants: an invalid hint is logged once of its kind and ignored, because a cl
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from ....errors import UsageError
 from ....ipc.messages.schema import AGENT_NAME_CHARS_MAX
@@ -22,7 +21,6 @@ from ...arguments.checks import check_name
 AGENT: Final = "tensord.agent"
 AGENT_ENDS: Final = "tensord.agent_ends"
 PARAMS: Final = "kv_transfer_params"
-Turn = Literal["began", "turn_ended", "finished"]
 _log = logging.getLogger("tensord")
 _warned: set[str] = set()
 
@@ -32,36 +30,6 @@ class AgentHints(NamedTuple):
 
     agent: str = ""
     ends: bool = False
-
-
-class AgentTurns:
-    """The agents with requests in this engine. A turn lasts from the first request of an agent until no request of it
-    is left. `report` receives each agent's name and new state."""
-
-    def __init__(self, report: Callable[[str, Turn], None]) -> None:
-        self._report = report
-        self._running: Counter[str] = Counter()
-        self._ending: set[str] = set()
-
-    def begin(self, hints: AgentHints) -> None:
-        """A request begins."""
-        agent = hints.agent
-        if agent:
-            self._running[agent] += 1
-            if self._running[agent] == 1:
-                self._report(agent, "began")
-
-    def end(self, hints: AgentHints) -> None:
-        """A request of `begin` has ended."""
-        agent = hints.agent
-        if agent:
-            if hints.ends:
-                self._ending.add(agent)
-            self._running[agent] -= 1
-            if not self._running[agent]:
-                del self._running[agent]
-                self._report(agent, "finished" if agent in self._ending else "turn_ended")
-                self._ending.discard(agent)
 
 
 def hints_of(params: Any, session_id: Any) -> AgentHints:

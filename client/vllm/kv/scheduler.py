@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -44,9 +44,9 @@ from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
 from ...reading.lease import Lease
 from ...reading.view import View
-from ..engine.background import Background
-from ..engine.weights import weights_are_kept
-from .hints import AgentHints, AgentTurns, Turn, hints_of
+from ..engine.background import PAUSE_S, Background
+from ..engine.weights import CHANGED, weights_are_kept
+from .hints import AgentHints, hints_of
 from .jobs import LoadChunks, StoreChunks, WorkerReport
 from .keys import Chunks, Naming, RequestMedia
 
@@ -57,7 +57,6 @@ DAMAGED_MAX: Final = 4096
 NAME_S: Final = 0.25
 """Seconds that the digests of a request's media may take. After that its blocks behind the first medium are not
 shared."""
-PAUSE_S: Final = 0.0001
 Pinned = list[tuple[Lease, bytes]]
 """A chunk that is pinned: by rank, the lease of its part and the lease's handle."""
 _log = logging.getLogger("tensord")
@@ -65,16 +64,14 @@ _log = logging.getLogger("tensord")
 
 @dataclass(slots=True, eq=False)
 class RequestBlocks:
-    """What the manager knows of a request. It is part of vLLM's ReqContext.
+    """What the manager knows of a request.
 
-    `naming`: None if the request shares nothing. `loads`: whether the request may load blocks of this host's memory.
-    `pinned`, `failed`: chunks that were found, and those whose load failed. `run`: what the daemon fetches for the
-    request, or has fetched.
+    `naming`: None if the request shares nothing. `pinned`, `failed`: chunks that were found, and those whose load
+    failed. `run`: what the daemon fetches for the request, or has fetched.
     """
 
     naming: Naming | None = None
     hints: AgentHints = field(default_factory=AgentHints)
-    loads: bool = False
     pinned: dict[OffloadKey, Pinned] = field(default_factory=dict)
     failed: set[OffloadKey] = field(default_factory=set)
     run: RemoteRun | None = None
@@ -91,9 +88,9 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         self._chunks = chunks
         self._stores = stores
         self._finds = finds
-        self._coming: Any = None
         self._states: dict[str, RequestBlocks] = {}
-        self._turns = AgentTurns(self._report_turn)
+        self._ending: set[str] = set()
+        """Agents that end with their turn."""
         self._pins = 0
         self._tickets = 0
         self._loading: dict[int, tuple[int, list[OffloadKey], list[Pinned], RequestBlocks]] = {}
@@ -109,26 +106,27 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     # ---- a request's life
 
-    def expect(self, request: Any) -> None:
-        """Announces the request of the next `on_new_request`, which vLLM calls without it."""
-        self._coming = request
+    def begin(self, request: Any) -> None:
+        """A new request of vLLM's."""
+        hints = hints_of(request.kv_transfer_params, request.session_id)
+        if hints.agent and not self._is_running(hints.agent):
+            self._report_turn(hints.agent, "began")
+        self._states[request.request_id] = RequestBlocks(self._naming(request), hints)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        request, self._coming = self._coming, None
-        if request is not None and request.request_id == req_context.req_id:
-            state = self._begin(request)
-            state.loads = self._finds and req_context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
-            state.hints = hints_of(req_context.kv_transfer_params, request.session_id)
-            self._states[req_context.req_id] = state
-            req_context.set_state(state)
-            self._turns.begin(state.hints)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         state = self._states.pop(req_context.req_id, None)
-        if state is not None:
-            self._release(state)
-            self._turns.end(state.hints)
+        if state is None:
+            return
+        self._release(state)
+        agent, ends = state.hints
+        if ends:
+            self._ending.add(agent)
+        if agent and not self._is_running(agent):
+            self._report_turn(agent, "finished" if agent in self._ending else "turn_ended")
+            self._ending.discard(agent)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
         """Releases what was pinned for these requests and is not loaded: they compute from here on."""
@@ -136,12 +134,16 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             for state in filter(None, map(self._states.get, request_ids)):
                 self._release(state)
 
-    def _report_turn(self, agent: str, turn: Turn) -> None:
+    def _is_running(self, agent: str) -> bool:
+        """Whether a request of the agent runs here. A turn lasts from an agent's first request until none is left."""
+        return any(state.hints.agent == agent for state in self._states.values())
+
+    def _report_turn(self, agent: str, turn: Literal["began", "turn_ended", "finished"]) -> None:
         self._background.post(lambda client: client.link.ask(lambda number: messages.AgentTurn(number, agent, turn)))
 
-    def _begin(self, request: Any) -> RequestBlocks:
+    def _naming(self, request: Any) -> Naming | None:
         if request.lora_request is not None or request.prompt_embeds is not None or self._off:
-            return RequestBlocks()
+            return None
         view = self._background.view
         features = sorted(request.mm_features or (), key=lambda feature: feature.mm_position.offset)
         media = RequestMedia([feature.mm_position.offset for feature in features])
@@ -150,7 +152,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         items = [feature.data for feature in features]
         if items and (self._background.late or not self._background.post(lambda _: media.name(items))):
             media.settle([None] * len(items))
-        return RequestBlocks(Naming(namespace, self._chunks, media, request.block_hashes))
+        return Naming(namespace, self._chunks, media, request.block_hashes)
 
     def _release(self, state: RequestBlocks) -> None:
         self._pins -= sum(map(len, state.pinned.values()))
@@ -159,8 +161,9 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     # ---- lookups and loads
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        state = req_context.get_state(RequestBlocks)
-        if state is None or state.naming is None or not state.loads or self._off:
+        state = self._states.get(req_context.req_id)
+        may_load = self._finds and req_context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
+        if state is None or state.naming is None or not may_load or self._off:
             return LookupResult.MISS
         if key in state.failed or key in state.pinned:
             return LookupResult.HIT if key in state.pinned else LookupResult.MISS
@@ -210,7 +213,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadChunks:
         """Hands pins over to a load. A chunk that is not pinned, which vLLM never asks for, fails in the worker."""
         wanted = list(keys)
-        state = req_context.get_state(RequestBlocks) or RequestBlocks()
+        state = self._states.get(req_context.req_id) or RequestBlocks()
         missing: Pinned = []
         pinned = [state.pinned.pop(key, missing) for key in wanted]
         self._tickets += 1
@@ -250,7 +253,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """Chooses the chunks that no engine has stored, and that this one is not storing."""
-        state = req_context.get_state(RequestBlocks) or RequestBlocks()
+        state = self._states.get(req_context.req_id) or RequestBlocks()
         naming = state.naming
         chosen: list[OffloadKey] = []
         ranks = range(self._chunks.ranks)
@@ -289,10 +292,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
         """Ends sharing if the engine's weights were changed: they have no name any more."""
         if not weights_kept and not self._changed:
             self._changed = True
-            _log.warning(
-                "tensord: the model of this engine was changed in place, so other engines cannot know its present "
-                "weights. From now on it shares no KV. To share again, restart it from files that have these weights"
-            )
+            _log.warning(CHANGED, "KV")
 
     def reset_cache(self) -> None:
         """Drops all stored KV of the namespace, for all engines. Nothing is shared until the daemon has done so.
@@ -310,7 +310,6 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
     def on_schedule_end(self, context: Any) -> None:
         if self._deferred:
             self._deferred = False
-            # The background thread gets the interpreter to settle the digests.
             time.sleep(PAUSE_S)
 
     def shutdown(self) -> None:

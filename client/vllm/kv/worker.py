@@ -81,7 +81,6 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
         self._finished: list[TransferResult] = []
         self._failed_jobs: set[int] = set()
         self._news = WorkerReport()
-        self._tidy_at_s = 0.0
         self._rings = MappedRings()
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         """What the copier is to call."""
@@ -299,9 +298,7 @@ class KVWorker(OffloadingWorker):  # type: ignore[misc, unused-ignore]
     def _tick(self, client: Client) -> float:
         self._rings.look(client.link.view)
         self._end_reached()
-        if (now := time.monotonic()) >= self._tidy_at_s:
-            self._tidy_at_s = now + IDLE_S
-            self._work.put(lambda: self._copies.tidy(self._rings.mappings))
+        self._work.put(lambda: self._copies.tidy(self._rings.mappings))
         return IDLE_S
 
     def _put(self, chunks: StoreChunks, saved: Sequence[tuple[int, Array]], client: Client) -> None:

@@ -124,9 +124,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         if found is None:
             return
         scope, reference = found
-        if scope not in (_SHARED_SCOPE, self._own_scope) or reference.key != self.cache.key(
-            _scoped_hash(scope, mm_hash)
-        ):
+        known = scope in (_SHARED_SCOPE, self._own_scope)
+        if not known or reference.key != self.cache.key(_scoped_hash(scope, mm_hash)):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
         if not self.cache.lends(reference):
             # A reference that a client sent must not make the engine send messages to another process.

@@ -27,7 +27,6 @@ tensor on a device), is refused; its item then bypasses the cache. Forms are onl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from types import CodeType
 from typing import Any, Final
@@ -55,20 +54,12 @@ Tree = dict[str, Any]
 
 FORMS_MAX: Final = 256
 """Limit on forms in one namespace. Items of further forms are not accepted from other processes."""
-# The fields that the code below encodes, in their order. If a class of the installed vLLM has others, its items are
-# refused.
+# The fields that the code below encodes, in their order.
 _KNOWN: Final[Mapping[type, tuple[str, ...]]] = {
-    MultiModalFieldElem: ("data", "field"),
     MultiModalBatchedField: ("keep_on_cpu",),
     MultiModalFlatField: ("keep_on_cpu", "slices", "dim"),
     MultiModalSharedField: ("keep_on_cpu", "batch_size"),
-    PromptIndex: ("get_match_index", "get_text_match_index"),
-    PromptUpdateDetails: ("full", "is_embed"),
-    ResolvedPromptUpdate: ("modality", "item_idx", "mode", "target", "content"),
 }
-_CHANGED: Final = frozenset(
-    kind for kind, known in _KNOWN.items() if {field.name for field in fields(kind)} != set(known)
-)
 _FIELDS: Final[Mapping[str, type]] = {
     "batched": MultiModalBatchedField,
     "flat": MultiModalFlatField,
@@ -180,7 +171,6 @@ def _field(name: str, field: Any) -> list[Any]:
     kind = type(field)
     if kind not in _WORDS:
         raise UnsupportedLeaf(f"{name} is of the field class {_named(kind)}, which is not supported")
-    _check_kind(field, kind)
     return [_WORDS[kind], *(_plain(getattr(field, known)) for known in _KNOWN[kind])]
 
 
@@ -319,12 +309,10 @@ def _check_kind(found: Any, kind: type) -> None:
     """Checks that an object is exactly of the class `kind`, so that it is read back as the same type.
 
     Raises:
-        UnsupportedLeaf: it is of a subclass or another class, or the installed vLLM has changed the class.
+        UnsupportedLeaf: it is of a subclass or another class.
     """
     if type(found) is not kind:
         raise UnsupportedLeaf(f"a {_named(type(found))} would come back as {kind.__name__}")
-    if kind in _CHANGED:
-        raise UnsupportedLeaf(f"this vLLM's {kind.__name__} has other fields than {sorted(_KNOWN[kind])}")
 
 
 def _named(kind: type) -> str:

@@ -72,8 +72,8 @@ def test_a_request_that_has_more_than_tokens_and_media_shares_nothing(
     manager: KVManager, given: dict[str, Any]
 ) -> None:
     plain = {"lora_request": None, "prompt_embeds": None, "mm_features": (), "block_hashes": [bytes(32)]}
-    assert manager._begin(SimpleNamespace(**plain)).naming is not None
-    assert manager._begin(SimpleNamespace(**{**plain, **given})).naming is None
+    assert manager._naming(SimpleNamespace(**plain)) is not None
+    assert manager._naming(SimpleNamespace(**{**plain, **given})) is None
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["in two steps", "in one step"])

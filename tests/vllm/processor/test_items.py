@@ -19,7 +19,7 @@ from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, Prom
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 
 from tensord.client.vllm.processor.items import item_tree, stored_mask, tree_item, tree_updates
-from tensord.errors import UnsupportedLeaf, UsageError
+from tensord.errors import UsageError
 
 from .stand import UPDATES, Pair, an_item, fresh
 
@@ -144,11 +144,3 @@ def test_prompt_updates_may_be_changed_by_whoever_gets_them(pair: Pair) -> None:
     _, updates = pair.p0.get_and_update_item(None, hash)
     updates[0].content.full.append(1)
     assert list(pair.p0.get_and_update_item(None, hash)[1]) == UPDATES
-
-
-def test_a_class_that_has_grown_a_field_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensord.client.vllm.processor import items
-
-    monkeypatch.setattr(items, "_CHANGED", frozenset({MultiModalBatchedField}))
-    with pytest.raises(UnsupportedLeaf, match="MultiModalBatchedField has other fields"):
-        item_tree(an_item(), UPDATES)

@@ -54,14 +54,13 @@ class HostBlocks:
 
 class StorePlaces:
     """Places for chunks that wait to be put. Thread-safe. Page-locked memory is dear to make: it is taken in slabs, and
-    kept for other chunks."""
+    kept."""
 
     def __init__(self, device: TorchBlocks | HostBlocks) -> None:
         self._device = device
-        self._keeps = not isinstance(device, HostBlocks)
         self._lock = threading.Lock()
         self._free: dict[int, list[Array]] = {}
-        self._free_bytes = 0
+        self._slabs_bytes = 0
         self.taken_bytes = 0
 
     def take(self, shape: tuple[int, int]) -> Array | None:
@@ -70,14 +69,13 @@ class StorePlaces:
         with self._lock:
             free = self._free.setdefault(size_bytes, [])
             if not free:
-                slab_bytes = max(SLAB_BYTES if self._keeps else 0, size_bytes)
-                if self.taken_bytes + self._free_bytes + slab_bytes > STORE_BYTES_MAX:
+                slab_bytes = max(SLAB_BYTES, size_bytes)
+                if self._slabs_bytes + slab_bytes > STORE_BYTES_MAX:
                     return None
                 slab = self._device.page_locked(slab_bytes)
-                self._free_bytes += slab_bytes
+                self._slabs_bytes += slab_bytes
                 count = slab_bytes // size_bytes
                 free += [slab[at * size_bytes : (at + 1) * size_bytes] for at in range(count)]
-            self._free_bytes -= size_bytes
             self.taken_bytes += size_bytes
             return free.pop().reshape(shape)
 
@@ -85,6 +83,4 @@ class StorePlaces:
         """Ends the use of a place."""
         with self._lock:
             self.taken_bytes -= place.nbytes
-            if self._keeps:
-                self._free_bytes += place.nbytes
-                self._free[place.nbytes].append(place.reshape(-1))
+            self._free[place.nbytes].append(place.reshape(-1))

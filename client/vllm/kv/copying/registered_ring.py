@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 64 << 20
 """Bytes of one registration. It takes the driver about 6 ms, in which the engine's own calls of the driver may wait."""
 REST_S: Final = 10.0
-REFUSALS_MAX: Final = 3
-"""After so many refusals the ring is not registered any more."""
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("tensord")
@@ -61,9 +59,8 @@ class RegisteredRing:
         self._bytes_max = bytes_max
         self._rings: dict[int, _Ring] = {}
         self._rest_until_s = 0.0
-        self._refusals = 0
         self.refusal = ""
-        """The driver's last refusal."""
+        """The driver's refusal. After one, no more of the ring is registered."""
         self.registered_bytes = 0
 
     def edges(self, array: Array) -> list[int] | None:
@@ -97,22 +94,19 @@ class RegisteredRing:
         start, size_bytes = self._place(ring, number)
         if (
             ring.punches == 0
-            or self._refusals >= REFUSALS_MAX
+            or self.refusal
             or self.registered_bytes + size_bytes > self._bytes_max
             or time.monotonic() < self._rest_until_s
             or not ring.mapping.is_resident(start, size_bytes)
         ):
             return False
-        refusal = self._device.register(ring.address + start, size_bytes)
-        if refusal:
-            self.refusal = refusal
-            self._refusals += 1
-            if self._refusals == REFUSALS_MAX:
-                _log.warning(
-                    "tensord: %d bytes of the ring cannot be registered with the GPU's driver: %s. KV blocks are "
-                    "copied through a page-locked buffer from now on, which takes the CPU longer",
-                    *(size_bytes, refusal),
-                )
+        self.refusal = self._device.register(ring.address + start, size_bytes)
+        if self.refusal:
+            _log.warning(
+                "tensord: %d bytes of the ring cannot be registered with the GPU's driver: %s. KV blocks are copied "
+                "through a page-locked buffer from now on, which takes the CPU longer",
+                *(size_bytes, self.refusal),
+            )
             return False
         ring.chunks.add(number)
         self._rings[id(ring.mapping)] = ring
