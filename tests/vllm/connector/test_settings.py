@@ -79,53 +79,39 @@ def test_a_consumer_stores_nothing_keeps_no_claim_and_waits_for_a_producer(share
 # ---- settings, metrics, the end
 
 
-@pytest.mark.parametrize("settings", [Settings, KVSettings])
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("socket", "1", r"'socket' in {where} has no effect: write tensord\.socket$"),
-        *((name, "1", "ensord.* in {where} is unknown; there are tensord\\.socket, ") for name in UNKNOWN),
-        ("tensord.socket", "", r"tensord\.socket='' must be"),
-        ("tensord.revision", "\ud800", r"tensord\.revision='.ud800' must be"),
-        ("tensord.tenant", "a\0b", r"tensord\.tenant='a.x00b' must be"),
-        ("tensord.sleep_at", "full", r"tensord\.sleep_at='full' must be one of '', 'pressure', 'critical'"),
-        ("tensord.sleep_idle_s", -1, r"tensord\.sleep_idle_s=-1 must be seconds from 0 to 86400"),
-        ("tensord.sleep_idle_s", True, r"tensord\.sleep_idle_s=True must be seconds"),
-    ],
-)
-def test_a_setting_that_is_none_is_named_when_the_engine_starts(settings: Any, key: str, value: Any, said: str) -> None:
-    with pytest.raises(BadConfiguration, match=said.format(where=settings.WHERE)) as refused:
-        settings.read({key: value})
-    str(refused.value).encode()
+BOTH = (Settings, KVSettings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "name", "default", "wrong", "said"),
+    ("kinds", "key", "value", "said"),
     [
-        (Settings, "wait_s_max", 2.0, "long", "seconds from 0 to 60"),
-        (Settings, "canary", 1e-4, 2, "a share from 0 to 1"),
-        (KVSettings, "registered_bytes_max", 32 << 30, -1, "a number of bytes from 0"),
-        (KVSettings, "registered_bytes_max", 32 << 30, 0.5, "a number of bytes from 0"),
+        (BOTH, "socket", "1", r"'socket' in {where} has no effect: write tensord\.socket$"),
+        *((BOTH, name, "1", "ensord.* in {where} is unknown; there are tensord\\.socket, ") for name in UNKNOWN),
+        (BOTH, "tensord.socket", "", r"tensord\.socket='' must be"),
+        (BOTH, "tensord.revision", "\ud800", r"tensord\.revision='.ud800' must be"),
+        (BOTH, "tensord.tenant", "a\0b", r"tensord\.tenant='a.x00b' must be"),
+        (BOTH, "tensord.sleep_at", "full", r"tensord\.sleep_at='full' must be one of '', 'pressure', 'critical'"),
+        (BOTH, "tensord.sleep_idle_s", -1, r"tensord\.sleep_idle_s=-1 must be seconds from 0 to 86400"),
+        (BOTH, "tensord.sleep_idle_s", True, r"tensord\.sleep_idle_s=True must be seconds"),
+        ([Settings], "tensord.wait_s_max", "long", r"tensord\.wait_s_max='long' must be seconds from 0 to 60"),
+        ([Settings], "tensord.canary", 2, r"tensord\.canary=2 must be a share from 0 to 1"),
+        ([KVSettings], "tensord.registered_bytes_max", 0.5, r"tensord\.registered_bytes_max=0\.5 must be a number of"),
+        ([KVSettings], "tensord.canary", 1, r"'tensord\.canary' in {where} is unknown"),
     ],
 )
-def test_settings_of_one_connector_have_their_defaults_and_limits(
-    settings: Any, name: str, default: Any, wrong: Any, said: str
-) -> None:
-    assert getattr(settings.read({}), name) == default
-    assert getattr(settings.read({f"tensord.{name}": 0}), name) == 0
-    with pytest.raises(BadConfiguration, match=rf"tensord\.{name}={wrong!r} must be {said}"):
-        settings.read({f"tensord.{name}": wrong})
+def test_a_setting_that_is_none_is_named_when_the_engine_starts(kinds: Any, key: str, value: Any, said: str) -> None:
+    for kind in kinds:
+        with pytest.raises(BadConfiguration, match=said.format(where=kind.WHERE)) as refused:
+            kind.read({key: value})
+        str(refused.value).encode()
 
 
-def test_settings_of_other_connectors_are_left_alone(shared: Daemon) -> None:
+def test_settings_have_their_defaults_and_those_of_other_connectors_are_left_alone(shared: Daemon) -> None:
+    others = {"shared_storage_path": "/tmp", "socket_timeout": 3}
+    assert Settings.read({**others, "tensord.canary": 0}) == Settings(wait_s_max=2.0, canary=0)
+    assert KVSettings.read(others) == KVSettings(registered_bytes_max=32 << 30, sleep_idle_s=30.0)
     with pytest.raises(BadConfiguration, match=r"tensord\.wait_ms"):
         Steps(shared.socket, wait_ms=3)
-
-    def others(config: Any) -> None:
-        config.ec_transfer_config.ec_connector_extra_config.update(shared_storage_path="/tmp", socket_timeout=3)
-
-    with Steps(shared.socket, change=others):
-        pass
 
 
 @pytest.mark.parametrize("difference", ["revision", "tenant"])

@@ -48,19 +48,6 @@ def test_narrow_dtypes_come_back_bit_for_bit(shared: Daemon, dtype: torch.dtype)
         assert finds(another, encode(one))
 
 
-def test_a_picture_is_found_under_any_name(first: Steps, second: Steps) -> None:
-    picture = encode(first)
-    assert finds(second, feature(item(picture), f"clients-{picture}"))
-
-
-def test_a_name_used_again_for_another_picture_gives_the_other_picture(first: Steps, second: Steps) -> None:
-    one, another = fresh(), fresh()
-    name = f"clients-{one}"
-    finds(first, feature(item(one), name))
-    nothing_left(first)
-    finds(second, feature(item(another), name))
-
-
 def test_two_requests_with_one_name_for_two_pictures_never_cross(first: Steps, second: Steps) -> None:
     one, another = fresh(), fresh()
     encode(first, one, another)
