@@ -31,7 +31,7 @@ from .tiny_llava import write_tiny_llava
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 # Their own conftest.py needs vLLM.
-collect_ignore = [] if find_spec("vllm") else ["connector", "processor"]
+collect_ignore = [] if find_spec("vllm") else ["connector", "kv", "processor"]
 
 StartEngine = Callable[..., Engine]
 

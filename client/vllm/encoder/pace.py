@@ -40,7 +40,6 @@ class Pace:
         self._busy_until = 0.0
 
     def learn(self, rows: int, encode_s: float) -> None:
-        """Takes in what a worker measured."""
         row_s = encode_s / rows
         self.row_s = row_s if self.row_s is None else 0.75 * self.row_s + 0.25 * row_s
 

@@ -96,7 +96,6 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
     counts: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: Report) -> Report:
-        """Merges two reports."""
         loaded = {rank: max(step, other.loaded.get(rank, 0)) for rank, step in self.loaded.items()}
         return Report(
             {**other.loaded, **loaded},

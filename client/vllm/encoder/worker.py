@@ -74,7 +74,6 @@ class WorkerSide:
     # ---- the step's thread
 
     def bound(self, metadata: StepMetadata) -> None:
-        """Begins a step."""
         self._found.clear()
         if metadata.saves:
             self._began_s = time.monotonic()

@@ -41,7 +41,6 @@ class MappedRings:
 
     @property
     def mappings(self) -> list[RingMapping]:
-        """Of all of them."""
         with self._lock:
             return [ring.mapping for ring, _ in self._rings.values()]
 
@@ -51,6 +50,5 @@ class MappedRings:
         return ring.borrow(handle) if ring is not None else None
 
     def clear(self) -> None:
-        """Unmaps all."""
         with self._lock:
             self._rings.clear()

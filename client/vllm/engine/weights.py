@@ -46,13 +46,13 @@ get_encoder_timing_stats get_kv_cache_spec get_kv_connector_handshake_metadata g
 get_supported_tasks init_weight_transfer_engine list_loras profile reset_encoder_cache reset_mm_cache
 save_sharded_state save_tensorized_model shutdown_weight_transfer_engine supports_draft_weight_updates
 synchronize_device update_max_model_len"""
+LEAVES_WEIGHTS: Final = frozenset(_LEAVES_WEIGHTS.split())
+"""Methods of vLLM's workers that leave the weights alone."""
 CHANGED: Final = (
     "tensord: the model of this engine was changed in place, or may have been, so other engines cannot know its "
     "present weights. From now on it shares no %s. To share again, restart it from files that have these weights"
 )
 """What the log says when sharing ends."""
-LEAVES_WEIGHTS: Final = frozenset(_LEAVES_WEIGHTS.split())
-"""Methods of vLLM's workers that leave the weights alone."""
 
 
 def listen_for_resets(callback: Listener) -> None:

@@ -40,13 +40,11 @@ def hints_of(params: Any, session_id: Any) -> AgentHints:
             _warn("unknown", f"{name[:40]!r} in {PARAMS} is unknown: the keys are {AGENT} and {AGENT_ENDS}")
     agent = _checked(f"{AGENT} in {PARAMS}", given.get(AGENT, ""))
     ends = given.get(AGENT_ENDS, False)
-    if not isinstance(ends, bool):
-        _warn(AGENT_ENDS, f"{AGENT_ENDS} in {PARAMS} is {str(ends)[:40]!r}: give true or false")
+    if not isinstance(ends, bool) or (ends and AGENT not in given):
+        _warn(AGENT_ENDS, f"{AGENT_ENDS} in {PARAMS} is {str(ends)[:40]!r}: give true or false, beside {AGENT}")
         ends = False
-    elif ends and AGENT not in given:
-        _warn("alone", f"{AGENT_ENDS} in {PARAMS} needs {AGENT} beside it")
     if not agent and session_id is not None:
-        return AgentHints(_checked("session_id", session_id))
+        agent, ends = _checked("session_id", session_id), False
     return AgentHints(agent, ends)
 
 

@@ -54,7 +54,6 @@ class WorkerReport(OffloadingWorkerMetadata):  # type: ignore[misc, unused-ignor
     """Keys of entries that are not what was stored, or not what this engine stores."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
-        """Merges two reports of one step."""
         theirs = super().aggregate(other)
         merged = WorkerReport(theirs.completed_jobs, theirs.transfer_stats)
         for report in (self, other):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +15,10 @@ import pytest
 import tensord
 
 from ...daemon_process import Daemon
-from ..conftest import Stand
+from ..conftest import Stand, StartEngine
 from ..engine import Answer, Engine
 from ..tiny_llava import WIDTH, write_tiny_llava
 
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
-
-StartEngine = Callable[..., Engine]
 StartEngines = Callable[..., AbstractContextManager[list[Engine]]]
 BLOCK_TOKENS: Final = 32
 BLOCK_BYTES: Final = BLOCK_TOKENS * 2 * 2 * WIDTH * 4

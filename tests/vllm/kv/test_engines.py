@@ -11,7 +11,7 @@ import pytest
 import tensord
 
 from ...daemon_process import MIB, RING_BYTES, Daemon, until
-from ..conftest import fresh
+from ..conftest import StartEngine, fresh
 from ..engine import Answer
 from ..tiny_gemma3 import write_tiny_gemma3
 from ..tiny_llava import write_tiny_llava
@@ -19,7 +19,6 @@ from .conftest import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     KVStand,
-    StartEngine,
     StartEngines,
     asked,
     fresh_text,

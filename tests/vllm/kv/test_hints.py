@@ -80,7 +80,7 @@ def test_a_turn_ends_with_the_last_of_an_agents_requests_and_the_agent_with_it(k
         ({"params": turn("x" * 10_000)}, "tensord.agent in kv_transfer_params is"),
         ({"params": turn("\ud800")}, "tensord.agent in kv_transfer_params is"),
         ({"params": turn("", **{"tensord.agent_ends": "yes"})}, "tensord.agent_ends in kv_transfer_params is 'yes'"),
-        ({"params": {"tensord.agent_ends": True}}, "tensord.agent_ends in kv_transfer_params needs tensord.agent"),
+        ({"params": {"tensord.agent_ends": True}}, "tensord.agent_ends in kv_transfer_params is 'True'"),
         ({"params": {"tensord.agent_end": True}}, "'tensord.agent_end' in kv_transfer_params is unknown"),
         ({"session_id": "s" * 500}, "session_id"),
     ],

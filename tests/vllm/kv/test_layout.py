@@ -25,8 +25,9 @@ from tensord.client.identity.engine import kv_namespace
 from tensord.client.vllm.kv.connector import why_not_covered
 from tensord.client.vllm.plugin import why_untested
 
+from ..conftest import StartEngine
 from ..engine import EngineError
-from .conftest import KVStand, StartEngine, asked, fresh_text, with_kv
+from .conftest import KVStand, asked, fresh_text, with_kv
 
 FULL = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
