@@ -53,7 +53,7 @@ def librarys_log_goes_where_pytest_looks(monkeypatch: pytest.MonkeyPatch) -> Non
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other things makes nobody late here, nor another engine slower than one's own."""
     monkeypatch.setattr("tensord.client.vllm.engine.background.LATE_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.encoder.scheduler.ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.encoder.scheduler.LATE_S", PATIENCE_S)
     monkeypatch.setattr("tensord.client.vllm.encoder.pace.WAIT_S_LEAST", PATIENCE_S)
     monkeypatch.setattr("tensord.client.vllm.encoder.pace.SOONER", 0.0)
 

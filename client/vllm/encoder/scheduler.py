@@ -26,7 +26,7 @@ Invariants
 - Requests claim no more than one step takes; other engines may claim the rest. A request that has a claim may always
   ask for its next one, so two requests never block each other.
 - An input that is in the engine's own encoder cache, according to the engine's calls, costs nothing.
-- The step's thread never waits, hashes, or talks to the daemon. If the daemon has not answered for ANSWER_S, no request
+- The step's thread never waits, hashes, or talks to the daemon. If the daemon has not answered for LATE_S, no request
   waits for its answer to a claim any more.
 """
 
@@ -40,7 +40,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...caches.measures import Counts
-from ..engine.background import PAUSE_S
+from ..engine.background import LATE_S, PAUSE_S
 from ..engine.presence import does, engine_client_name
 from ..engine.settings import Settings
 from ..engine.weights import CHANGED
@@ -50,10 +50,6 @@ from .pace import Pace
 from .stats import CONNECTED, TensordECStats
 from .steps import Report, Save, StepMetadata, StepPlan, ranks_of
 
-ANSWER_S: Final = 0.25
-"""Seconds that a request waits for the answer of a silent daemon, until the client takes it for away."""
-LOOK_UP_S: Final = 0.25
-"""Seconds that lookups may take at least, even if `wait_s_max` is shorter."""
 UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
 """Inputs that the model receives as they are, without an encoder."""
 _WRONG: Final = (
@@ -257,7 +253,7 @@ class SchedulerSide:
             self._let_go(asking.inputs.pop(name), asking)
         for name, found in asking.inputs.items():
             if found.state == "asked":
-                if now - asking.since < max(self._wait_s_max, LOOK_UP_S) and not self._background.late:
+                if now - asking.since < max(self._wait_s_max, LATE_S) and not self._background.late:
                     return False
                 # The input is replaced by a new one, so that a late result of the background thread has no effect.
                 self._counts.count("late")
@@ -282,7 +278,7 @@ class SchedulerSide:
         if wanted is None:
             return False
         state = wanted.state
-        if state == "asked" and now - wanted.since <= ANSWER_S:
+        if state == "asked" and now - wanted.since <= LATE_S:
             return True
         if state == "compute" and self._producer:
             return False

@@ -25,7 +25,8 @@ from .presence import Presence
 
 JOBS_MAX: Final = 1024
 LATE_S: Final = 0.25
-"""A job that takes longer delays the jobs behind it too much. Callers then skip sharing instead of queueing."""
+"""Seconds for which anything waits for the thread or the daemon: for a job to end, for lookups, for an answer to a
+claim, for digests. What takes longer is not shared."""
 TIMEOUT_S: Final = 1.0
 SOON_S: Final = 0.001
 IDLE_S: Final = 0.5

@@ -44,7 +44,7 @@ from ...computing.remote_run import RemoteRun, RemoteRuns
 from ...core.client import Client
 from ...reading.lease import Lease
 from ...reading.view import View
-from ..engine.background import PAUSE_S, Background
+from ..engine.background import LATE_S, PAUSE_S, Background
 from ..engine.weights import CHANGED, weights_are_kept
 from .hints import AgentHints, hints_of
 from .jobs import LoadChunks, StoreChunks, WorkerReport
@@ -54,9 +54,6 @@ PINS_MAX: Final = 3072
 """Most entries pinned at once. A client's lane has 4096 words, which other parts of the engine use too."""
 DAMAGED_MAX: Final = 4096
 """Keys of damaged entries that an engine remembers."""
-NAME_S: Final = 0.25
-"""Seconds that the digests of a request's media may take. After that its blocks behind the first medium are not
-shared."""
 Pinned = list[tuple[Lease, bytes]]
 """A chunk that is pinned: by rank, the lease of its part and the lease's handle."""
 _log = logging.getLogger("tensord")
@@ -173,7 +170,7 @@ class KVManager(OffloadingManager):  # type: ignore[misc, unused-ignore]
             return LookupResult.MISS
         media = state.naming.media
         if not media.settled and media.reach(end_token):
-            if time.monotonic() - state.began_s > NAME_S:
+            if time.monotonic() - state.began_s > LATE_S:
                 return LookupResult.MISS
             self._deferred = True
             return LookupResult.RETRY

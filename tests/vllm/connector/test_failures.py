@@ -94,7 +94,7 @@ def _rings_mapped(daemon: Daemon) -> int:
 
 def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensord.client.vllm.engine.background.LATE_S", 0.25)
-    monkeypatch.setattr("tensord.client.vllm.encoder.scheduler.ANSWER_S", 0.02)
+    monkeypatch.setattr("tensord.client.vllm.encoder.scheduler.LATE_S", 0.02)
     askers: list[threading.Thread] = []
     ask = Answers.ask
 
