@@ -103,7 +103,8 @@ class Sender:
         if peer == VLLMS:
             self._cache: Any = ShmObjectStoreSenderCache(config)
         else:
-            self._cache = TensordSenderCache(config, folder / "control.sock", put_wait_s=PATIENCE_S)
+            self._cache = TensordSenderCache(config, folder / "control.sock")
+            self._cache.cache._sender.wait_s = PATIENCE_S
         self._megabytes = megabytes
 
     def store(self) -> list[list[str]]:

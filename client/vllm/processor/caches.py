@@ -71,10 +71,9 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
     Args:
         vllm_config: names the model and its processor.
         socket: the daemon's socket; by default $TENSORD_SOCKET, the user's own, or the system's.
-        limits: `entries_max`, `bytes_max`, `seconds` and `put_wait_s` of ProcessorCache.
     """
 
-    def __init__(self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None, **limits: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
         self._client = Client(socket, name=client_name(vllm_config, "frontend"), attach_s=ATTACH_S)
         self._presence = Presence(self._client)
@@ -83,7 +82,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         """The name that replaces the model's name in items' hashes. For a model in a folder, the model's name is a
         path."""
         self._forms = forms_of(namespace.tag)
-        self.cache = ProcessorCache(self._client, namespace, accepts=self._forms.has, **limits)
+        self.cache = ProcessorCache(self._client, namespace, accepts=self._forms.has)
         self._told = False
         self._own_scope = os.urandom(_SCOPE_BYTES)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import torch
 from vllm.config import VllmConfig
@@ -33,15 +33,16 @@ _numbers = count(1)
 class Pair:
     """One frontend and one engine core, as vLLM makes them; `more()` are further frontends."""
 
-    def __init__(self, config: VllmConfig, daemon: Daemon, **limits: Any) -> None:
+    def __init__(self, config: VllmConfig, daemon: Daemon) -> None:
         self._config, self._daemon = config, daemon
         self._senders: list[TensordSenderCache] = []
-        self.p0 = self.more(**limits)
+        self.p0 = self.more()
         self.p1 = TensordReceiverCache(config, daemon.socket)
         assert self.p1.cache._client.wait_connected(PATIENCE_S)
 
-    def more(self, **limits: Any) -> TensordSenderCache:
-        sender = TensordSenderCache(self._config, self._daemon.socket, **{"put_wait_s": PATIENCE_S, **limits})
+    def more(self) -> TensordSenderCache:
+        sender = TensordSenderCache(self._config, self._daemon.socket)
+        sender.cache._sender.wait_s = PATIENCE_S
         assert sender.cache._client.wait_connected(PATIENCE_S)
         self._senders.append(sender)
         return sender
