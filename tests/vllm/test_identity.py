@@ -10,8 +10,7 @@ import torch
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 from tensord.client.checkpoints.fingerprint import weights_fingerprint
-from tensord.client.identity import content as contents
-from tensord.client.identity.content import content_digest, digest_of_item
+from tensord.client.identity.content import content_digest
 from tensord.errors import UnsupportedLeaf
 
 from .tiny_llava import write_tiny_llava
@@ -71,11 +70,3 @@ def test_items_that_differ_in_anything_have_different_digests() -> None:
 def test_a_placeholder_for_content_has_no_digest(fields: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedLeaf):
         content_digest(item(**fields))
-
-
-def test_a_digest_is_taken_once_and_stays_with_the_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = item(pixel_values=torch.zeros(3))
-    digest = digest_of_item(known)
-    assert digest == content_digest(known) == getattr(known, contents.DIGEST_ATTRIBUTE)
-    monkeypatch.setattr(contents, "content_digest", lambda _: pytest.fail("it was hashed again"))
-    assert digest_of_item(known) == digest

@@ -149,7 +149,7 @@ class SchedulerSide:
             self._pace.allocate(feature.mm_position.get_num_embeds())
             if found is not None and found.key and found.lease is not None and found.check:
                 self._compared = True
-                self._plan.checks[feature.identifier] = found.key, found.lease
+                self._plan.saves[feature.identifier] = Save(found.key, found.rows, check=True)
             # Not by a mere consumer, and not if it is stored already.
             elif found is not None and found.key and not found.lease and self._producer and self._lookups.shares:
                 claim = self._claims.save(found.wanted) if found.wanted is not None else 0

@@ -1,7 +1,7 @@
 """The steps of an engine: the messages between the connector's two sides, one each way in a step, and the leases of the
 steps in progress.
 
-Owns: the messages' fields; which inputs the workers load, store and compare in the step that is being made; which ring
+Owns: the messages' fields; which inputs the workers load and store in the step that is being made; which ring
 each rank maps; which inputs are in the engine's own encoder cache, according to the engine's calls. Does not own: the
 choice between loading and encoding (scheduler.py).
 
@@ -43,7 +43,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """An encoder output of `rows` encoder tokens to store under `key`.
+    """An encoder output of `rows` encoder tokens to store under `key`. With `check`, to compare with what is stored.
 
     `claim` is the token of the scheduler's claim on the key, 0 for none. With the token, clients that wait for the key
     learn at once that the output will not be stored, even if the engine runs no further step.
@@ -52,12 +52,12 @@ class Save:
     key: bytes
     rows: int
     claim: int = 0
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
-    """From the scheduler to the workers: the outputs to load before the encoder runs, to store, and to compare with
-    stored ones, of which it has the keys, by identifier.
+    """From the scheduler to the workers: the outputs to load before the encoder runs, and to store, by identifier.
 
     `step` is a number that rises, and is reported back when the loads are done. `rows`: the rows of encoder output made
     in the step.
@@ -67,11 +67,10 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     loads: dict[str, Load] = field(default_factory=dict)
     saves: dict[str, Save] = field(default_factory=dict)
     rows: int = 0
-    checks: dict[str, tuple[bytes, Load]] = field(default_factory=dict)
 
 
 NOTHING: Final = StepMetadata()
-"""The metadata of most steps: no loads, saves or checks."""
+"""The metadata of most steps: no loads and no saves."""
 
 
 @dataclass(slots=True)
@@ -112,9 +111,9 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
 class StepPlan:
     """The steps of one engine with `ranks` workers. For the step's thread.
 
-    `loads`, `saves` and `checks` are those of the step that is being made, by identifier. `local`: the inputs in the
-    engine's own encoder cache. `in_progress`: by step, the leases of what it loads and compares, and the ranks that are
-    not done with it. `rings`: the identity of the ring that each rank maps.
+    `loads` and `saves` are those of the step that is being made, by identifier. `local`: the inputs in the engine's own
+    encoder cache. `in_progress`: by step, the leases of what it loads, and the ranks that are not done with it.
+    `rings`: the identity of the ring that each rank maps.
     """
 
     def __init__(self, ranks: int, counts: Counts) -> None:
@@ -125,7 +124,6 @@ class StepPlan:
         self._allocated: set[str] = set()
         self.loads: dict[str, Lease] = {}
         self.saves: dict[str, Save] = {}
-        self.checks: dict[str, tuple[bytes, Lease]] = {}
         self.in_progress: dict[int, tuple[list[Lease], set[int]]] = {}
         self.rings: dict[int, bytes] = {}
 
@@ -137,7 +135,6 @@ class StepPlan:
         """The encoder cache has space for the input in this step. Returns what the workers were to store for an earlier
         allocation of the step, which is void now."""
         self.loads.pop(name, None)
-        self.checks.pop(name, None)
         self._allocated.add(name)
         return self.saves.pop(name, None)
 
@@ -147,15 +144,13 @@ class StepPlan:
             self._step += 1
         self.local |= self._allocated
         self._allocated = set()
-        if not self.loads and not self.saves and not self.checks:
+        if not self.loads and not self.saves:
             return NOTHING
-        leases = [*self.loads.values(), *(lease for _, lease in self.checks.values())]
-        if leases:
-            self.in_progress[self._step] = leases, set(range(self._ranks))
+        if self.loads:
+            self.in_progress[self._step] = list(self.loads.values()), set(range(self._ranks))
         loads = {name: self._load(lease) for name, lease in self.loads.items()}
-        checks = {name: (key, self._load(lease)) for name, (key, lease) in self.checks.items()}
-        made = StepMetadata(self._step, loads, self.saves, rows, checks)
-        self.loads, self.saves, self.checks = {}, {}, {}
+        made = StepMetadata(self._step, loads, self.saves, rows)
+        self.loads, self.saves = {}, {}
         return made
 
     def take_in(self, report: Report) -> None:

@@ -49,7 +49,7 @@ class WorkerSide:
         rank = vllm_config.parallel_config.rank
         kind = vllm_config.device_config.device_type
         self._rank = rank % ranks_of(vllm_config)
-        self._saves = vllm_config.ec_transfer_config.is_ec_producer and self._rank == 0
+        self._stores = vllm_config.ec_transfer_config.is_ec_producer
         self._dtype: torch.dtype = vllm_config.model_config.dtype
         self._device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         # Shared by the threads.
@@ -60,7 +60,6 @@ class WorkerSide:
         # Used by the step's thread.
         self._loaded = 0
         self._told = b""
-        self._found: dict[str, tuple[bytes, torch.Tensor]] = {}
         self._began_s = 0.0
         self._step_rows = 1
         # Used by the background thread.
@@ -74,20 +73,14 @@ class WorkerSide:
     # ---- the step's thread
 
     def bound(self, metadata: StepMetadata) -> None:
-        self._found.clear()
         if metadata.saves:
             self._began_s = time.monotonic()
             self._step_rows = max(metadata.rows, sum(save.rows for save in metadata.saves.values()))
 
     def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
-        """Puts the step's loads into the encoder cache, and keeps the stored outputs that are to be compared."""
-        if not metadata.loads and not metadata.checks:
+        """Puts the step's loads into the encoder cache."""
+        if not metadata.loads:
             return
-        for identifier, (key, check) in metadata.checks.items() if self._rank == 0 else ():
-            with suppress(Exception):
-                found = self._read(check)
-                if found is not None:
-                    self._found[identifier] = key, found
         for identifier, load in metadata.loads.items():
             try:
                 found = self._read(load)
@@ -105,14 +98,10 @@ class WorkerSide:
         self._loaded = metadata.step
 
     def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
-        """Starts to store an output that was just made, if the step says so."""
+        """Starts to store, or to compare, an output that was just made, if the step says so."""
         output = encoder_cache[identifier].detach()
-        if identifier in self._found:
-            compare = partial(self._compare, *self._found.pop(identifier), output, self._made())
-            if not self._background.late:
-                self._background.post(compare)
         wanted = metadata.saves.get(identifier)
-        if wanted is None or not self._saves:
+        if wanted is None or self._rank or not (self._stores or wanted.check):
             return
         if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
             self._tell(wanted, mismatches=1)
@@ -196,6 +185,9 @@ class WorkerSide:
 
     def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, share: float, client: Client) -> None:
         try:
+            if save.check:
+                self._compare(save.key, self._fetched(output, made), client)
+                return
             if not client.connected:
                 self._tell(save, refused=1)
                 return
@@ -209,9 +201,12 @@ class WorkerSide:
         finally:
             self._saving_bytes.pop(save.key, None)
 
-    def _compare(self, key: bytes, found: torch.Tensor, output: torch.Tensor, made: Any, client: Client) -> None:
+    def _compare(self, key: bytes, output: torch.Tensor, client: Client) -> None:
+        lease = client.get(key)
+        if lease is None:
+            return
         self._tell(canaries=1)
-        by = difference(found.cpu(), self._fetched(output, made))
+        by = difference(lease.torch(copy=False), output)
         if by > TOLERANCES.get(self._dtype, 0.0):
             self._tell(canary_failures=1)
             with self._lock:
