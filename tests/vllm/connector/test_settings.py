@@ -24,12 +24,18 @@ pytestmark = pytest.mark.usefixtures("patient")
 UNKNOWN = ("tensord", "tensord_socket", "Tensord.Socket", " tensord.socket", "tensord.sockets", "tensord.sockte")
 
 
-def test_an_engine_with_pipeline_parallelism_shares_nothing(shared: Daemon, first: Steps) -> None:
+@pytest.mark.parametrize(("stages", "version"), [(2, "0.32.0"), (1, "0.33.0")])
+def test_an_engine_with_pipeline_parallelism_or_of_an_untested_version_shares_nothing(
+    shared: Daemon, first: Steps, monkeypatch: pytest.MonkeyPatch, stages: int, version: str
+) -> None:
     def staged(config: Any) -> None:
-        config.parallel_config.pipeline_parallel_size = 2
+        config.parallel_config.pipeline_parallel_size = stages
 
+    picture = encode(first)
+    monkeypatch.setattr("vllm.__version__", version)
     with Steps(shared.socket, change=staged) as one:
-        assert not finds(one, encode(first))
+        assert not finds(one, picture)
+        assert one.connector._scheduler is one.workers[0]._worker is None
 
 
 # ---- roles

@@ -76,14 +76,15 @@ def test_a_processor_cache_switched_off_in_vllm_stays_off_and_engines_on_other_h
     assert cache.engine_receiver_cache_from_config(off) is None
 
 
-@pytest.mark.parametrize("value", ["0", "", "yes"])
-def test_vllms_own_stays_unless_it_is_switched_on_and_a_switch_that_is_none_is_named(
+@pytest.mark.parametrize("value", ["0", "", "yes", "1"])
+def test_vllms_own_stays_unless_it_is_switched_on_in_a_tested_version_and_a_switch_that_is_none_is_named(
     vllm_as_it_was: None, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     from vllm.multimodal.cache import factories
 
     before = factories.processor_cache_from_config
     monkeypatch.setenv(plugin.PROCESSOR_CACHE, value)
+    monkeypatch.setattr("vllm.__version__", "0.33.0")
     refuses = pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_CACHE='yes' must be 0 or 1")
     with refuses if value == "yes" else nullcontext():
         plugin.register()
