@@ -35,7 +35,7 @@ def test_an_engine_with_pipeline_parallelism_or_of_an_untested_version_shares_no
     monkeypatch.setattr("vllm.__version__", version)
     with Steps(shared.socket, change=staged) as one:
         assert not finds(one, picture)
-        assert one.connector._scheduler is one.workers[0]._worker is None
+        assert one.connector._scheduler is None and one.workers[0]._worker is None
 
 
 # ---- roles
