@@ -85,7 +85,7 @@ class SchedulerSide:
         self._unavailable: set[str] = set()
         self._deferred = False
         self._plan = StepPlan(ranks_of(vllm_config), self._counts)
-        self._pace = Pace(self._asking.values(), self._wait_s_max, self._step_rows)
+        self._pace = Pace(self._asking.values(), self._wait_s_max, self._step_requests, self._step_rows)
         name, failed = engine_client_name(vllm_config, "scheduler"), partial(self._counts.count, "errors")
         self._claims = EncodeClaims(settings.socket, name, failed)
         self._background = self._claims.background
