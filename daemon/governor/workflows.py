@@ -1,11 +1,11 @@
 """Workflows: the steps of agents, the present step of each workflow, and so how soon an agent's entries are needed.
 
-Owns workflows by name, each one client's, the agents of ended workflows, and what the store's replacement policy is
-told of agents. The properties of a step graph are those of `ipc.graphs`.
+Owns workflows by name, each one client's, and what the store's replacement policy is told of agents. The properties of
+a step graph are those of `ipc.graphs`.
 
 The distance of an agent in several workflows is its smallest one. An agent that a graph never runs again is FINISHED.
-So is an agent of an ended workflow, while other workflows exist and until it is registered again: its entries are
-evicted before those of any agent that is waited for. Without any workflow, every agent is UNKNOWN.
+One that is in no graph, or in none any more, is UNKNOWN: its entries are evicted before those of any agent that is
+waited for.
 
 Workflows may share agents. After a change of any workflow, the distances of all agents are computed at the next query,
 in one pass over the steps of all workflows, of which there are `workflow_steps_max` at most.
@@ -31,8 +31,6 @@ FINISHED: Final = 2e9
 UNKNOWN: Final = 1e9
 FARTHEST: Final = UNKNOWN - 1
 """The largest distance: a step further away counts as this far."""
-ENDED_AGENTS_MAX: Final = 65_536
-"""Agents of ended workflows that are remembered. The earliest ended are forgotten, and are UNKNOWN then."""
 
 
 @dataclass(slots=True)
@@ -51,7 +49,6 @@ class Workflows:
         self._limits = limits
         self._outbox = outbox
         self._workflows: dict[str, WorkflowProgress] = {}
-        self._ended: dict[str, None] = {}
         self._distances: dict[str, float] | None = {}  # of each agent in a graph; None after a change
         self._turned: dict[str, None] = {}  # agents whose steps have changed since `report`
 
@@ -77,13 +74,10 @@ class Workflows:
                 f"{limits.workflow_steps_max} may be (a fixed limit): end a workflow first"
             )
         graph = AgentStepGraph.checked(steps)
-        if known is not None:
-            self._leave(name, known)
         step = 0 if known is None else known.step
         self._workflows[name] = WorkflowProgress(client, graph, step)
-        for agent in graph.get_all_agents():
-            self._ended.pop(agent, None)
-            self._turned[agent] = None
+        for each in (graph, known.graph) if known is not None else (graph,):
+            self._turned.update(dict.fromkeys(each.get_all_agents()))
         self._changed(client, name, "registered", step=step)
         return messages.Done(message.id)
 
@@ -112,11 +106,10 @@ class Workflows:
 
     def report(self) -> None:
         """Tells the store's replacement policy of the agents whose steps have changed since the last call: which have
-        no step left in any workflow, and which have one. Agents that no workflow knows any more are left out."""
-        distances = {agent: self.distance(agent) for agent in self._turned}
+        no step left in any workflow, and which have one."""
+        awaited = [agent for agent in self._turned if self.distance(agent) < UNKNOWN]
+        finished = [agent for agent in self._turned if self.distance(agent) >= UNKNOWN]
         self._turned.clear()
-        finished = [agent for agent, distance in distances.items() if distance == FINISHED]
-        awaited = [agent for agent, distance in distances.items() if distance < UNKNOWN]
         most = AGENTS_MAX // 2
         for at in range(0, max(len(finished), len(awaited)), most):
             self._outbox.add(AgentsTurned(finished[at : at + most], awaited[at : at + most]))
@@ -129,7 +122,7 @@ class Workflows:
 
     def distance(self, agent: str) -> float:
         """Steps until the agent runs in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""
-        return self._known().get(agent, FINISHED if agent in self._ended else UNKNOWN)
+        return self._known().get(agent, UNKNOWN)
 
     def up_next(self, lookahead: int) -> Sequence[str]:
         """The agents that run within `lookahead` steps, the nearest first, each once."""
@@ -172,20 +165,8 @@ class Workflows:
 
     def _end(self, name: str) -> None:
         workflow = self._workflows.pop(name)
-        self._leave(name, workflow)
-        if not self._workflows:
-            self._ended.clear()
+        self._turned.update(dict.fromkeys(workflow.graph.get_all_agents()))
         self._changed(workflow.client, name, "ended")
-
-    def _leave(self, name: str, workflow: WorkflowProgress) -> None:
-        """Agents of the workflow that are in no other graph have ended."""
-        others = [other.graph for each, other in self._workflows.items() if each != name]
-        for agent in workflow.graph.get_all_agents():
-            self._turned[agent] = None
-            if not any(agent in graph for graph in others):
-                self._ended[agent] = None
-        while len(self._ended) > ENDED_AGENTS_MAX:
-            del self._ended[next(iter(self._ended))]
 
     def _changed(self, client: int, name: str, change: str, **more: int) -> None:
         self._distances = None

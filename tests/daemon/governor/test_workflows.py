@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.forms.events import AGENTS_MAX
-from tensord.daemon.governor.workflows import ENDED_AGENTS_MAX, FINISHED, UNKNOWN
+from tensord.daemon.governor.workflows import FINISHED, UNKNOWN
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 
@@ -60,7 +60,7 @@ def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow(make: 
     end(stand, 1, "w")
     assert told(stand) == ({"coder", "tester"}, {"planner"})
     stand.leave(2)
-    assert told(stand) == (set(), set()), "without a workflow nothing is known of any agent"
+    assert told(stand) == ({"planner", "other"}, set())
 
 
 def test_many_agents_are_told_in_parts(make: Make) -> None:
@@ -92,16 +92,6 @@ def test_workflows_and_their_steps_together_are_limited(make: Make) -> None:
     assert isinstance(register(stand, 2, "c", PLAN), messages.Done)
 
 
-def test_agents_that_ended_are_remembered_up_to_a_limit(make: Make) -> None:
-    stand = make()
-    register(stand, 1, "stays", [AgentStep("stays")])
-    for number in range(0, ENDED_AGENTS_MAX + 2000, 1000):
-        register(stand, 1, "w", [AgentStep(f"agent {number + n}", step_index=n) for n in range(1000)])
-        end(stand, 1, "w")
-    assert distance(stand, "agent 0") == UNKNOWN
-    assert distance(stand, f"agent {ENDED_AGENTS_MAX}") == FINISHED
-
-
 AGENTS = ["a", "b", "c", "d"]
 GRAPHS = st.lists(st.tuples(st.sampled_from(AGENTS), st.integers(0, 6)), min_size=1, max_size=6, unique=True).map(
     lambda pairs: [AgentStep(agent, step_index=index) for agent, index in pairs]
@@ -124,13 +114,6 @@ def test_any_schedule_gives_the_distances_that_plain_tables_give(
     stand.join(1, 2)
     ids = {1: 1, 2: 2}  # of the clients that are connected now
     known: dict[str, tuple[int, int, dict[str, list[int]]]] = {}
-    ended: set[str] = set()
-
-    def over(names: list[str]) -> None:
-        for name in names:
-            ended.update(known.pop(name)[2])
-        if not known:
-            ended.clear()
 
     for (action, which, name, what), asked in actions:
         client = ids[which]
@@ -138,14 +121,13 @@ def test_any_schedule_gives_the_distances_that_plain_tables_give(
         step = known[name][1] if mine else 0
         if action == "leave":
             stand.leave(client)
-            over([each for each, workflow in known.items() if workflow[0] == client])
+            known = {each: workflow for each, workflow in known.items() if workflow[0] != client}
             ids[which] = max(ids.values()) + 1
             stand.join(ids[which])
         elif action == "register":
             done = isinstance(register(stand, client, name, what), messages.Done)
             assert done == (mine or (name not in known and len(known) < 2))
             if done:
-                ended.update(known[name][2] if mine else ())
                 table: dict[str, list[int]] = {}
                 for each in what:
                     table.setdefault(each.agent_id, []).append(each.step_index)
@@ -157,12 +139,12 @@ def test_any_schedule_gives_the_distances_that_plain_tables_give(
                 known[name] = (client, what, known[name][2])
         else:
             assert isinstance(end(stand, client, name), messages.Done) == mine
-            over([name] if mine else [])
+            if mine:
+                del known[name]
         for agent in AGENTS:
             near = [i - step for _, step, table in known.values() for i in table.get(agent, []) if i >= step]
             there = any(agent in table for _, _, table in known.values())
-            ended -= {agent} if there else set()
-            expected = min(near) if near else FINISHED if there or agent in ended else UNKNOWN
+            expected = min(near) if near else FINISHED if there else UNKNOWN
             # Several changes may come before somebody asks.
             assert not asked or distance(stand, agent) == expected
         if asked:
