@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers
@@ -27,7 +27,6 @@ from .mailbox import INBOX_MAX, Mailbox, Pump
 from .messages import Deliver, GovernorMessage, Joined, Queried
 
 _log = logger("governor")
-GRACE_S: Final = 1.0
 
 
 @dataclass(eq=False, repr=False)
@@ -49,7 +48,6 @@ class GovernorActor:
         self.inbox: Mailbox[GovernorMessage] = Mailbox(INBOX_MAX)
         self._clients: dict[int, Joined] = {}
         self._pump = Pump(self.inbox, self._receive, self.clock)
-        self._neighbours = NeighbourAsker(self.inbox.tell_now)
         self._every_s = self._governor.sample_every_s
         readings: dict[type[Any], Callable[[int, Any], None]] = {messages.ReadDevice: self._read_device}
         self._readings = handlers(messages.GaugeRequest, readings)
@@ -107,7 +105,7 @@ class GovernorActor:
                 case Pressed() | AgentsTurned():
                     self.tell_store(effect)
                 case events.AskNeighbour():
-                    self._neighbours.ask(effect)
+                    self._ask_neighbour(effect)
                 case Announce(body):
                     self.tell_watchers(body)
                 case events.GovernorLog(level, event_name, fields):
@@ -115,55 +113,29 @@ class GovernorActor:
                 case _:
                     assert_never(effect)
 
+    def _ask_neighbour(self, asked: events.AskNeighbour) -> None:
+        """Asks in a thread of its own, since the server may hang. It is a daemon thread: a server that never answers
+        does not keep the process from ending."""
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            answer = events.NeighbourAnswered(asked.number, *ask(asked.place, asked.answer_s))
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.inbox.tell_now, answer)
+
+        try:
+            threading.Thread(target=run, name=f"tensord-neighbour-{asked.place.kind}", daemon=True).start()
+        except RuntimeError as error:
+            # The process may have no more threads (TasksMax, ulimit -u).
+            why = f"there is no thread to ask it in: {error}"
+            self.inbox.tell_now(events.NeighbourAnswered(asked.number, "failed", why))
+
     def _read_device(self, client: int, reading: messages.ReadDevice) -> None:
         if self._governor.devices.owner(client, reading.device) is not None:
             self.reading(reading)
 
     def _answer(self, query: messages.StatusRequest) -> dict[str, Any]:
         return self._queries[type(query)](self._governor.status())
-
-
-class NeighbourAsker:
-    """Asks neighbours in threads of their own, since their servers may hang. They are daemon threads: a server that
-    never answers does not keep the process from ending. `answered` gets the answers, on the event loop.
-
-    Invariants: every question is answered once, GRACE_S after its time at the latest. A neighbour whose last thread has
-    not ended is not asked again, so there is at most one thread for each neighbour.
-    """
-
-    def __init__(self, answered: Callable[[events.NeighbourAnswered], object]) -> None:
-        self._answered = answered
-        self._threads: dict[str, threading.Thread] = {}
-        self._open: dict[int, asyncio.TimerHandle] = {}
-
-    def ask(self, asked: events.AskNeighbour) -> None:
-        """Begins to ask a neighbour. Never blocks."""
-        loop, number = asyncio.get_running_loop(), asked.number
-        self._threads = {name: thread for name, thread in self._threads.items() if thread.is_alive()}
-        late = events.NeighbourAnswered(number, "failed", f"no answer within {asked.answer_s:g} s")
-        self._open[number] = loop.call_later(asked.answer_s + GRACE_S, self._close, late)
-        if asked.place.name in self._threads:
-            hangs = events.NeighbourAnswered(
-                number, "failed", "it has not answered the last request, and is not asked again"
-            )
-            loop.call_soon(self._close, hangs)
-            return
-
-        def run() -> None:
-            answer = events.NeighbourAnswered(number, *ask(asked.place, asked.answer_s))
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._close, answer)
-
-        thread = threading.Thread(target=run, name=f"tensord-neighbour-{asked.place.kind}", daemon=True)
-        thread.start()
-        self._threads[asked.place.name] = thread
-
-    def _close(self, answer: events.NeighbourAnswered) -> None:
-        """Passes an answer on, if it is the first of its question."""
-        timer = self._open.pop(answer.number, None)
-        if timer is not None:
-            timer.cancel()
-            self._answered(answer)
 
 
 def problems(status: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ What a step freed is the fall of the device's gauge from its beginning to its en
 that another process frees or takes meanwhile is in it.
 
 Invariants: a room is answered once, or its client has left. One room is made on a device at a time. A neighbour is
-asked once for a room, and never while it is being asked for another.
+asked once for a room, and never again before it has answered, which may be long after its step.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ CACHED: Final = "cached tensors"
 SETTLE_S: Final = 5.0
 """Seconds in which a neighbour's memory must be seen as free, after its answer: some free it after they have answered.
 """
+GRACE_S: Final = 1.0
+"""Seconds after its time in which a neighbour's answer still counts."""
 CALM_READINGS: Final = 2
 """Readings without a fall after which a step that has freed memory is over."""
 
@@ -43,8 +45,8 @@ CALM_READINGS: Final = 2
 class _Making:
     """A room that is being made. `request`: the reservation that waits for it. `before_bytes`: used bytes at the
     beginning of the present step; `last_bytes`: by the last reading. `left`: neighbours to ask. `asking`: the question
-    to the neighbour of the present step; `answer`: what it answered at `answered_at`. `unshown`: by the last reading
-    enough is free: the room waits for what was taken since, which the next reading shows."""
+    to the neighbour of the present step, asked at `since`; `answer`: what it answered, at `since` then. `unshown`: by
+    the last reading enough is free: the room waits for what was taken since, which the next reading shows."""
 
     client: int
     message: messages.MakeRoom
@@ -55,7 +57,7 @@ class _Making:
     steps: list[messages.RoomStep] = field(default_factory=list)
     asking: AskNeighbour | None = None
     answer: NeighbourAnswered | None = None
-    answered_at: float = 0.0
+    since: float = 0.0
     calm: int = 0
     unshown: bool = False
 
@@ -127,26 +129,27 @@ class Rooms:
                 making.before_bytes = making.last_bytes
             making.unshown = not self._reservations.wanted_bytes(sample.gauge, gauge.free_bytes)
             if not making.unshown and not passing:
-                self._go_on(making)
-        elif making.answer is not None and sample.began_at > making.answered_at:
+                self._go_on(making, now)
+        elif making.answer is None:
+            answer_s = making.asking.answer_s
+            if now - making.since >= answer_s + GRACE_S:
+                late = NeighbourAnswered(making.asking.number, "failed", f"no answer within {answer_s:g} s")
+                making.answer, making.since = late, now
+        elif sample.began_at > making.since:
             making.calm = 0 if fell else making.calm + 1
             failed_or_freed = making.answer.outcome == "failed" or making.freed_bytes
-            if (making.calm >= CALM_READINGS and failed_or_freed) or now - making.answered_at >= SETTLE_S:
-                self._go_on(making)
+            if (making.calm >= CALM_READINGS and failed_or_freed) or now - making.since >= SETTLE_S:
+                self._go_on(making, now)
 
     def answered(self, event: NeighbourAnswered, now: float) -> None:
-        """A neighbour has answered, or its time is over."""
-        place = self._under_way.pop(event.number)
-        asking = (each for each in self._making.values() if each.asking and each.asking.number == event.number)
-        making = next(asking, None)
-        if making is None:
-            # The room was there before the answer, or its client has left.
-            if event.outcome == "failed":
-                self._note(None, place.name, "failed", 0, event.why)
-            return
-        making.answer, making.answered_at, making.calm = event, now, 0
-        if event.outcome == "busy":
-            self._go_on(making)
+        """A neighbour has answered: in its time, or once its step was over, the room was there, or its client has
+        left."""
+        del self._under_way[event.number]
+        for making in list(self._making.values()):
+            if making.asking is not None and making.asking.number == event.number and making.answer is None:
+                making.answer, making.since = event, now
+                if event.outcome == "busy":
+                    self._go_on(making, now)
 
     def check_invariants(self) -> None:
         for device, making in self._making.items():
@@ -154,10 +157,11 @@ class Rooms:
         names = [place.name for place in self._under_way.values()]
         assert len(names) == len(set(names)), "a neighbour is asked twice at once"
 
-    def _go_on(self, making: _Making) -> None:
+    def _go_on(self, making: _Making, now: float) -> None:
         """The present step is over: asks the next neighbour, or ends the room without one."""
         self._close(making)
         making.before_bytes, making.asking, making.answer = making.last_bytes, None, None
+        making.since, making.calm = now, 0
         while making.left:
             place = making.left.popleft()
             if place not in self._limits.neighbours:
@@ -191,12 +195,9 @@ class Rooms:
             why = why if room.cached_bytes else "no entry is cached on the card"
         self._note(making, CACHED if asking is None else asking.place.name, outcome, freed_bytes, why)
 
-    def _note(
-        self, making: _Making | None, who: str, outcome: messages.RoomOutcome, freed_bytes: int, why: str
-    ) -> None:
-        """Notes a step of a room, if it is still being made, and logs that of a neighbour."""
-        if making is not None:
-            making.steps.append(messages.RoomStep(who, outcome, freed_bytes, why))
+    def _note(self, making: _Making, who: str, outcome: messages.RoomOutcome, freed_bytes: int, why: str) -> None:
+        """Notes a step of a room, and logs that of a neighbour."""
+        making.steps.append(messages.RoomStep(who, outcome, freed_bytes, why))
         if who != CACHED:
             level = "info" if outcome in ("freed", "left alone", "asked") else "warning"
             more = {"freed_bytes": freed_bytes, **({"why": why} if why else {})}

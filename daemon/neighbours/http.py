@@ -1,6 +1,6 @@
 """Requests to a neighbour over HTTP, within a time and a size.
 
-A server may send a byte now and then for ever: who asks has a time of its own (the governor's actor). No redirect is
+A server may send a byte now and then for ever: who asks has a time of its own (the governor). No redirect is
 followed and no proxy is used, so nothing but the configured server is asked.
 
 Invariants: at most ANSWER_BYTES_MAX of an answer are read. Every failure of a server is a NeighbourFailed.

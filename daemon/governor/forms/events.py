@@ -117,8 +117,8 @@ class GovernorLog(Struct, frozen=True):
 
 
 class AskNeighbour(Struct, frozen=True):
-    """Asks a neighbour to give its memory back, if it is idle. Answered once by a NeighbourAnswered with `number`,
-    after `answer_s` seconds at the latest."""
+    """Asks a neighbour to give its memory back, if it is idle. Answered by a NeighbourAnswered with `number`: within
+    `answer_s` seconds, unless the server drips or its name is not found so soon."""
 
     number: int
     place: NeighbourPlace
