@@ -1,8 +1,7 @@
 """The pressure actor: reads the gauges at the interval set by the governor, or at once when tasks stall for memory.
 
 Owns: the times of the samples. Does not own the gauges' sources (`gauges`), nor the consequences of a sample (the
-governor). A sample begins a reading of every source, each in a thread of its own, and reports the answers that come
-within TOGETHER_S; later ones are reported as they come. So a slow driver delays a sample by TOGETHER_S at most, once.
+governor). A sample begins a reading of every source, each in a thread of its own, and reports the answers as they come.
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
 
 from ...ipc.messages import control as messages
 from ..gauges.gauges import DEADLINE_S, Gauges
 from ..governor.forms.events import Sampled
-
-TOGETHER_S: Final = 0.2
-"""Seconds for which a sample waits for its answers. A reading takes milliseconds, unless a library is opened for it."""
 
 
 class PressureActor:
@@ -64,39 +59,19 @@ class PressureActor:
                 self._at_once = False
                 began_at = self._clock()
                 self._gauges.begin(began_at)
-                while self._gauges.awaited and (left_s := began_at + TOGETHER_S - self._clock()) > 0:
+                # The governor may shorten the interval meanwhile, due to this sample.
+                while not self._at_once and (left_s := began_at + self._every_s() - self._clock()) > 0:
                     self._look.clear()
-                    if self._gauges.awaited:
-                        await self._looked(left_s)
-                self._take()
-                # Without a source, or if samples take longer than the interval, nothing below waits.
+                    if self._gauges.has_news(self._clock()):
+                        self._report(self._gauges.take(self._clock(), self._every_s()))
+                    # A reading that passes its deadline is reported then, however long the interval is.
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(min(left_s, DEADLINE_S)):
+                            await self._look.wait()
+                # If samples take longer than the interval, nothing above waits.
                 await asyncio.sleep(0)
-                await self._until_next(began_at)
         finally:
             self._gauges.close()
-
-    async def _until_next(self, began_at: float) -> None:
-        """Waits until the next sample is due. The governor may shorten the interval meanwhile, due to this sample."""
-        while not self._at_once and (left_s := began_at + self._every_s() - self._clock()) > 0:
-            self._look.clear()
-            if self._gauges.has_answers:
-                self._take()
-            elif self._gauges.under_way and left_s > DEADLINE_S:
-                # A reading that passes its deadline is reported then, however long the interval is.
-                if not await self._looked(DEADLINE_S):
-                    self._take()
-            else:
-                await self._looked(left_s)
-
-    async def _looked(self, timeout_s: float) -> bool:
-        """Waits until there is something to look at. False if there is nothing within `timeout_s`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                return await self._look.wait()
-        return False
-
-    def _take(self) -> None:
-        self._report(self._gauges.take(self._clock(), self._every_s()))
 
     def _answered(self) -> None:
         """Called in the thread of a source, even after the loop has ended."""

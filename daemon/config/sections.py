@@ -72,9 +72,9 @@ class MemorySection:
 class GaugesSection:
     """The sources of the gauges, which measure how full each tier is."""
 
-    device: str = setting(choice(*sources.choices(Tier.DEVICE)), "auto")
+    device: str = setting(choice(*sources.CHOICES[Tier.DEVICE]), "auto")
     """auto: what answers first of pyrsmi, nvidia-ml-py, sysfs, and reports of clients, through torch; file: tests."""
-    host: str = setting(choice(*sources.choices(Tier.HOST)), "auto")
+    host: str = setting(choice(*sources.CHOICES[Tier.HOST]), "auto")
     """auto: the cgroup's limit, or MemAvailable where it has none."""
     file: Path | None = setting(PATH, None)
     """The gauge file, with a line `NAME USED TOTAL` for each gauge; it is read at each sample."""

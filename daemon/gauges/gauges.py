@@ -9,6 +9,7 @@ answer is taken once. A source that fails or hangs ends no thread, and changes n
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -20,15 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 from ...ipc.messages.modes import Tier
 from ..governor.forms.events import Sample, Sampled, SourceState
 from . import sources
-from .chain import STALE_AFTER, STALE_S, Chain
+from .chain import STALE_S, Chain
 from .reading import GaugeAbsent, GaugeFailed, Result, Source, SourceAnswer, failure_of
 from .sources.owners import OwnersSource
 
 DEADLINE_S: Final = 3.0
-"""Seconds that a reading may take. After that the source hangs, and its gauges are stale until it answers."""
+"""Seconds that a reading may take. After that the source is shown as hanging."""
 ABSENT_S: Final = 60.0
 """Seconds after which an absent source is tried again: a driver may be loaded after the daemon has started."""
 THREAD_NAME: Final = "tensord-gauge-"
+READINGS_MAX: Final = 3
+"""Intervals after which a reading is too old to be used, if they are longer than STALE_S."""
 CLOSE_S: Final = 1.0
 """Seconds that closing waits for sources. A source that hangs is left behind: its thread ends with the process."""
 
@@ -45,16 +48,13 @@ class SourceThread:
         self._orders: SimpleQueue[float | None] = SimpleQueue()
         self.answers: deque[SourceAnswer] = deque(maxlen=1)
         """That of the last reading, if nobody has taken it yet."""
-        self._absent: SourceAnswer | None = None
+        self._absent_until = -math.inf
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def begin(self, now: float) -> None:
         """Begins a reading, unless one is under way. An absent source is asked again after ABSENT_S only."""
-        if self.began_at is not None or self._closing:
-            return
-        if self._absent is not None and now - self._absent.began_at < ABSENT_S:
-            self.answers.append(self._absent._replace(began_at=now))
+        if self.began_at is not None or self._closing or now < self._absent_until:
             return
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=THREAD_NAME + self.name, daemon=True)
@@ -96,9 +96,8 @@ class SourceThread:
                 # An error in a source is a failure of that source, logged like any other. Sampling goes on, also after
                 # a SystemExit of a library, which would end this thread.
                 result = failure_of(error)
-            answer = SourceAnswer(result, now)
-            self._absent = answer if isinstance(answer.result, GaugeAbsent) else None
-            self.answers.append(answer)
+            self._absent_until = now + ABSENT_S if isinstance(result, GaugeAbsent) else -math.inf
+            self.answers.append(SourceAnswer(result, now))
             self.began_at = None
             self._answered()
         self._source.close()
@@ -125,41 +124,29 @@ class Gauges:
         ]
         self._threads = [each for _, threads in self._tiers for each in threads]
         self._owners = next((each for _, sources in tiers for each in sources if isinstance(each, OwnersSource)), None)
-        self._began_at = 0.0
         self._log = log
 
     def begin(self, now: float) -> None:
         """Begins a reading of every source that has none under way."""
-        self._began_at = now
         for each in self._threads:
             each.begin(now)
 
-    @property
-    def awaited(self) -> int:
-        """How many readings of the last `begin` are under way."""
-        return sum(each.began_at == self._began_at for each in self._threads)
-
-    @property
-    def under_way(self) -> int:
-        """How many readings are under way, those of sources that hang included."""
-        return sum(each.began_at is not None for each in self._threads)
-
-    @property
-    def has_answers(self) -> bool:
-        return any(each.answers for each in self._threads)
+    def has_news(self, now: float) -> bool:
+        """Whether `take` has something to tell: an answer, or a source that hangs."""
+        return any(each.answers or each.hanging_since(now) is not None for each in self._threads)
 
     def take(self, now: float, every_s: float = 0.0) -> Sampled:
         """The last readings of all gauges, with the answers that have come. `every_s`: the interval of samples."""
-        stale_s = max(STALE_S, STALE_AFTER * every_s)
+        stale_s = max(STALE_S, READINGS_MAX * every_s)
         samples: list[Sample] = []
         states: list[SourceState] = []
         for chain, threads in self._tiers:
             # Whether a source hangs is asked first: an answer that comes meanwhile ends it.
             hanging = {each.name: since for each in threads if (since := each.hanging_since(now)) is not None}
             answers = {each.name: each.answers.pop() for each in threads if each.answers}
-            taken, lines = chain.take(answers, hanging, now, stale_s)
+            taken, does, lines = chain.take(answers, hanging, now, stale_s)
             samples += taken
-            states += chain.states()
+            states += does
             for line in lines:
                 getattr(self._log, line.level)(line.event, **line.fields)
         return Sampled(tuple(samples), tuple(states))

@@ -1,4 +1,4 @@
-"""The interface of gauge sources: readings, failures, the protocol `Source`, and the table of all sources.
+"""The interface of gauge sources: readings, failures, and the protocol `Source`.
 
 Invariant: an impossible reading cannot be constructed. Some bindings return -1 in place of an error; as a signed or an
 unsigned number it is a failure.
@@ -6,12 +6,11 @@ unsigned number it is a failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from ...ipc.messages.modes import Tier
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 
 WHY_CHARS_MAX: Final = 2000
@@ -64,7 +63,7 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     def read(self, now: float) -> Result:
-        """Reads all gauges. A former gauge that can no longer be read is in the result as a failure.
+        """Reads all gauges. One that is there and cannot be read is in the result as a failure.
 
         Raises:
             GaugeAbsent: the source does not exist on this machine.
@@ -75,19 +74,6 @@ class Source(Protocol):
     def close(self) -> None:
         """Releases the source's resources, if there are any. The source may be read again afterwards."""
         return
-
-
-class Offer(NamedTuple):
-    """A source of a tier, made for the folder that has /sys. `rank`: of several that read one gauge, the lowest is
-    believed."""
-
-    tier: Tier
-    rank: int
-    make: Callable[[Path], Source]
-
-
-OFFERED: Final[dict[str, Offer]] = {}
-"""By name, which is a choice of the configuration: what the modules of `sources` offer."""
 
 
 def text_of(file: Path) -> str:

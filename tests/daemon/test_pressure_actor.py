@@ -11,10 +11,12 @@ import pytest
 
 from tensord.daemon.actors.pressure import PressureActor
 from tensord.daemon.gauges.gauges import Gauges
+from tensord.daemon.gauges.sources.host import HostSource
 from tensord.daemon.governor.forms.events import Sampled
 from tensord.daemon.process.logs import logger
 from tensord.errors import DeviceFull
 from tensord.ipc.messages import control as messages
+from tensord.ipc.messages.modes import Tier
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.raw import RawClient
@@ -34,7 +36,7 @@ def test_a_sample_that_shows_pressure_hastens_the_next_one(tmp_path: Path) -> No
 
 async def test_a_stall_has_a_sample_taken_at_once() -> None:
     samples: asyncio.Queue[Sampled] = asyncio.Queue()
-    gauges = Gauges([], logger("test"))
+    gauges = Gauges([(Tier.HOST, [HostSource()])], logger("test"))
     actor = PressureActor(gauges, clock=time.monotonic, report=samples.put_nowait, every_s=lambda: 3600.0)
     running = asyncio.create_task(actor.run())
     async with asyncio.timeout(PATIENCE_S):

@@ -7,34 +7,37 @@ read.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from typing import Final
 
 from ....ipc.messages.modes import Tier
-from ..reading import OFFERED, Source
+from ..reading import Source
+from .amd import AmdSource
 from .file import FileSource
+from .host import HostSource
+from .nvidia import NvidiaSource
+from .owners import OwnersSource
+from .sysfs import SysfsSource
 
-# Each source offers itself.
-for _module in iter_modules(__path__):
-    import_module(f".{_module.name}", __name__)
-
-
-def offered(tier: Tier) -> list[str]:
-    """The sources that `auto` stands for, best first."""
-    return [name for _, name in sorted((offer.rank, name) for name, offer in OFFERED.items() if offer.tier is tier)]
-
-
-def choices(tier: Tier) -> list[str]:
-    """The values that the configuration accepts for a tier."""
-    return ["auto", *(name for name in offered(tier) if name != "host"), FileSource.name, "none"]
+DEVICE: Final = (AmdSource.name, NvidiaSource.name, SysfsSource.name, OwnersSource.name)
+"""The sources that `auto` stands for, best first."""
+CHOICES: Final = {
+    Tier.DEVICE: ("auto", *DEVICE, FileSource.name, "none"),
+    Tier.HOST: ("auto", FileSource.name, "none"),
+}
+"""By tier: the values that the configuration accepts."""
 
 
 def opened(tier: Tier, choice: str, root: Path = Path("/"), file: Path | None = None) -> list[Source]:
     """The sources of a choice, best first. None reads or loads anything before its first reading. `root`: the folder
     that has /sys. `file`: the configured gauge file."""
-    assert choice in choices(tier), choice
+    assert choice in CHOICES[tier], choice
+    if choice == "none":
+        return []
     if choice == FileSource.name:
         assert file is not None, "the configuration selects the source `file` and names no file"
         return [FileSource(file, tier)]
-    return [OFFERED[name].make(root) for name in offered(tier) if choice in ("auto", name)]
+    if tier is Tier.HOST:
+        return [HostSource()]
+    made = (AmdSource(root), NvidiaSource(root), SysfsSource(root), OwnersSource())
+    return [source for source in made if choice in ("auto", source.name)]

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ....ipc.messages.modes import Tier
-from ..reading import OFFERED, GaugeAbsent, GaugeFailed, Offer, Reading, pci_name
+from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
 from .sysfs import is_apu
 
@@ -147,6 +146,3 @@ def _declare(rocml: Any) -> None:
     for function, arguments in _ARGUMENTS.items():
         with contextlib.suppress(AttributeError):
             getattr(rocml.rocm_lib, function).argtypes = arguments
-
-
-OFFERED[AmdSource.name] = Offer(Tier.DEVICE, 0, AmdSource)

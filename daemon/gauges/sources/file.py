@@ -1,7 +1,7 @@
 """A source that reads gauges from a file, for tests. Status names this source, so the readings are marked as
 made up.
 
-It has a line for each gauge, `host 12GiB 64GiB`. Invariant: a gauge read once is in every later result.
+It has a line for each gauge, `host 12GiB 64GiB`.
 
 Replace the file atomically (rename) to change it: a half-written file may be valid and have other values.
 """
@@ -20,16 +20,14 @@ _WANTED: Final = "NAME USED TOTAL, such as `host 12GiB 64GiB`"
 
 
 class FileSource(Source):
-    """The lines of one tier in a gauge file: the line `host`, or all other lines. A line that is removed is a failure
-    of its gauge, as a card that its driver does not list any more. A file without a line for the tier is a failure:
-    most likely it is being written."""
+    """The lines of one tier in a gauge file: the line `host`, or all other lines. A file without a line for the tier
+    is a failure: most likely it is being written."""
 
     name: Final = "file"
 
     def __init__(self, path: Path, tier: Tier) -> None:
         self._path = path
         self._tier = tier
-        self._listed: dict[str, None] = {}
 
     def read(self, now: float) -> Result:
         try:
@@ -38,15 +36,11 @@ class FileSource(Source):
             raise GaugeFailed(f"{self._path} is not valid UTF-8: {error.reason} at byte {error.start}") from error
         except OSError as error:
             raise GaugeFailed(str(error)) from error
-        mine = {name: line for name, line in lines.items() if (name == HOST_GAUGE) == (self._tier is Tier.HOST)}
+        mine: Result = {name: line for name, line in lines.items() if (name == HOST_GAUGE) == (self._tier is Tier.HOST)}
         if not mine:
             wanted = f"`{HOST_GAUGE}`" if self._tier is Tier.HOST else "a device"
             raise GaugeFailed(f"{self._path} has no line for {wanted}; wanted: {_WANTED}")
-        self._listed |= dict.fromkeys(mine)
-        return {
-            name: mine[name] if name in mine else GaugeFailed(f"{self._path} has no line for {name} any more")
-            for name in self._listed
-        }
+        return mine
 
     def _lines(self, text: str) -> dict[str, Reading]:
         """The readings by gauge. A text with one bad line has none: it may be half of a file."""

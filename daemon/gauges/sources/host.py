@@ -13,9 +13,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ....ipc.messages.modes import HOST_GAUGE, Tier
+from ....ipc.messages.modes import HOST_GAUGE
 from ....shm.ring.cgroups import NO_LIMIT_BYTES, CgroupFolder, cgroup_folders, hierarchical_limit
-from ..reading import OFFERED, GaugeFailed, Offer, Reading, Result, Source, number_in, text_of
+from ..reading import GaugeFailed, Reading, Result, Source, number_in, text_of
 
 _Bound = tuple[Reading, Path]
 """What a limit on memory leaves, that of a cgroup or of the machine; and its pressure file."""
@@ -75,6 +75,3 @@ class HostSource(Source):
             raise GaugeFailed(f"{folder.limit} is 0")
         stalls = folder.path / "memory.pressure" if folder.version == 2 else self._proc / "pressure/memory"
         return Reading(used_bytes, total_bytes, {"of": f"cgroup {folder.name}"}), stalls
-
-
-OFFERED[HostSource.name] = Offer(Tier.HOST, 0, lambda root: HostSource())

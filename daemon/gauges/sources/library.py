@@ -5,9 +5,6 @@ GPU, by its name. Slices are made and destroyed while the driver runs.
 
 A library is opened at the first reading. If every GPU fails, it is opened again, at the earliest REOPEN_S after the
 last time: a library opened before its driver was reloaded gets no answers.
-
-Invariant: a GPU that was listed once is in every later result, as a failure if it cannot be read, unless its slices
-are listed in its place.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, failure_of
+from ..reading import GaugeAbsent, Reading, Result, Source, failure_of
 
 Unit = int | str
 REOPEN_S: Final = 10.0
@@ -25,16 +22,13 @@ REOPEN_S: Final = 10.0
 
 
 class LibrarySource(Source):
-    """The GPUs of a library as a Source. Any exception of a call is a failure. `sliced`: the GPUs in whose place slices
-    are listed."""
+    """The GPUs of a library as a Source. Any exception of a call is a failure."""
 
     name: str
 
     def __init__(self) -> None:
-        self.sliced: set[int] = set()
         self._opened_at: float | None = None
         self._names: dict[int, str] = {}
-        self._listed: dict[str, int] = {}
 
     @abstractmethod
     def open(self) -> None:
@@ -91,11 +85,8 @@ class LibrarySource(Source):
             try:
                 if not isinstance(unit, str):
                     name = self._names.get(unit) or self.address(unit)
-                    self._names[unit], self._listed[name] = name, unit
+                    self._names[unit] = name
                 result[name] = self.memory(unit)
             except Exception as error:
                 result[name] = failure_of(error)
-        for name, index in self._listed.items():
-            if index not in self.sliced:
-                result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
         return result

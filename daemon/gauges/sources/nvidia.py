@@ -11,8 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ....ipc.messages.modes import Tier
-from ..reading import OFFERED, GaugeAbsent, GaugeFailed, Offer, Reading, pci_name
+from ..reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 from .library import LibrarySource, Unit
 
 
@@ -45,9 +44,8 @@ class NvidiaSource(LibrarySource):
 
     def units(self) -> list[Unit]:
         gpus = {index: self._slices_of(index) for index in range(int(self._nvml.nvmlDeviceGetCount()))}
-        self.sliced = {index for index, slices in gpus.items() if slices is not None}
         self._slices = {uuid: handle for slices in gpus.values() for uuid, handle in (slices or {}).items()}
-        return [*(index for index in gpus if index not in self.sliced), *self._slices]
+        return [*(index for index, slices in gpus.items() if slices is None), *self._slices]
 
     def address(self, unit: int) -> str:
         """As in LibrarySource. NVML writes the PCI domain with eight digits; the kernel and torch use four."""
@@ -82,6 +80,3 @@ class NvidiaSource(LibrarySource):
                 continue
             found[str(nvml.nvmlDeviceGetUUID(handle))] = handle
         return found
-
-
-OFFERED[NvidiaSource.name] = Offer(Tier.DEVICE, 1, NvidiaSource)

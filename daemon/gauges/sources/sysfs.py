@@ -1,7 +1,4 @@
-"""A source for AMD GPUs from /sys. It needs no library, no permission and no GPU context.
-
-Invariant: a card seen once is in every later result.
-"""
+"""A source for AMD GPUs from /sys. It needs no library, no permission and no GPU context."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ....ipc.messages.modes import Tier
-from ..reading import OFFERED, GaugeAbsent, GaugeFailed, Offer, Reading, Result, Source, number_in
+from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, number_in
 
 _CARD: Final = re.compile(r"card[0-9]+")
 _APU_REVISIONS: Final = (2, 3)
@@ -24,21 +20,16 @@ class SysfsSource(Source):
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._folder = root / "sys/class/drm"
-        self._listed: dict[str, None] = {}
         self._apus: dict[str, bool] = {}
 
     def read(self, now: float) -> Result:
         """As in Source. A gauge has the name of the folder that the card's link points to: its PCI address."""
         result: Result = {}
         for device in self._devices():
-            name = device.name
-            self._listed[name] = None
             try:
-                result[name] = self._read(device)
+                result[device.name] = self._read(device)
             except GaugeFailed as failed:
-                result[name] = failed
-        for name in self._listed:
-            result.setdefault(name, GaugeFailed(f"the card is no longer in {self._folder}"))
+                result[device.name] = failed
         if not result:
             raise GaugeAbsent(f"no card in {self._folder} has the files mem_info_vram_*")
         return result
@@ -72,6 +63,3 @@ def is_apu(device: Path) -> bool:
             return file.read(4)[2] in _APU_REVISIONS
     except (OSError, IndexError):
         return False
-
-
-OFFERED[SysfsSource.name] = Offer(Tier.DEVICE, 2, SysfsSource)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, STALE_S, Chain
+from tensord.daemon.gauges.chain import GONE_S, RECOVERED_AFTER, STALE_S, Chain
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, SourceAnswer
 from tensord.daemon.governor.forms.events import GovernorLog, Sample, SourceState
 from tensord.ipc.messages.modes import Tier
@@ -33,14 +33,14 @@ class Told:
             source: SourceAnswer(dict(got) if isinstance(got, Mapping) else got, self.now)
             for source, got in results.items()
         }
-        samples, lines = self.chain.take(answers, hanging or {}, self.now)
+        samples, self.states, lines = self.chain.take(answers, hanging or {}, self.now)
         self.lines += lines
         self.chain.check_invariants()
         assert len({sample.gauge for sample in samples}) == len(samples), "a gauge appears once"
         return {sample.gauge: sample for sample in samples}
 
     def state(self, source: str) -> SourceState:
-        return next(each for each in self.chain.states() if each.source == source)
+        return next(each for each in self.states if each.source == source)
 
     def told(self, *levels: str) -> list[tuple[str, str]]:
         return [(e.event, e.fields["source"]) for e in self.lines if e.level in levels]
@@ -50,15 +50,32 @@ def used(used_bytes: int) -> Reading:
     return Reading(used_bytes, 100)
 
 
-def test_a_failing_source_keeps_its_last_value_as_of_when_it_was_read_and_is_stale_after_three_failures() -> None:
+@pytest.mark.parametrize(
+    ("results", "hanging", "why"),
+    [
+        ({"nvidia": {CARD: LOST}}, {}, "GPU is lost"),
+        ({"nvidia": DEAD}, {}, str(DEAD)),
+        ({}, {"nvidia": 1.0}, "no answer for"),
+        ({"nvidia": {}}, {}, ""),
+    ],
+    ids=["fails", "source fails", "hangs", "is not listed"],
+)
+def test_a_gauge_keeps_its_last_value_as_of_when_it_was_read_and_is_stale_by_its_age(
+    results: Results, hanging: Mapping[str, float], why: str
+) -> None:
     told = Told("nvidia")
-    sample = told.take({"nvidia": {CARD: Reading(7, 100, {"of": "x"}, began_at=2.0)}})[CARD]
-    assert sample.shown == {"of": "x"}
-    for failures in range(1, 6):
-        sample = told.take({"nvidia": {CARD: LOST}})[CARD]
+    told.take({"nvidia": {CARD: Reading(7, 100, {"of": "x"}, began_at=2.0)}})
+    for _ in range(5):
+        sample = told.take(results, hanging)[CARD]
         assert (sample.used_bytes, sample.began_at, sample.source) == (7, 2.0, "nvidia")
-        assert sample.stale == (failures >= STALE_AFTER == 3)
-        assert sample.shown == {"of": "x", "failure": "GPU is lost"}, "status says why"
+        assert sample.stale == (told.now - 2.0 > STALE_S)
+        assert why in sample.shown.get("failure", "") and sample.shown["of"] == "x", "status says why"
+    assert sample.stale and sample.shown["failure"]
+    told.now += GONE_S
+    assert (CARD in told.take(results, hanging)) == (results != {"nvidia": {}})
+    late = Reading(8, 100, began_at=told.now - 10.0)
+    assert told.take({"nvidia": {CARD: late}})[CARD].stale, "an answer that comes late is as old as its beginning"
+    assert not told.take({"nvidia": {CARD: used(9)}})[CARD].stale
 
 
 @pytest.mark.parametrize(
@@ -94,50 +111,16 @@ def test_a_source_that_fails_and_recovers_repeatedly_is_logged_once() -> None:
     assert told.told("info") == [("gauges found", "nvidia")]
 
 
-def test_a_failed_source_behind_a_better_one_is_logged_only_when_it_is_needed() -> None:
-    told = Told("amd", "owners")
-    told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
-    for _ in range(5):
-        told.take({"amd": {CARD: used(1)}, "owners": {CARD: GaugeFailed("nobody reports")}})
-    assert told.told("warning") == [], "owners come and go, and nobody needs them here"
-    for _ in range(5):
-        samples = told.take({"amd": DEAD, "owners": {CARD: GaugeFailed("nobody reports")}})
-    assert told.told("warning") == [("gauge cannot be read", "amd"), ("gauge cannot be read", "owners")]
-    assert samples[CARD].stale and samples[CARD].source == "amd", "what counted last goes on counting"
-
-
 @pytest.mark.parametrize(("used_bytes", "total_bytes"), [(-1, 100), (1, 0), (1, -1), (-1, -1)])
 def test_a_reading_that_cannot_be_true_cannot_be_made(used_bytes: int, total_bytes: int) -> None:
     with pytest.raises(GaugeFailed, match=f"{used_bytes} of {total_bytes}"):
         Reading(used_bytes, total_bytes)
 
 
-def test_a_reading_is_stale_by_its_age_whatever_its_source_does() -> None:
-    told = Told("owners")
-    told.take({"owners": {CARD: used(7)}})
-    ages = [told.take({})[CARD] for _ in range(4)]
-    assert [sample.stale for sample in ages] == [False, False, False, True], f"{STALE_S} s"
-    assert ages[-1].shown == {"failure": "its last reading began 8 s ago"}
-    late = Reading(8, 100, began_at=told.now - 10.0)
-    assert told.take({"owners": {CARD: late}})[CARD].stale, "an answer that comes late is as old as its beginning"
-    assert not told.take({"owners": {CARD: used(9)}})[CARD].stale
-
-
-def test_the_gauges_of_a_source_that_hangs_are_stale_at_once_until_a_good_reading() -> None:
-    told = Told("nvidia")
-    told.take({"nvidia": {CARD: used(7), OTHER: used(8)}})
-    hung = told.take({}, {"nvidia": 1.0})
-    assert hung[CARD].stale and hung[OTHER].stale
-    assert hung[CARD].shown == {"failure": "no answer for 3 s"}
-    told.now -= 1.9
-    assert told.take({"nvidia": DEAD})[CARD].stale, "an error that ends it makes no old reading good"
-    assert not told.take({"nvidia": {CARD: used(9), OTHER: used(8)}})[CARD].stale
-
-
 def test_every_source_says_what_it_does_since_when_and_whether_a_person_must_look() -> None:
     told = Told("amd", "nvidia", "sysfs", "owners")
     told.take({"amd": GaugeAbsent("no driver"), "nvidia": {CARD: used(1)}, "owners": {}})
-    assert [(each.state, each.problem) for each in told.chain.states()] == [
+    assert [(each.state, each.problem) for each in told.states] == [
         ("absent", False),
         ("ok", False),
         ("waiting", False),
@@ -181,37 +164,22 @@ ONE_RESULT = st.one_of(
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(SOURCES, ONE_RESULT)), max_size=25))
 def test_the_chosen_samples_agree_with_a_plain_model_of_the_rules(rounds: list[Results]) -> None:
-    """The model keeps every source's whole history, and decides anew from it each time."""
+    """The model keeps every source's last reading of each gauge."""
     told = Told(*SOURCES)
-    history: dict[tuple[str, str], list[Reading | None]] = {}
-    last: dict[str, tuple[str, int]] = {}
+    last: dict[tuple[str, str], tuple[float, Reading]] = {}
     for results in rounds:
+        samples = told.take(results)
         for source in SOURCES:
             result = results[source]
-            for gauge in (CARD, OTHER):
-                if isinstance(result, GaugeFailed):
-                    if (source, gauge) in history:
-                        history[source, gauge].append(None)
-                elif gauge not in result:
-                    history.pop((source, gauge), None)
-                else:
-                    got = result[gauge]
-                    if isinstance(got, Reading):
-                        history.setdefault((source, gauge), []).append(got)
-                    elif (source, gauge) in history:
-                        history[source, gauge].append(None)
-        samples = told.take(results)
+            for gauge, got in result.items() if isinstance(result, Mapping) else ():
+                if isinstance(got, Reading):
+                    last[source, gauge] = told.now, got
         for gauge in (CARD, OTHER):
-            found = [source for source in SOURCES if (source, gauge) in history]
+            found = [source for source in SOURCES if (source, gauge) in last]
             assert (gauge in samples) == bool(found)
-            if not found:
-                last.pop(gauge, None)
-                continue
-            sound = [s for s in found if any(history[s, gauge][-STALE_AFTER:])]
-            assert samples[gauge].stale == (not sound)
-            counts = sound[0] if sound else samples[gauge].source
-            value = next(got for got in reversed(history[counts, gauge]) if got is not None)
-            assert (samples[gauge].source, samples[gauge].used_bytes) == (counts, value.used_bytes)
-            if not sound and last.get(gauge, ("",))[0] in found:
-                assert (samples[gauge].source, samples[gauge].used_bytes) == last[gauge], "the last value stays"
-            last[gauge] = (samples[gauge].source, samples[gauge].used_bytes)
+            if found:
+                fresh = [source for source in found if told.now - last[source, gauge][0] <= STALE_S]
+                counts = fresh[0] if fresh else max(found, key=lambda source: last[source, gauge][0])
+                sample, (began_at, reading) = samples[gauge], last[counts, gauge]
+                assert (sample.source, sample.used_bytes) == (counts, reading.used_bytes)
+                assert (sample.began_at, sample.stale) == (began_at, not fresh)

@@ -50,10 +50,14 @@ def wanted(**settings: Any) -> sections.GaugesSection:
     return Config.load(argv, {}).gauges
 
 
+def is_idle(gauges: Gauges) -> bool:
+    return all(each.began_at is None for each in gauges._threads)
+
+
 def sampled(gauges: Gauges, now: float) -> dict[str, Sample]:
     """Reads every source that does not hang, and takes what they answer."""
     gauges.begin(now)
-    until(lambda: not gauges.awaited, "all answers")
+    until(lambda: is_idle(gauges), "all answers")
     return {sample.gauge: sample for sample in gauges.take(now).samples}
 
 
@@ -90,7 +94,7 @@ def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_
     gauges.close()
     gauges.close()
     gauges.begin(1.0)
-    assert not gauges.under_way
+    assert is_idle(gauges)
 
 
 def test_a_missing_source_is_tried_again_at_intervals() -> None:
@@ -136,7 +140,7 @@ def test_whatever_a_library_raises_is_a_failure_with_a_short_text_and_is_read_ag
     source = Scripted("one", error)
     gauges = Gauges([(Tier.DEVICE, [source])], LOG)
     gauges.begin(0.0)
-    until(lambda: not gauges.under_way, "the answer")
+    until(lambda: is_idle(gauges), "the answer")
     (state,) = gauges.take(0.0).sources
     assert state.problem and type(error).__name__ in state.why and len(state.why) < 2100
     source.answer = {CARD: Reading(1, 2)}
