@@ -61,10 +61,9 @@ class Circumstances:
 
 
 def for_pass(
-    device: DeviceRecord, under: Circumstances, limits: GovernorLimits, workflows: Workflows, freed: int, now: float
+    device: DeviceRecord, under: Circumstances, limits: GovernorLimits, workflows: Workflows, now: float
 ) -> list[HeldEntry]:
-    """The entries that a pass orders away now: first what the device lacks, beside the bytes that drivers got back
-    since the last reading (`freed`), then what is idle."""
+    """The entries that a pass orders away now: first what the device lacks, then what is idle."""
     mode, spare_bytes = under.gauge.mode, device.staying_bytes - limits.block_bytes * under.floor_blocks
     if spare_bytes <= 0:
         return []
@@ -72,7 +71,7 @@ def for_pass(
     retry_s = max(0.0, limits.retry_s - WAITING_RETRY_S) if under.wanted_bytes else 0.0
     may_go = (entry for entry in device.may_go(now + retry_s) if entry.owner not in vain)
     entries = list(islice(may_go, CANDIDATES_MAX))
-    need_bytes = max(under.mode_bytes, under.wanted_bytes) - device.going_bytes(now) - freed
+    need_bytes = max(under.mode_bytes, under.wanted_bytes) - device.going_bytes(now)
     needed: list[HeldEntry] = []
     if need_bytes > 0:
         # The product of a share and a count may lie a rounding error above a whole number.

@@ -25,11 +25,10 @@ from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnknownOrder
 from ....ipc.messages import control as messages
 from ..forms.limits import GovernorLimits
 from ..forms.outbox import GovernorOutbox
-from ..reservations import UnseenBytes
 from ..workflows import Workflows
 from . import choices
 from .choices import Circumstances
-from .record import DeviceRecord, HeldEntry, OpenOrder, Owner, Pass
+from .record import DeviceRecord, HeldEntry, Owner, Pass
 
 STUCK_FALL: Final = 0.01
 """A device is no longer stuck once its gauge has fallen by this share of the total."""
@@ -43,7 +42,6 @@ class Devices:
         self._outbox = outbox
         self._workflows = workflows
         self._devices: dict[str, DeviceRecord] = {}
-        self._freed = UnseenBytes(limits)
         self._last_order = 0
 
     def __iter__(self) -> Iterator[DeviceRecord]:
@@ -98,7 +96,7 @@ class Devices:
         else:
             victims = choices.for_registration(owner.device, message, circumstances, self._limits, now)
             # The owner drops the entries that the host does not accept.
-            self._order_away(victims, circumstances, now, part_of=None)
+            self._order_away(victims, "budget", circumstances, now)
             self._add(owner, message, now)
         self._mark(owner, unresponsive=False)
         return messages.Registered(message.id)
@@ -132,38 +130,34 @@ class Devices:
         outcomes: dict[HeldEntry, str] = {}
         for outcome in ("kept", "dropped", "offloaded"):
             named = owner.own(getattr(message, outcome)) if owner is not None else ()
-            outcomes |= dict.fromkeys((entry for entry in named if entry.order is not None), outcome)
-        offloaded, dropped, kept = (
-            [entry for entry in outcomes if outcomes[entry] == outcome] for outcome in ("offloaded", "dropped", "kept")
-        )
-        gone = offloaded + dropped
-        order = next((entry.order for entry in gone + kept), None)
-        if owner is None or order is None:
+            outcomes |= dict.fromkeys((entry for entry in named if entry.order), outcome)
+        if owner is None or not outcomes:
             raise UnknownOrder(
                 f"order {message.order} on {message.device!r} has no such key of this client: acknowledge each once"
             )
-        device = owner.device
+        offloaded, dropped, kept = (
+            [entry for entry in outcomes if outcomes[entry] == outcome] for outcome in ("offloaded", "dropped", "kept")
+        )
+        device, gone = owner.device, offloaded + dropped
         counters.offloaded += len(offloaded)
         counters.offloaded_bytes += sum(entry.size_bytes for entry in offloaded)
         counters.dropped += len(dropped)
         counters.dropped_bytes += sum(entry.size_bytes for entry in dropped)
         counters.kept += len(kept)
         counters.freed_bytes += message.freed_bytes
-        if order.part_of is not None and gone:
-            order.part_of.left += len(gone)
-            order.part_of.left_of.add(client)
         if message.freed_bytes:
-            self._freed.add(device.name, message.freed_bytes, now)
             owner.vain_until = -math.inf
-            if order.part_of is not None:
-                order.part_of.worked = True
+        if (passed := device.current_pass) is not None:
+            passed.worked |= message.freed_bytes > 0
+            if not passed.entries.isdisjoint(gone):
+                passed.left_of.add(client)
         self._remove(gone, now)
         device.offloaded |= {entry.key: entry for entry in offloaded}
         for key in list(device.offloaded)[: max(0, self.remembered - self._limits.remembered_max)]:
             del device.offloaded[key]
         for entry in kept:  # in use
-            entry.detach(now)
-            entry.not_before = now + self._limits.retry_s
+            owner.close(entry, now)
+            entry.order, entry.not_before = 0, now + self._limits.retry_s
         self._mark(owner, unresponsive=False)
         owner.waits_since = now
         return messages.Done(message.id)
@@ -214,21 +208,20 @@ class Devices:
 
     def next_timer(self) -> float | None:
         """When `tick` is due: `ack_s` after an owner was sent its first open order, or acknowledged a part of them."""
-        waits = [owner.waits_since for device in self for owner in device.owners.values() if owner.orders]
+        waits = [owner.waits_since for device in self for owner in device.owners.values() if owner.ordered_entries]
         return min(waits) + self._limits.ack_s if waits else None
 
     def tick(self, now: float) -> None:
         """Processes missed deadlines: entries of late owners are resident again, since they are not known to be
         gone."""
         for owner in [owner for device in self for owner in device.owners.values()]:
-            if owner.orders and now >= owner.waits_since + self._limits.ack_s:
-                late = owner.ordered_entries
-                for order in list(owner.orders.values()):
-                    order.close(now)
-                    for entry in order.entries.values():
-                        entry.not_before = now + self._limits.retry_s
-                self._outbox.counters.timed_out += late
-                self._mark(owner, unresponsive=True, entries=late)
+            if owner.ordered_entries and now >= owner.waits_since + self._limits.ack_s:
+                late = [entry for entry in owner.device.entries.values() if entry.owner is owner and entry.ordered]
+                for entry in late:
+                    owner.close(entry, now)
+                    entry.not_before = now + self._limits.retry_s
+                self._outbox.counters.timed_out += len(late)
+                self._mark(owner, unresponsive=True, entries=len(late))
 
     def check_invariants(self) -> None:
         for device in self:
@@ -242,30 +235,28 @@ class Devices:
         """Orders away what the mode and the waiting reservations ask for, unless a pass is under way."""
         if device.current_pass is not None:
             return
-        freed_bytes = self._freed.total(device.name)
-        chosen = choices.for_pass(device, circumstances, self._limits, self._workflows, freed_bytes, now)
+        chosen = choices.for_pass(device, circumstances, self._limits, self._workflows, now)
         if chosen:
-            device.current_pass = Pass(circumstances.gauge.sample.used_bytes, circumstances.lowers, now)
-            self._order_away(chosen, circumstances, now, device.current_pass)
+            device.current_pass = Pass(circumstances.gauge.sample.used_bytes, circumstances.lowers, now, set(chosen))
+            reason = "reservation" if circumstances.for_reservations else circumstances.gauge.mode.value
+            self._order_away(chosen, reason, circumstances, now)
             self._outbox.counters.passes += 1
 
     def _settle(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         """Processes a sample: ends `stuck` if it shows a fall, and the current pass if it shows its whole effect."""
         sample, passed = circumstances.gauge.sample, device.current_pass
         device.leave_slow_owners(now)
-        self._freed.sampled(device.name, sample.began_at)
         if device.stuck and sample.used_bytes <= device.stuck_used_bytes - STUCK_FALL * sample.total_bytes:
             self._ask_all(device)
         if passed is None:
             return
         if sample.began_at > passed.began_at and sample.used_bytes < passed.used_bytes:
             passed.worked = True
-        under_way = any(order.part_of is passed for owner in device.owners.values() for order in owner.orders.values())
-        if under_way or sample.began_at <= passed.closed_at:
+        if passed.entries or sample.began_at <= passed.closed_at:
             return
         device.current_pass = None
         # A pass that was not meant to lower the gauge, or by which no entry left, shows nothing.
-        if not passed.lowers or not passed.left:
+        if not passed.lowers or not passed.left_of:
             return
         device.stuck_used_bytes = sample.used_bytes
         if passed.worked:
@@ -273,8 +264,8 @@ class Devices:
             return
         self._set_stuck(
             device,
-            f"{passed.left} entries left in the last pass, and {sample.used_bytes} bytes are still used ("
-            f"{passed.used_bytes} before): their owners returned nothing to the driver, and are left alone for a while",
+            f"entries left in the last pass, and {sample.used_bytes} bytes are still used, {passed.used_bytes} before: "
+            "their owners returned nothing to the driver, and are left alone for a while",
         )
         for client in passed.left_of & device.owners.keys():
             device.owners[client].vain_until = now + self._limits.retry_s
@@ -292,16 +283,11 @@ class Devices:
         for owner in device.owners.values():
             owner.vain_until = -math.inf
 
-    def _order_away(
-        self, entries: Sequence[HeldEntry], circumstances: Circumstances, now: float, part_of: Pass | None
-    ) -> None:
-        """Orders resident entries away, each from its owner, as offload or drop; for a budget if for no pass. Every
-        owner's first order is sent before any owner's second."""
-        reason = "reservation" if circumstances.for_reservations else circumstances.gauge.mode.value
-        reason = "budget" if part_of is None else reason
+    def _order_away(self, entries: Sequence[HeldEntry], reason: str, circumstances: Circumstances, now: float) -> None:
+        """Orders resident entries away, each from its owner, as offload or drop. Every owner's first order is sent
+        before any owner's second."""
         groups: dict[tuple[Owner, bool], list[HeldEntry]] = {}
         for entry in entries:
-            entry.detach(now)
             offload = circumstances.host_accepts and choices.is_worth_its_copy(entry, self._limits)
             groups.setdefault((entry.owner, offload), []).append(entry)
         most = self._limits.keys_per_request_max
@@ -311,26 +297,23 @@ class Devices:
             for at in range(0, len(group), most)
         ]
         for _, owner, offload, part in sorted(parts, key=lambda each: each[0]):
-            if not owner.orders:
+            if not owner.ordered_entries:
                 owner.waits_since = now
-            number, size_bytes = self._send(owner, "offload" if offload else "drop", part, reason)
-            by_key = {entry.key: entry for entry in part}
-            order = owner.orders[number] = OpenOrder(number, owner, by_key, size_bytes, part_of)
+            number = self._send(owner, "offload" if offload else "drop", part, reason)
             for entry in part:
-                entry.order = order
+                owner.order(entry, number)
         self._outbox.counters.ordered += len(entries)
 
     def _send(
         self, owner: Owner, kind: Literal["offload", "drop", "promote"], entries: Sequence[HeldEntry], reason: str
-    ) -> tuple[int, int]:
-        """Sends one order, and announces it to watchers. Returns its number, and the bytes of the entries."""
+    ) -> int:
+        """Sends one order, and announces it to watchers. Returns its number."""
         self._last_order += 1
         number, client, device = self._last_order, owner.client, owner.device.name
-        size_bytes = sum(entry.size_bytes for entry in entries)
         self._outbox.send(client, messages.Order(number, device, kind, [entry.key for entry in entries], reason))
-        about = {"kind": kind, "entries": len(entries), "bytes": size_bytes, "reason": reason}
-        self._outbox.announce("order", client=client, device=device, order=number, **about)
-        return number, size_bytes
+        about = {"kind": kind, "entries": len(entries), "bytes": sum(entry.size_bytes for entry in entries)}
+        self._outbox.announce("order", client=client, device=device, order=number, **about, reason=reason)
+        return number
 
     def _mark(self, owner: Owner, *, unresponsive: bool, entries: int = 0) -> None:
         """Announces that an owner answers no more, with so many entries ordered away, or answers again."""
@@ -368,7 +351,7 @@ class Devices:
 
     def _remove(self, entries: list[HeldEntry], now: float) -> None:
         for entry in entries:
-            entry.detach(now)
-            entry.not_before = 0.0
+            entry.owner.close(entry, now)
+            entry.order, entry.not_before = 0, 0.0
             del entry.owner.device.entries[entry.key]
             entry.owner.count(entry, -1)

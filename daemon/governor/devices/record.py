@@ -1,7 +1,7 @@
 """The record of one device: its entries, their owners and orders, its current pass, and what was offloaded from it.
 
 Owns the entries in the order of their last uses, the sums of each owner, and which entries may be ordered away now.
-Entries of a late owner are resident again and stay known under their order, so a late acknowledgement is accepted.
+Entries of a late owner are resident again and keep the number of their order, so a late acknowledgement is accepted.
 
 Invariants: `entries` is in the order of `used_at`. The sums of an owner are exactly those of its entries. An offloaded
 entry is not registered, and its client is connected.
@@ -24,8 +24,9 @@ SLOW_S: Final = 1.0
 @dataclass(slots=True, eq=False)
 class HeldEntry:
     """An entry that an owner keeps on a device, or has offloaded from it. `used_at`: of its last use; `not_before`:
-    until then no order names it, nor asks for it back. `order`: the last order that names it; it is ordered away while
-    that is open, and else resident."""
+    until then no order names it, nor asks for it back. `order`: the number of the last order that names it, until that
+    is acknowledged, and else 0; `ordered`: it is ordered away by that. Else it is resident, also if the order is late.
+    """
 
     key: bytes
     owner: Owner
@@ -36,49 +37,31 @@ class HeldEntry:
     uses: int
     used_at: float
     not_before: float = 0.0
-    order: OpenOrder | None = None
-
-    @property
-    def ordered(self) -> bool:
-        return self.order is not None and self.order.open
-
-    def detach(self, now: float) -> None:
-        """Removes the entry from its order, open or late."""
-        order, self.order = self.order, None
-        if order is not None:
-            del order.entries[self.key]
-            order.size_bytes -= self.size_bytes
-            if not order.entries:
-                order.close(now)
+    order: int = 0
+    ordered: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """A client's entries on one device, with their sums. `orders`: its open orders by number; `waits_since`: when it
-    was sent the first of them, or last acknowledged a part; `unresponsive`: it missed a deadline and has sent nothing
-    since; `vain_until`: until then no pass takes its entries: the last one that did lowered nothing."""
+    """A client's entries on one device, with their sums, and those of the entries that are ordered away. `waits_since`:
+    when it was sent the first of the open orders, or last acknowledged a part; `unresponsive`: it missed a deadline and
+    has sent nothing since; `vain_until`: until then no pass takes its entries: the last one that did lowered nothing.
+    """
 
     device: DeviceRecord
     client: int
     entries: int = 0
     size_bytes: int = 0
     tokens: int = 0
-    orders: dict[int, OpenOrder] = field(default_factory=dict)
+    ordered_entries: int = 0
+    ordered_bytes: int = 0
     waits_since: float = 0.0
     unresponsive: bool = False
     vain_until: float = -math.inf
 
-    @property
-    def ordered_entries(self) -> int:
-        return sum(len(order.entries) for order in self.orders.values())
-
-    @property
-    def ordered_bytes(self) -> int:
-        return sum(order.size_bytes for order in self.orders.values())
-
     def slow(self, now: float) -> bool:
         """Whether the owner acknowledges nothing for SLOW_S, as if it were stopped. Others do not wait for it."""
-        return bool(self.orders) and now >= self.waits_since + SLOW_S
+        return self.ordered_entries > 0 and now >= self.waits_since + SLOW_S
 
     def count(self, entry: HeldEntry, sign: int) -> None:
         """Adds an entry to the sums, or with -1 takes it out of them."""
@@ -86,45 +69,41 @@ class Owner:
         self.size_bytes += sign * entry.size_bytes
         self.tokens += sign * entry.tokens
 
+    def order(self, entry: HeldEntry, number: int) -> None:
+        """The entry is ordered away."""
+        entry.order, entry.ordered = number, True
+        self.ordered_entries += 1
+        self.ordered_bytes += entry.size_bytes
+
+    def close(self, entry: HeldEntry, now: float) -> None:
+        """The order for the entry is carried out, or late; the current pass waits for it no more."""
+        if entry.ordered:
+            entry.ordered = False
+            self.ordered_entries -= 1
+            self.ordered_bytes -= entry.size_bytes
+            passed = self.device.current_pass
+            if passed is not None and entry in passed.entries:
+                passed.entries.remove(entry)
+                passed.closed_at = now
+
     def own(self, keys: Iterable[bytes]) -> list[HeldEntry]:
         found = [self.device.entries.get(key) for key in keys]
         return [each for each in found if each is not None and each.owner is self]
 
 
 @dataclass(slots=True, eq=False)
-class OpenOrder:
-    """An order. `entries`: those that it names and that are not acknowledged, by key; `size_bytes`: of these; `open`:
-    neither done nor late."""
-
-    number: int
-    owner: Owner
-    entries: dict[bytes, HeldEntry]
-    size_bytes: int
-    part_of: Pass | None
-    open: bool = True
-
-    def close(self, now: float) -> None:
-        """It is done, or late."""
-        if self.open:
-            self.open = False
-            del self.owner.orders[self.number]
-            if self.part_of is not None:
-                self.part_of.closed_at = now
-
-
-@dataclass(slots=True, eq=False)
 class Pass:
-    """A pass whose orders are sent, and that is not settled. `lowers`: it is meant to lower the gauge. Below pressure a
-    pass evicts idle entries whatever the gauge shows afterwards. `closed_at`: when the last of its orders was closed.
-    `left`: entries that are gone, of the clients `left_of`; `worked`: drivers got bytes back for them, or a reading
-    that was begun after `began_at` showed less than the `used_bytes` before: memory that came back, and may have been
-    taken since."""
+    """A pass whose orders are sent, and that is not settled. `entries`: those that it waits for; `closed_at`: when it
+    began to wait for none. `lowers`: it is meant to lower the gauge. Below pressure a pass evicts idle entries whatever
+    the gauge shows afterwards. `left_of`: the clients whose entries are gone. `worked`: drivers got bytes back since,
+    or a reading that was begun after `began_at` showed less than the `used_bytes` before: memory that came back, and
+    may have been taken since."""
 
     used_bytes: int
     lowers: bool
     began_at: float
+    entries: set[HeldEntry]
     closed_at: float = 0.0
-    left: int = 0
     left_of: set[int] = field(default_factory=set)
     worked: bool = False
 
@@ -155,12 +134,11 @@ class DeviceRecord:
         return [each for each in self.offloaded.values() if each.not_before > now]
 
     def leave_slow_owners(self, now: float) -> None:
-        """Takes the orders of slow owners out of the current pass, which then ends without them."""
-        for owner in self.owners.values():
-            for order in owner.orders.values() if owner.slow(now) else ():
-                part_of, order.part_of = order.part_of, None
-                if part_of is not None:
-                    part_of.closed_at = max(part_of.closed_at, owner.waits_since + SLOW_S)
+        """Takes the entries of slow owners out of the current pass, which then ends without them."""
+        passed = self.current_pass
+        if passed is not None and (slow := {entry for entry in passed.entries if entry.owner.slow(now)}):
+            passed.entries -= slow
+            passed.closed_at = max(passed.closed_at, *(entry.owner.waits_since + SLOW_S for entry in slow))
 
     @property
     def held_bytes(self) -> int:
@@ -207,10 +185,10 @@ class DeviceRecord:
             own = [entry for entry in entries if entry.owner is owner]
             sums = len(own), sum(entry.size_bytes for entry in own), sum(entry.tokens for entry in own)
             assert (owner.entries, owner.size_bytes, owner.tokens) == sums, "an owner's entries were miscounted"
-            for order in owner.orders.values():
-                assert order.open and order.entries and order.part_of in (None, self.current_pass)
-                assert order.size_bytes == sum(entry.size_bytes for entry in order.entries.values())
-                assert all(self.entries[key].order is order for key in order.entries)
+            ordered = [entry.size_bytes for entry in own if entry.ordered]
+            assert (owner.ordered_entries, owner.ordered_bytes) == (len(ordered), sum(ordered))
+        if self.current_pass is not None:
+            assert all(entry.ordered for entry in self.current_pass.entries), "a pass waits for what is not ordered"
         assert sum(owner.entries for owner in self.owners.values()) == len(entries), "an entry without an owner"
         assert not self.offloaded.keys() & self.entries.keys(), "an entry is remembered and registered"
         assert all(entry.owner.client in self.owners for entry in self.offloaded.values())

