@@ -49,8 +49,6 @@ class GovernorActor:
         self._clients: dict[int, Joined] = {}
         self._pump = Pump(self.inbox, self._receive, self.clock)
         self._every_s = self._governor.sample_every_s
-        readings: dict[type[Any], Callable[[int, Any], None]] = {messages.ReadDevice: self._read_device}
-        self._readings = handlers(messages.GaugeRequest, readings)
         queries: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
             messages.StatusQuery: lambda status: status,
             messages.HealthQuery: lambda status: {"problems": problems(status)},
@@ -81,8 +79,9 @@ class GovernorActor:
 
     def _receive(self, message: GovernorMessage) -> None:
         match message:
-            case events.Governed(client, messages.GaugeRequest() as reading):
-                self._readings[type(reading)](client, reading)
+            case events.Governed(client, messages.ReadDevice() as reading):
+                if self._governor.devices.owner(client, reading.device) is not None:
+                    self.reading(reading)
             case events.Governed(client):
                 if client in self._clients:
                     self._handle(message)
@@ -129,10 +128,6 @@ class GovernorActor:
             # The process may have no more threads (TasksMax, ulimit -u).
             why = f"there is no thread to ask it in: {error}"
             self.inbox.tell_now(events.NeighbourAnswered(asked.number, "failed", why))
-
-    def _read_device(self, client: int, reading: messages.ReadDevice) -> None:
-        if self._governor.devices.owner(client, reading.device) is not None:
-            self.reading(reading)
 
     def _answer(self, query: messages.StatusRequest) -> dict[str, Any]:
         return self._queries[type(query)](self._governor.status())

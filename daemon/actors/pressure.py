@@ -38,9 +38,8 @@ class PressureActor:
 
     def reading(self, message: messages.ReadDevice) -> None:
         """Passes a client's reading of its device to the gauges."""
-        now = self._clock()
-        # The client's clock is this machine's. A time to come is a mistake, and none means that the client is older.
-        read_at = message.read_at_s if 0 < message.read_at_s <= now else now
+        # The client's clock is this machine's. A time to come is a mistake.
+        read_at = min(message.read_at_s, self._clock())
         self._gauges.report(message.device, message.used_bytes, message.total_bytes, read_at)
 
     def sample_now(self) -> None:

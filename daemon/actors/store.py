@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from ...errors import TensordError
 from ...ipc.messages import control as messages
-from ...ipc.messages.declared import handlers
 from ..claims.claims import NOBODY
 from ..config.config import Config
 from ..config.limits import TREE_DEPTH_MAX
@@ -113,8 +112,6 @@ class StoreActor:
             times=times,
             remote=self._remote,
         )
-        prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
-        self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
 
     @property
     def settled(self) -> bool:
@@ -191,8 +188,8 @@ class StoreActor:
                 if client not in self._clients:
                     return
                 # What the client has put before comes first.
-                if isinstance(request, messages.PrefixRequest):
-                    self._queues.after_added(client, partial(self._prefix_requests[type(request)], client, request))
+                if isinstance(request, messages.MatchPrefix):
+                    self._queues.after_added(client, partial(self._match, client, request))
                 elif isinstance(request, messages.Doorbell):
                     self._lookout.begin()
                 else:

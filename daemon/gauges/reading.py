@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 
-WHY_CHARS_MAX: Final = 2000
-
 
 class GaugeFailed(Exception):
-    """A source, or one of its gauges, cannot be read now. It is logged and shown; it never leaves this package. A text
-    of more than WHY_CHARS_MAX characters is cut: a library may give one of any length."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why if len(why) <= WHY_CHARS_MAX else f"{why[:WHY_CHARS_MAX]}...")
+    """A source, or one of its gauges, cannot be read now. It is logged and shown; it never leaves this package."""
 
 
 class GaugeAbsent(GaugeFailed):

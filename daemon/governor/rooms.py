@@ -33,20 +33,17 @@ from .tiers import Gauge
 
 CACHED: Final = "cached tensors"
 SETTLE_S: Final = 5.0
-"""Seconds in which a neighbour's memory must be seen as free, after its answer: some free it after they have answered.
+"""Seconds in which a neighbour's memory may be seen as free, after its answer: some free it after they have answered.
 """
 GRACE_S: Final = 1.0
 """Seconds after its time in which a neighbour's answer still counts."""
-CALM_READINGS: Final = 2
-"""Readings without a fall after which a step that has freed memory is over."""
 
 
 @dataclass(slots=True, eq=False)
 class _Making:
     """A room that is being made. `request`: the reservation that waits for it. `before_bytes`: used bytes at the
     beginning of the present step; `last_bytes`: by the last reading. `left`: neighbours to ask. `asking`: the question
-    to the neighbour of the present step, asked at `since`; `answer`: what it answered, at `since` then. `unshown`: by
-    the last reading enough is free: the room waits for what was taken since, which the next reading shows."""
+    to the neighbour of the present step, asked at `since`; `answer`: what it answered, at `since` then."""
 
     client: int
     message: messages.MakeRoom
@@ -58,8 +55,6 @@ class _Making:
     asking: AskNeighbour | None = None
     answer: NeighbourAnswered | None = None
     since: float = 0.0
-    calm: int = 0
-    unshown: bool = False
 
     @property
     def freed_bytes(self) -> int:
@@ -99,7 +94,6 @@ class Rooms:
         left = deque(place for place in self._limits.neighbours if place.card in ("", device))
         making = _Making(client, message, used_bytes, used_bytes, left)
         making.request = self._reservations.ask(client, request, now, partial(self._told, making))
-        making.unshown = not self._reservations.wanted_bytes(device, room.free_bytes)
         if making.request.waits:
             self._making[device] = making
 
@@ -120,26 +114,21 @@ class Rooms:
     def sampled(self, gauge: Gauge, now: float, *, passing: bool) -> None:
         """A new reading of a device, after it was offered to the waiting reservations: the present step may be over.
         `passing`: a pass over its entries is under way."""
-        sample, making = gauge.sample, self._making.get(gauge.sample.gauge)
+        making = self._making.get(gauge.sample.gauge)
         if making is None:
             return
-        fell, making.last_bytes = sample.used_bytes < making.last_bytes, sample.used_bytes
+        making.last_bytes = gauge.sample.used_bytes
         if making.asking is None:
-            if making.unshown:
-                making.before_bytes = making.last_bytes
-            making.unshown = not self._reservations.wanted_bytes(sample.gauge, gauge.free_bytes)
-            if not making.unshown and not passing:
+            # Enough may be free by this reading, but for what was taken since: the next one shows that.
+            if not passing and self._reservations.wanted_bytes(gauge.sample.gauge, gauge.free_bytes):
                 self._go_on(making, now)
         elif making.answer is None:
             answer_s = making.asking.answer_s
             if now - making.since >= answer_s + GRACE_S:
                 late = NeighbourAnswered(making.asking.number, "failed", f"no answer within {answer_s:g} s")
                 making.answer, making.since = late, now
-        elif sample.began_at > making.since:
-            making.calm = 0 if fell else making.calm + 1
-            failed_or_freed = making.answer.outcome == "failed" or making.freed_bytes
-            if (making.calm >= CALM_READINGS and failed_or_freed) or now - making.since >= SETTLE_S:
-                self._go_on(making, now)
+        elif gauge.sample.began_at >= making.since + SETTLE_S:
+            self._go_on(making, now)
 
     def answered(self, event: NeighbourAnswered, now: float) -> None:
         """A neighbour has answered: in its time, or once its step was over, the room was there, or its client has
@@ -161,7 +150,7 @@ class Rooms:
         """The present step is over: asks the next neighbour, or ends the room without one."""
         self._close(making)
         making.before_bytes, making.asking, making.answer = making.last_bytes, None, None
-        making.since, making.calm = now, 0
+        making.since = now
         while making.left:
             place = making.left.popleft()
             if place not in self._limits.neighbours:

@@ -57,6 +57,7 @@ class Site:
         self.card.occupy(self.others)
         every = {"gauges_sample_s": "20ms", "gauges_sample_pressed_s": "20ms"}
         self.daemon = Daemon(gauges_device="file", gauges_host="none", gauges_file=self.card.gauge_file, **every)
+        self.daemon.constants = {"tensord.daemon.governor.rooms.SETTLE_S": 0.5}
 
     def start(self, *servers: StandIn, **flags: object) -> None:
         """The daemon knows these servers, in this order."""

@@ -75,7 +75,7 @@ def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour
     stand.carry_out_all(600 * MIB)
     stand.sample(0, after_s=0.25)
     made = stand.answer(2, request)
-    assert made.made and [step.who for step in made.steps] == ["cached tensors"]
+    assert made.made and not stand.neighbours_asked
 
 
 def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
