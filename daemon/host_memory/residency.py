@@ -30,13 +30,10 @@ from .withdrawn import Withdrawn, page_at, paged
 
 PIECE_BYTES: Final = 64 << 20
 """The largest Punch or Allocate."""
-PIECE_BYTES_MIN: Final = 64 << 10
-"""The smallest Allocate after failures; each failure halves the size."""
 PUNCHES_MAX: Final = 32
 """Punches pending at a time."""
-RETRY_S_MIN: Final = 0.5
-"""The delay after the first failed Allocate; each failure doubles it, up to RETRY_S_MAX."""
-RETRY_S_MAX: Final = 30.0
+RETRY_S: Final = 5.0
+"""The delay after a failed Allocate."""
 
 
 @dataclass(slots=True)
@@ -62,10 +59,8 @@ class Residency:
         self._punching: dict[int, int] = {}
         self._allocating: tuple[int, int] | None = None
         self._exchange: Exchange | None = None
-        self._piece_bytes = PIECE_BYTES
         self.retry_at: float | None = None
         """When a failed allocation is tried again."""
-        self._retry_s = RETRY_S_MIN
         self._holes_left = True
         self._was_unrestricted = False
         self.error = ""
@@ -131,8 +126,7 @@ class Residency:
             self.retry_at = self._available_bytes = None
         if self.desired_bytes <= self._kept_bytes:
             # No more is desired than is resident, so a failed allocation does not matter any more.
-            self.retry_at = self._available_bytes = None
-            self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""
+            self.retry_at, self._available_bytes, self.error = None, None, ""
         target_bytes = self._target_bytes
         limited = target_bytes < self._holes.capacity_bytes
         self._budget.resident_bytes_max = target_bytes if limited else None
@@ -146,7 +140,7 @@ class Residency:
                     self._exchange.missing.appendleft((offset + PIECE_BYTES, size - PIECE_BYTES))
                 self._allocate(offset, min(size, PIECE_BYTES))
         elif self._regrowth_bytes:
-            piece = self._withdrawn.restorable(min(self._regrowth_bytes, self._piece_bytes))
+            piece = self._withdrawn.restorable(min(self._regrowth_bytes, PIECE_BYTES))
             assert piece is not None
             self._allocate(*piece)
 
@@ -160,14 +154,11 @@ class Residency:
         if error is None:
             self._withdrawn.restore(offset, size)
             if self._exchange is None:
-                self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES)
-                self._retry_s, self.error = RETRY_S_MIN, ""
+                self.error = ""
             return
         self.error = str(error)
         self._available_bytes = self.resident_bytes
-        self.retry_at = now + self._retry_s
-        self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
-        self._piece_bytes = max(paged(min(size, self._piece_bytes) // 2), paged(PIECE_BYTES_MIN))
+        self.retry_at = now + RETRY_S
         if self._exchange is not None:
             self._exchange.missing.clear()
 
