@@ -6,12 +6,11 @@ requests are served at once on average, if λ requests arrive a second and each 
 That raises E[S], and the queue grows.
 
 Requests are counted of devices that have a gauge or entries. A device without a report in the window is forgotten.
-
-The floor is computed in integers, so that no rounding error raises it by a block.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,12 +20,10 @@ from ...errors import NoGauge
 from ...ipc.messages import control as messages
 
 WINDOW_S: Final = 60
-MARGIN_PERCENT: Final = 115
-"""The floor in percent of the mean need. The margin is there because requests do not arrive evenly."""
+MARGIN: Final = 1.15
+"""The floor divided by the mean need. The margin is there because requests do not arrive evenly."""
 COVERED_S_MIN: Final = 4
 """λ is computed over at least so many seconds. Otherwise the first few requests would be a high rate."""
-_CLOCK_PER_S: Final = 1_000_000
-_SERVICE_PER_S: Final = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -50,9 +47,11 @@ class DeviceRequests:
         for second, counts in self.seconds.items():
             if second >= first:
                 sums.update(counts)
-        covered = max(round((now - max(self.began, first)) * _CLOCK_PER_S), COVERED_S_MIN * _CLOCK_PER_S)
-        need = sums["arrivals"] * _CLOCK_PER_S * sums["service"] * sums["blocks"] * MARGIN_PERCENT
-        return -(-need // (covered * max(sums["completions"], 1) ** 2 * _SERVICE_PER_S * 100))
+        covered_s = max(now - max(self.began, first), COVERED_S_MIN)
+        completions = max(sums["completions"], 1)
+        mean_s, mean_blocks = sums["service_us"] / 1e6 / completions, sums["blocks"] / completions
+        # A product of floats may lie a rounding error above a whole number.
+        return math.ceil(round(sums["arrivals"] / covered_s * mean_s * mean_blocks * MARGIN, 6))
 
 
 class Floors:
@@ -71,8 +70,8 @@ class Floors:
 
     def completed(self, client: int, message: messages.RequestCompleted, now: float) -> None:
         """Counts a completed request. Raises NoGauge as `arrived`."""
-        service = round(message.service_s * _SERVICE_PER_S)
-        self._add(message.device, now, completions=1, service=service, blocks=message.blocks)
+        service_us = round(message.service_s * 1e6)
+        self._add(message.device, now, completions=1, service_us=service_us, blocks=message.blocks)
 
     def forget(self, now: float) -> None:
         """Drops devices without a report in the window: they have no floor."""

@@ -150,11 +150,7 @@ def to_promote(
     if under.gauge.mode not in (Mode.RELAXED, Mode.WORKFLOW_AWARE) or not device.offloaded:
         return []
     turns = {agent: turn for turn, agent in enumerate(workflows.up_next(limits.lookahead_steps))}
-    may_come = [
-        entry
-        for entry in device.offloaded.values()
-        if entry.agent in turns and entry.not_before <= now and not entry.owner.unresponsive
-    ]
+    may_come = [each for each in device.offloaded.values() if each.agent in turns and each.not_before <= now]
     coming, wanted = device.coming(now), []
     count, size_bytes = len(coming), sum(entry.size_bytes for entry in coming)
     for entry in sorted(may_come, key=lambda entry: turns[entry.agent])[: limits.keys_per_request_max]:

@@ -59,10 +59,6 @@ class AnySource:
         stage.show(79 * GIB, 80 * GIB)
         assert self._used(stage, 2.0) == (79 * GIB, 80 * GIB)
 
-    def test_its_gauges_are_named_for_its_tier(self, stage: Stage) -> None:
-        result: Result = stage.source.read(1.0)
-        assert all((name == HOST_GAUGE) == (self.tier is Tier.HOST) for name in result)
-
     def test_a_gauge_that_cannot_be_read_has_no_value(self, stage: Stage) -> None:
         stage.read(1.0)
         stage.lose()

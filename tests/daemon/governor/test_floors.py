@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
-
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+import pytest
 
 from tensord.daemon.forms.events import Tick
-from tensord.daemon.governor.floors import COVERED_S_MIN, WINDOW_S
 from tensord.ipc.messages import control as messages
 
 from .stand import GPU, MIB, Make, Stand, refused
@@ -27,43 +22,28 @@ def blocks(stand: Stand) -> int:
     return int(stand.device()["floor_blocks"])
 
 
-REQUESTS = st.tuples(st.just("arrive"), st.integers(1, 500), st.just(0))
-COMPLETIONS = st.tuples(st.just("complete"), st.integers(0, 100_000), st.integers(0, 1000))
-WAITS = st.sampled_from([0, 1, 999, 1000, 1001, 5000, 59_000, 60_000, 100_000])
-STARTS = st.sampled_from([10_000, 1_234_567, 98_765_432_100, 1_725_144_060_822])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(WAITS, REQUESTS | COMPLETIONS), min_size=1, max_size=25), WAITS, STARTS)
-@example([(0, ("arrive", 373, 0)), (37_300, ("complete", 2000, 10))], 0, 1_725_144_060_822)
-def test_the_floor_is_littles_law_over_the_window_whatever_the_clock_shows(
-    events: list[tuple[int, tuple[str, int, int]]], last_ms: int, start_ms: int
+@pytest.mark.parametrize(
+    ("seconds", "a_second", "service_s", "held", "last_s", "floor"),
+    [
+        (60, 1, 2.0, 4, 0.0, 10),  # 60 in 59 s, of 2 s and 4 blocks each: 8.14 blocks and the margin
+        (1, 100, 2.0, 10, 0.0, 575),  # the rate is that of 4 s
+        (30, 2, 0.5, 7, 30.0, 5),  # 60 in 59 s: 4.09 with the margin
+        (30, 2, 0.5, 7, 45.0, 3),  # 30 of them are in the window
+        (30, 2, 0.5, 7, 91.0, 0),
+        (60, 3, 0.0, 7, 0.0, 0),
+    ],
+)
+def test_the_floor_is_littles_law_over_the_window(
+    seconds: int, a_second: int, service_s: float, held: int, last_s: float, floor: int
 ) -> None:
-    """As somebody would compute it who kept every request."""
-    stand, now_ms = known(), start_ms
-    arrivals: list[int] = []
-    completions: list[tuple[int, int, int]] = []
-    for wait_ms, (kind, number, held) in events:
-        now_ms += wait_ms
-        stand.now = now_ms / 1000
-        if kind == "arrive":
-            stand.say(1, messages.RequestsArrived(GPU, number))
-            arrivals += [now_ms] * number
-        else:
-            stand.say(1, messages.RequestCompleted(GPU, number / 1000, held))
-            completions.append((now_ms, number, held))
-        stand.check()
-    first_ms = start_ms + events[0][0]
-    now_ms += last_ms
-    stand.now = now_ms / 1000
-    begins_ms = (now_ms // 1000 - WINDOW_S + 1) * 1000
-    covered_ms = max(now_ms - max(begins_ms, first_ms), COVERED_S_MIN * 1000)
-    services = [(ms, held) for at, ms, held in completions if at >= begins_ms]
-    count = max(len(services), 1)
-    mean_s = Fraction(sum(ms for ms, _ in services), count * 1000)
-    mean_blocks = Fraction(sum(held for _, held in services), count)
-    rate = Fraction(sum(at >= begins_ms for at in arrivals) * 1000, covered_ms)
-    assert blocks(stand) == math.ceil(rate * mean_s * mean_blocks * Fraction(115, 100))
+    stand = known()
+    for _ in range(seconds):
+        stand.now += 1
+        stand.say(1, messages.RequestsArrived(GPU, a_second))
+        for _ in range(a_second):
+            stand.say(1, messages.RequestCompleted(GPU, service_s, held))
+    stand.now += last_s
+    assert blocks(stand) == floor
 
 
 def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: Make) -> None:

@@ -57,30 +57,6 @@ def test_an_entry_over_a_budget_by_itself_is_refused(make: Make) -> None:
     assert stand.device()["entries"] == 1 and stand.orders() == []
 
 
-def test_the_coldest_entry_goes_first_as_soon_as_it_may_again(make: Make) -> None:
-    stand = card(make, max_entries=5, ack_s=10.0, retry_s=30.0)
-    for each in range(1, 6):
-        stand.register(2 if each == 2 else 1, each)
-        stand.now += 1
-    for which, then in ((10, 1), (11, 2)):  # 1 is kept; 2 is late, and its owner is silent
-        stand.register(1, which)
-        assert stand.came() == [then]
-        if then == 1:
-            stand.carry_out_all(keep=True)
-        stand.release(1, which)
-    stand.pass_time(11)
-    stand.register(1, 12)
-    assert stand.came() == [3]
-    stand.carry_out(1, stand.orders(1)[-1])
-    stand.pass_time(30)
-    stand.register(1, 13)
-    assert stand.came() == [1], "kept more than retry_s ago"
-    stand.carry_out(1, stand.orders(1)[-1])
-    stand.use(2, 99)
-    stand.register(1, 14)
-    assert stand.came() == [2], "its owner answers again"
-
-
 def test_a_floor_at_the_capacity_refuses_with_a_reason_and_does_not_loop(make: Make) -> None:
     stand = card(make, max_bytes=50, block_bytes=5)
     for each in range(5):
@@ -215,18 +191,6 @@ def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted(make: Make
     stand.leave(2)
     assert stand.status()["remembered"] == 1
     assert stand.reading(10) == [1]
-
-
-def test_entries_of_an_owner_that_does_not_answer_are_not_asked_for(make: Make) -> None:
-    stand = offloaded(make, *["next"] * 3, max_entries=4)
-    for number in (7, 8):  # client 1 is ordered to give 7 back, and does not answer
-        stand.register(1, number, 10)
-    stand.change_limits(max_entries=1)
-    stand.register(2, 9, 10)
-    stand.pass_time(20)
-    stand.change_limits(max_entries=100)
-    stand.reading(10)
-    assert stand.reading(10) == [3] and stand.mode() is Mode.RELAXED
 
 
 # ---- refusals, after which everything is as it was

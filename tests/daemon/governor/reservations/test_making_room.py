@@ -63,25 +63,6 @@ def test_as_many_entries_leave_as_a_reservation_needs_whether_they_are_idle_or_n
     assert len(card.stand.orders(1)) == 1
 
 
-def test_a_reservation_that_does_not_wait_orders_nothing(make: Make) -> None:
-    card = Card(make)
-    text = refused(card.answer(2, card.reserve(2, 250, wait_s=0.0)), "DeviceFull")
-    assert f"{200 * MIB} are free" in text and f"of {300 * MIB} cached bytes 0 are pinned" in text
-    assert named(card.stand.orders(None, "offload", "drop")) == []
-
-
-def test_several_reservations_get_room_for_all_of_them_at_once(make: Make) -> None:
-    card = Card(make)
-    first, second = card.reserve(2, 300), card.reserve(3, 150)
-    assert card.answer(3, second) is None, "it fits, and the other one came first"
-    for _ in range(2):
-        card.carry_out()
-        card.sample()
-    assert isinstance(card.answer(2, first), messages.Reserved)
-    assert isinstance(card.answer(3, second), messages.Reserved)
-    assert card.stand.device()["reserved_bytes"] == 450 * MIB and card.held == 0
-
-
 def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) -> None:
     card = Card(make, others=300)
     card.stand.ask(1, messages.RegisterWorkflow, "w", [messages.AgentStep("a")])
