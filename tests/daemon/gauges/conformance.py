@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensord.daemon.gauges.reading import GaugeFailed, Reading, Result, Source
-from tensord.ipc.messages.modes import HOST_GAUGE, Tier
+from tensord.daemon.gauges.reading import GaugeFailed, Reading, Source
+from tensord.ipc.messages.modes import Tier
 
 GIB = 1 << 30
 
