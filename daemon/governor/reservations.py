@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,22 +61,18 @@ class FreeRoom:
 
 
 class UnseenBytes:
-    """Bytes that were taken or freed, and that the last reading cannot show: sums by device, each of which counts until
-    a reading that was begun later."""
+    """Bytes that were taken since the last reading: sums by device, each of which counts until a reading that was begun
+    later."""
 
     def __init__(self, limits: GovernorLimits) -> None:
         self._limits = limits
         self._sums: dict[str, deque[tuple[float, int]]] = {}
 
-    def __iter__(self) -> Iterator[str]:
-        """The devices."""
-        return iter(self._sums)
-
     def total(self, device: str) -> int:
         return sum(size_bytes for _, size_bytes in self._sums.get(device, ()))
 
     def add(self, device: str, size_bytes: int, now: float) -> None:
-        """Counts bytes that were taken or freed by `now`."""
+        """Counts bytes that were taken by `now`."""
         if not size_bytes:
             return
         sums = self._sums.setdefault(device, deque())
@@ -125,8 +121,7 @@ class Reservations:
         self._grants_from = -math.inf
         self._last = 0
         self._all: dict[int, ReservationRequest] = {}
-        self._ended = UnseenBytes(limits)
-        self._registered = UnseenBytes(limits)
+        self._unseen = UnseenBytes(limits)
 
     @property
     def granted(self) -> int:
@@ -134,8 +129,8 @@ class Reservations:
         return sum(not each.waits for each in self._all.values())
 
     def devices(self) -> list[str]:
-        """The devices on which bytes count as reserved, or are waited for."""
-        return list(dict.fromkeys([*(each.message.device for each in self._all.values()), *self._ended]))
+        """The devices on which bytes are reserved, or waited for."""
+        return list(dict.fromkeys(each.message.device for each in self._all.values()))
 
     def waited_for(self) -> list[str]:
         return list(dict.fromkeys(each.message.device for each in self._all.values() if each.waits))
@@ -147,18 +142,20 @@ class Reservations:
         return sum(each.message.size_bytes for each in self.waiting(device))
 
     def bytes_of(self, device: str) -> int:
-        """The bytes that count as reserved on a device, ended reservations included."""
-        return self._granted_bytes(device) + self._ended.total(device)
+        """The bytes that are reserved on a device."""
+        found = (each.message for each in self._all.values() if not each.waits)
+        return sum(message.size_bytes for message in found if message.device == device)
 
     def taken_bytes(self, device: str) -> int:
-        """The bytes that count as reserved, and those of entries that are newer than the last reading."""
-        return self.bytes_of(device) + self._registered.total(device)
+        """The bytes that are reserved, and those of ended reservations and entries that are newer than the last
+        reading."""
+        return self.bytes_of(device) + self._unseen.total(device)
 
     def wanted_bytes(self, device: str, free_bytes: int) -> int:
         """How many bytes of entries must leave for the waiting requests. Ended reservations and entries that are newer
         than the reading count as free here: the next reading shows whether their memory was taken."""
         waiting_bytes = self.waiting_bytes(device)
-        return waiting_bytes and max(0, waiting_bytes + self._granted_bytes(device) - free_bytes)
+        return waiting_bytes and max(0, waiting_bytes + self.bytes_of(device) - free_bytes)
 
     def check_count(self, owner: int) -> None:
         """Raises LimitReached if the owner has as many reservations as allowed, those that wait included."""
@@ -243,12 +240,11 @@ class Reservations:
 
     def registered(self, device: str, new_bytes: int, now: float) -> None:
         """Counts memory of a new entry that lies in no reservation."""
-        self._registered.add(device, new_bytes, now)
+        self._unseen.add(device, new_bytes, now)
 
     def sampled(self, device: str, began_at: float) -> None:
         """Takes a reading that was begun at `began_at`: it shows what was taken before."""
-        self._ended.sampled(device, began_at)
-        self._registered.sampled(device, began_at)
+        self._unseen.sampled(device, began_at)
 
     def grant(self, device: str, free_bytes: int, now: float) -> None:
         """Grants the first requests, as far as they fit what the gauge shows as free."""
@@ -276,10 +272,6 @@ class Reservations:
             else:
                 self._end(each, now)
 
-    def _granted_bytes(self, device: str) -> int:
-        found = (each.message for each in self._all.values() if not each.waits)
-        return sum(message.size_bytes for message in found if message.device == device)
-
     def _fits(self, message: messages.ReserveDevice, free_bytes: int) -> bool:
         return message.size_bytes <= free_bytes - self.taken_bytes(message.device)
 
@@ -298,7 +290,7 @@ class Reservations:
 
     def _end(self, granted: ReservationRequest, now: float) -> None:
         del self._all[granted.number]
-        self._ended.add(granted.message.device, granted.message.size_bytes, now)
+        self._unseen.add(granted.message.device, granted.message.size_bytes, now)
 
     def _full(self, asked: ReservationRequest, room: FreeRoom, before: int) -> DeviceFull:
         """`before`: the requests that wait before this one."""
@@ -308,9 +300,9 @@ class Reservations:
             return DeviceFull(
                 f"{said(size_bytes)} are more than the {said(room.total_bytes)} of {device}: ask for less"
             )
-        reserved_bytes, new_bytes = self.bytes_of(device), self._registered.total(device)
+        reserved_bytes, new_bytes = self.bytes_of(device), self._unseen.total(device)
         left = said(max(0, room.free_bytes - reserved_bytes - new_bytes))
-        new = f", and {said(new_bytes)} of entries are newer than the last reading" if new_bytes else ""
+        new = f", and {said(new_bytes)} may have been taken since the last reading" if new_bytes else ""
         waits = f", and {before} reservations wait before this one" if before else ""
         if not math.isinf(self._grants_from):
             waits += f", and for {REATTACH_S:g} s after its start a daemon waits for what clients held before it"

@@ -6,8 +6,7 @@ contents, nor the lanes (`segments`). Everything here happens under the instance
 Invariants: the number of entries never exceeds the capacity of the existing index. The superblock is written last, so a
 ring and an index with a superblock are complete. Files of another user are neither opened nor removed. Memory of
 another layout version is removed, with its entries; mappings that clients have of it stay valid. The daemon's epoch is
-above the epochs of all existing lanes and confirmed slots, even if the superblock is damaged, so that no id of a lane
-or a span is used twice.
+above the epochs of all confirmed slots, even if the superblock is damaged, so that no id of a span is used twice.
 """
 
 from __future__ import annotations
@@ -24,12 +23,10 @@ from msgspec.structs import replace
 from ...errors import Corrupt, LayoutMismatch, NotEnoughMemory, SegmentError
 from ...shm.index.index import IndexReader
 from ...shm.lanes import fence
-from ...shm.lanes.reader import read_lane_name
 from ...shm.ring import segments
 from ...shm.ring.layout import (
     ALIGN_BYTES,
     EPOCH_MAX,
-    LANE_COUNTER_BITS,
     LAYOUT_VERSION,
     PAGE_BYTES,
     RING_BYTES_MAX,
@@ -140,7 +137,7 @@ def _existing(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: list
                 "new ring and compute for themselves: install this release for them as well"
             )
             return None
-        former = _former_superblock(instance, Superblock.unpack(page), ring_fd, index_fd)
+        former = _former_superblock(Superblock.unpack(page), ring_fd, index_fd)
         missing = _unused(segments.missing(ring_fd), former, ring_fd, index_fd)
         for start, size_bytes in missing:
             # Pages that were allocated and never written look like missing pages. Punching makes them missing.
@@ -200,7 +197,7 @@ def _unused(missing: list[tuple[int, int]], former: Superblock, ring_fd: int, in
     return missing
 
 
-def _former_superblock(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> Superblock:
+def _former_superblock(former: Superblock, ring_fd: int, index_fd: int) -> Superblock:
     """The superblock of a former daemon, with this daemon's epoch."""
     ring_bytes, index_bytes = os.fstat(ring_fd).st_size, os.fstat(index_fd).st_size
     if ring_bytes < former.ring_bytes or index_bytes != former.geometry.index_bytes:
@@ -214,7 +211,7 @@ def _former_superblock(instance: str, former: Superblock, ring_fd: int, index_fd
             f"the superblock says {former.limit_bytes} usable bytes in a ring of {former.ring_bytes}, which is "
             "impossible; remove ring and index with `tensorctl purge --instance NAME`"
         )
-    last = _last_epoch(instance, former, ring_fd, index_fd)
+    last = _last_epoch(former, ring_fd, index_fd)
     if last >= EPOCH_MAX:
         raise SegmentError(
             f"epoch {last} is the last possible one; remove the memory with `tensorctl purge --instance NAME`"
@@ -224,12 +221,10 @@ def _former_superblock(instance: str, former: Superblock, ring_fd: int, index_fd
     return replace(former, epoch=last + 1)
 
 
-def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> int:
-    """The highest epoch of the superblock, of this user's lanes (from their names), and of confirmed slots: if the
-    superblock is undamaged, its own. A slot that no header confirms is damaged, and could say EPOCH_MAX."""
-    lanes = [read_lane_name(instance, name) for name in segments.own(instance)]
-    of_lanes = [lane[0] >> LANE_COUNTER_BITS for lane in lanes if lane is not None]
-    last = max([former.epoch, *(epoch for epoch in of_lanes if epoch <= EPOCH_MAX)])
+def _last_epoch(former: Superblock, ring_fd: int, index_fd: int) -> int:
+    """The highest epoch of the superblock, and of confirmed slots: if the superblock is undamaged, its own. A slot that
+    no header confirms is damaged, and could say EPOCH_MAX."""
+    last = former.epoch
     index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
     for slot in index.later_than(last):
         header = header_at(ring_fd, slot.offset)

@@ -64,13 +64,6 @@ def test_entries_stay_and_a_view_keeps_its_bytes_though_the_superblock_lost_its_
         assert again is not None and is_payload(again.tree, 0)
 
 
-def test_a_daemon_whose_superblock_lost_its_epoch_goes_on_from_the_lanes_of_an_empty_ring(daemon: Daemon) -> None:
-    daemon.restart()
-    daemon.client()
-    forget_the_epoch(daemon)
-    assert daemon.start().status()["epoch"] == 3
-
-
 def test_a_damaged_slot_moves_no_epoch(daemon: Daemon) -> None:
     assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
     daemon.kill()
@@ -80,16 +73,6 @@ def test_a_damaged_slot_moves_no_epoch(daemon: Daemon) -> None:
         assert Slots(memoryview(memory), geometry).take(key(2), EPOCH_MAX << 48 | 1, 16 << 48, 64) >= 0
     status = daemon.start().status()
     assert (status["epoch"], status["store"]["recovered"]) == (2, 1)
-
-
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
-def test_a_lane_of_another_user_moves_no_epoch(daemon: Daemon) -> None:
-    lane = segment(daemon, f"lane.{EPOCH_MAX << 32 | 1:x}.fenced")
-    lane.touch()
-    os.chown(lane, 65534, -1)
-    daemon.kill()
-    assert daemon.start().status()["epoch"] == 2
 
 
 def test_behind_the_last_epoch_a_daemon_says_what_to_do(daemon: Daemon) -> None:

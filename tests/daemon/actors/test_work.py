@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from array import array
 from collections import Counter, deque
@@ -280,39 +279,6 @@ QUIET: Sender = (1000, 3)
 async def flood(inbox: Mailbox[str], sender: Sender, count: int) -> None:
     for number in range(count):
         await inbox.tell(f"flood {sender[1]} {number}", sender)
-
-
-async def turns(count: int = 5) -> None:
-    """Lets every task that can go on do so."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def test_a_sender_that_waits_for_room_delays_no_other_sender() -> None:
-    inbox: Mailbox[str] = Mailbox(4)
-    flooding = asyncio.create_task(flood(inbox, LOUD, 100))
-    await turns()
-    assert len(inbox) == 4 and not flooding.done()
-    # It returns at once: nothing has been taken meanwhile.
-    await inbox.tell("quiet", QUIET)
-    assert inbox.take(2) == ["flood 1 0", "quiet"]
-    await turns()
-    assert len(inbox) == 4, "the flood fills what it may, and no more"
-    flooding.cancel()
-
-
-async def test_messages_of_one_sender_keep_their_order_whether_or_not_they_wait() -> None:
-    inbox: Mailbox[str] = Mailbox(2)
-    telling = asyncio.create_task(flood(inbox, LOUD, 20))
-    taken: list[str] = []
-    while len(taken) < 20:
-        await inbox.wait()
-        taken += inbox.take(3)
-    await telling
-    assert taken == [f"flood 1 {number}" for number in range(20)]
-    inbox.tell_now("x", LOUD)
-    inbox.tell_now("left", LOUD)
-    assert inbox.take() == ["x", "left"]
 
 
 async def test_the_actors_own_messages_come_first_and_never_wait() -> None:
