@@ -236,16 +236,17 @@ class _Daemon:
             times=self._times,
             remote=None if config.remote.url is None else open_store(config.remote.url, config.remote.timeout_s),
         )
+        gauges = open_gauges(config.gauges, _log)
         governor = GovernorActor(
             Governor(governor_limits(config)),
             clock=time.monotonic,
             tell_store=store.inbox.tell_now,
-            reading=lambda message: pressure.reading(message),
+            reading=gauges.report,
             hasten=lambda: pressure.hasten(),
             tell_watchers=watchers.tell,
         )
         pressure = PressureActor(
-            open_gauges(config.gauges, _log),
+            gauges,
             clock=time.monotonic,
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,

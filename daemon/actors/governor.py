@@ -40,7 +40,7 @@ class GovernorActor:
     _: KW_ONLY
     clock: Callable[[], float]
     tell_store: Callable[[Pressed | AgentsTurned], object]
-    reading: Callable[[messages.ReadDevice], object]
+    reading: Callable[[str, int, int, float], object]
     hasten: Callable[[], object]
     tell_watchers: Callable[[dict[str, Any]], object]
 
@@ -57,11 +57,9 @@ class GovernorActor:
 
     @property
     def sample_every_s(self) -> float:
-        """The interval at which the gauges are read in the current modes, in seconds."""
         return self._governor.sample_every_s
 
     async def run(self) -> None:
-        """Serves until it is cancelled."""
         while True:
             timer = self._governor.next_timer()
             idle_s = None if timer is None else timer - self.clock()
@@ -81,7 +79,9 @@ class GovernorActor:
         match message:
             case events.Governed(client, messages.ReadDevice() as reading):
                 if self._governor.devices.owner(client, reading.device) is not None:
-                    self.reading(reading)
+                    # The client's clock is this machine's. A time to come is a mistake.
+                    read_at = min(reading.read_at_s, self.clock())
+                    self.reading(reading.device, reading.used_bytes, reading.total_bytes, read_at)
             case events.Governed(client):
                 if client in self._clients:
                     self._handle(message)

@@ -76,7 +76,6 @@ class LaneJobs:
         return min(self._drain_at, self._holders_at)
 
     def keep_time(self, now: float) -> None:
-        """Begins the jobs that are due."""
         if now >= self._drain_at:
             self._drain_at = math.inf
             self.begin(self._drain())

@@ -128,7 +128,6 @@ class Pump(Generic[Message]):
 
     @property
     def busy(self) -> bool:
-        """Whether `turn` has something to do."""
         return bool(self._jobs or self._inbox)
 
     def begin(self, job: Iterator[None]) -> None:

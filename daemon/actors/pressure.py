@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from ...ipc.messages import control as messages
 from ..gauges.gauges import DEADLINE_S, Gauges
 from ..governor.forms.events import Sampled
 
@@ -36,14 +35,7 @@ class PressureActor:
         self._loop = asyncio.get_running_loop()
         gauges.answered = self._answered
 
-    def reading(self, message: messages.ReadDevice) -> None:
-        """Passes a client's reading of its device to the gauges."""
-        # The client's clock is this machine's. A time to come is a mistake.
-        read_at = min(message.read_at_s, self._clock())
-        self._gauges.report(message.device, message.used_bytes, message.total_bytes, read_at)
-
     def sample_now(self) -> None:
-        """Takes the next sample at once."""
         self._at_once = True
         self._look.set()
 
@@ -52,7 +44,6 @@ class PressureActor:
         self._look.set()
 
     async def run(self) -> None:
-        """Samples until it is cancelled."""
         try:
             while True:
                 self._at_once = False

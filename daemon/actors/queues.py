@@ -90,18 +90,15 @@ class Queues:
         self._turns.append(self._queues[client])
 
     def writes_in_place(self, client: int) -> None:
-        """The client writes into the ring itself."""
         if client in self._queues:
             self._queues[client].has_inbox = False
 
     def refused(self, client: int) -> None:
-        """A refusal of one of the client's records is sent."""
         if (queue := self._queues.get(client)) is not None:
             # SYNC POINT: before `settled` is stored.
             self._memory.refusals[queue.lane.place] += 1
 
     def detached(self, client: int) -> None:
-        """The client has left, and its queue is not looked at any more."""
         queue = self._queues.pop(client, None)
         if queue is not None:
             self._turns.remove(queue)
@@ -116,7 +113,6 @@ class Queues:
 
     @property
     def settled(self) -> bool:
-        """Whether all that was added is carried out."""
         return not self.waiting and not any(queue.copying for queue in self._turns)
 
     def turn(self) -> bool:
@@ -140,7 +136,6 @@ class Queues:
             do()
 
     def copied(self, done: InboxCopied) -> None:
-        """A copy has ended."""
         queue = self._queues.get(done.client)
         if queue is not None and queue.copying:
             queue.copying = False
@@ -209,7 +204,6 @@ class Queues:
             self._hang_up(queue.client, str(error))
 
     def _settle(self, queue: LaneQueue) -> None:
-        """Tells the client."""
         # SYNC POINT: after the entries are published and `refusals` was stored. x86-64 keeps stores in order.
         self._memory.settled[queue.lane.place] = queue.settled
         waits = queue.lane.queue.waits_for()

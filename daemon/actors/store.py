@@ -115,7 +115,6 @@ class StoreActor:
 
     @property
     def settled(self) -> bool:
-        """True if the inbox is empty, and all records are carried out."""
         return not len(self.inbox) and self._queues.settled
 
     def recover(self, then: Callable[[], object]) -> None:
@@ -247,7 +246,6 @@ class StoreActor:
         self._handle(message)
 
     def _submitted(self, client: int, records: memoryview, errors: dict[int, TensordError]) -> int:
-        """Gives the core records of a client. Returns the number of the last one."""
         last, made = self.core.submitted(client, records, self.clock(), errors)
         self._carry_out(made)
         return last

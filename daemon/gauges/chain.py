@@ -54,7 +54,6 @@ class _Source:
     state: SourceState | None = None
 
     def take(self, answer: SourceAnswer) -> None:
-        """Takes an answer to a reading."""
         self.whole = answer.result if isinstance(answer.result, GaugeFailed) else None
         result = {} if isinstance(answer.result, GaugeFailed) else answer.result
         self.unread = {}

@@ -127,7 +127,6 @@ class Gauges:
         self._log = log
 
     def begin(self, now: float) -> None:
-        """Begins a reading of every source that has none under way."""
         for each in self._threads:
             each.begin(now)
 

@@ -72,7 +72,6 @@ class UnseenBytes:
         return sum(size_bytes for _, size_bytes in self._sums.get(device, ()))
 
     def add(self, device: str, size_bytes: int, now: float) -> None:
-        """Counts bytes that were taken by `now`."""
         if not size_bytes:
             return
         sums = self._sums.setdefault(device, deque())
@@ -125,7 +124,6 @@ class Reservations:
 
     @property
     def granted(self) -> int:
-        """The number of reservations that do not wait."""
         return sum(not each.waits for each in self._all.values())
 
     def devices(self) -> list[str]:
@@ -142,7 +140,6 @@ class Reservations:
         return sum(each.message.size_bytes for each in self.waiting(device))
 
     def bytes_of(self, device: str) -> int:
-        """The bytes that are reserved on a device."""
         found = (each.message for each in self._all.values() if not each.waits)
         return sum(message.size_bytes for message in found if message.device == device)
 
@@ -220,7 +217,6 @@ class Reservations:
         return messages.Done(message.id)
 
     def end_rooms(self, device: str, now: float) -> int:
-        """Ends the operator's reservations of a device. Returns their number."""
         rooms = [each for each in self._all.values() if each.owner == OPERATOR and each.message.device == device]
         for room in rooms:
             self._end(room, now)
@@ -243,7 +239,6 @@ class Reservations:
         self._unseen.add(device, new_bytes, now)
 
     def sampled(self, device: str, began_at: float) -> None:
-        """Takes a reading that was begun at `began_at`: it shows what was taken before."""
         self._unseen.sampled(device, began_at)
 
     def grant(self, device: str, free_bytes: int, now: float) -> None:
@@ -265,7 +260,6 @@ class Reservations:
                 self._end(each, now)
 
     def client_left(self, client: int, now: float) -> None:
-        """Forgets the client's requests, and ends its reservations."""
         for each in [each for each in self._all.values() if each.owner == client]:
             if each.waits:
                 del self._all[each.number]

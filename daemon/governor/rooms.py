@@ -98,7 +98,6 @@ class Rooms:
             self._making[device] = making
 
     def end(self, client: int, message: messages.EndRoom, now: float) -> messages.Counted:
-        """Ends the operator's reservations of a device, and a room that is being made on it."""
         count = self._reservations.end_rooms(message.device, now)
         making = self._making.get(message.device)
         if making is not None:
@@ -166,7 +165,6 @@ class Rooms:
         self._reservations.refuse(making.request)
 
     def _close(self, making: _Making) -> None:
-        """Notes what the present step has done."""
         freed_bytes, asking, answer, why = making.freed_bytes, making.asking, making.answer, ""
         outcome: messages.RoomOutcome = "freed" if freed_bytes else "nothing"
         if answer is not None and answer.outcome != "done":
@@ -185,7 +183,6 @@ class Rooms:
         self._note(making, CACHED if asking is None else asking.place.name, outcome, freed_bytes, why)
 
     def _note(self, making: _Making, who: str, outcome: messages.RoomOutcome, freed_bytes: int, why: str) -> None:
-        """Notes a step of a room, and logs that of a neighbour."""
         making.steps.append(messages.RoomStep(who, outcome, freed_bytes, why))
         if who != CACHED:
             level = "info" if outcome in ("freed", "left alone", "asked") else "warning"
@@ -193,7 +190,6 @@ class Rooms:
             self._outbox.log(level, "neighbour asked for memory", neighbour=who, outcome=outcome, **more)
 
     def _told(self, making: _Making, answer: messages.Reserved | TensordError) -> None:
-        """The reservation was granted or refused: the room is made or not."""
         message = making.message
         self._making.pop(message.device, None)
         room = self._room_of(message.device)

@@ -73,7 +73,6 @@ class Gauge:
 
     @property
     def mode(self) -> Mode:
-        """The mode: the level, or workflow_aware."""
         aware = self.workflow and self.level in (Mode.NORMAL, Mode.PRESSURE)
         return Mode.WORKFLOW_AWARE if aware else self.level
 

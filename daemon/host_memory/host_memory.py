@@ -75,7 +75,6 @@ class HostMemory(OverEntries):
         """The daemon is about to end: no entry goes for pages."""
 
     def press(self, pressed: Pressed) -> None:
-        """The governor has sent new limits."""
         self.pressed = pressed
         self.residency.pressure_bytes_max = pressed.resident_bytes_max
         self._last = None
@@ -88,7 +87,6 @@ class HostMemory(OverEntries):
             self._restart()
 
     def tick(self, now: float) -> None:
-        """Looks at pins again if that is due."""
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             if self.stuck:

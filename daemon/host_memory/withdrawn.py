@@ -141,7 +141,6 @@ class Withdrawn:
         return min(parts, key=lambda part: sum(size for _, size in self.within(*part)))
 
     def _merge(self, row: int) -> None:
-        """Joins a row with those before and behind it, if they touch."""
         table = self._table
         for first, second in ((row, table.nexts[row]), (table.prevs[row], row)):
             if first in self.rows and second in self.rows and table.end(first) == table.offsets[second]:

@@ -108,7 +108,6 @@ class Copier:
 
     @property
     def inboxes(self) -> int:
-        """The number of open inboxes."""
         return len(self._inboxes)
 
     def open_inbox(self, client: int, fd: int, size_bytes: int) -> None:

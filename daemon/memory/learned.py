@@ -38,7 +38,6 @@ class _Learned(msgspec.Struct, array_like=True, frozen=True):
 
 
 async def keep_saving(memory: Segments, policy: Replacement) -> None:
-    """Saves the policy's learned state every SAVE_EVERY_S, in case this daemon is killed."""
     while True:
         await asyncio.sleep(SAVE_EVERY_S)
         parts = []
@@ -75,7 +74,6 @@ def _not_saved(error: Exception) -> None:
 
 
 def load(memory: Segments, policy: Replacement) -> None:
-    """Loads the learned state of a former daemon's policy, if there is a usable one."""
     data = read(memory, policy.name)
     if data is None:
         _log.info("no learned state of a former daemon's policy; it learns from the start", policy=policy.name)

@@ -245,7 +245,6 @@ def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
 
 
 def _created(instance: str, lock_fd: int, asked: ConfiguredSizes, notices: list[str]) -> Opened:
-    """A new ring and a new index."""
     ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
     # Lanes too: their pins belong to a ring that no longer exists, and a new lane may need the name of an old one.
     for name in segments.own(instance):

@@ -82,7 +82,6 @@ class Scrub:
         self._wake.set()
 
     async def run(self) -> None:
-        """Looks at all that there is, for as long as the daemon runs."""
         try:
             if self._memory.recovered:
                 await self._begun.wait()

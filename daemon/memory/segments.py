@@ -209,7 +209,6 @@ class Segments:
                 lane.client = None
 
     def forget_abandoned(self) -> None:
-        """Removes the lanes that no process holds."""
         gone = [name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()]
         for name in gone:
             lane = self._lanes.pop(name)
@@ -317,7 +316,6 @@ class Segments:
         return fd
 
     def _find_lanes(self) -> None:
-        """Opens the existing lanes of the instance, whichever process holds them."""
         foreign: list[str] = []
         for name in segments.existing(self.instance):
             if not name.startswith(segments.segment_name(self.instance, "lane.")):

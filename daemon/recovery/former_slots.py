@@ -65,7 +65,6 @@ class FormerSlots(OverEntries):
         """Published slots that were not taken over, because of damage."""
 
     def steps(self) -> Iterator[None]:
-        """Takes over all slots."""
         for first in range(0, len(self._cells), CELLS_AT_ONCE):
             self._read(first)
             yield
@@ -211,7 +210,6 @@ class FormerSlots(OverEntries):
         return past
 
     def _is_there(self, offset: Array, size: Array) -> Array:
-        """Which stretches have all their pages."""
         if not len(self._missing):
             return np.ones(len(offset), np.bool_)
         at = np.searchsorted(self._missing[:, 0], offset + size) - 1

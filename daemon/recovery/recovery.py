@@ -282,7 +282,6 @@ def tie(table: RowTable, families: Families, children: Array, parents: Array) ->
 
 
 def sort(numbers: Array) -> Iterator[None]:
-    """Sorts in place."""
     if len(numbers) <= SORTED_AT_ONCE:
         numbers.sort()
     else:

@@ -56,7 +56,6 @@ class Circumstances:
 
     @property
     def lowers(self) -> bool:
-        """Whether a pass is meant to lower the gauge."""
         return self.gauge.calm_bytes < 0 or self.wanted_bytes > 0
 
 

@@ -188,7 +188,6 @@ class Devices:
             self._send(owner, "promote", entries, circumstances.gauge.mode.value)
 
     def make_room(self, name: str, circumstances: Circumstances, now: float) -> None:
-        """Begins a pass for a waiting reservation, without a new sample."""
         if circumstances.wanted_bytes:
             self._begin(self.find(name), circumstances, now)
 

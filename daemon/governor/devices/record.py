@@ -70,7 +70,6 @@ class Owner:
         self.tokens += sign * entry.tokens
 
     def order(self, entry: HeldEntry, number: int) -> None:
-        """The entry is ordered away."""
         entry.order, entry.ordered = number, True
         self.ordered_entries += 1
         self.ordered_bytes += entry.size_bytes
@@ -151,7 +150,6 @@ class DeviceRecord:
 
     @property
     def staying_entries(self) -> int:
-        """The number of entries that are not ordered away."""
         return len(self.entries) - sum(owner.ordered_entries for owner in self.owners.values())
 
     def going_bytes(self, now: float) -> int:
@@ -159,7 +157,6 @@ class DeviceRecord:
         return sum(owner.ordered_bytes for owner in self.owners.values() if not owner.slow(now))
 
     def room(self, gauge: Gauge, now: float) -> FreeRoom:
-        """The device's memory, for a reservation."""
         silent = {owner for owner in self.owners.values() if owner.unresponsive or owner.slow(now)}
         # Owners that do not answer say nothing of their use.
         pinned = (

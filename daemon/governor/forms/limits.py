@@ -113,7 +113,6 @@ class GovernorLimits:
     lookahead_steps: int = 1
 
     def become(self, limits: GovernorLimits) -> None:
-        """Takes the values of other limits, which apply from now on."""
         for each in fields(self):
             setattr(self, each.name, getattr(limits, each.name))
 

@@ -46,5 +46,4 @@ class GovernorOutbox(Outbox[GovernorClientJoined, Effect]):
         super().__init__(self.counters.refused)
 
     def log(self, level: str, event: str, **fields: Any) -> None:
-        """Writes one log line for the operator."""
         self.add(GovernorLog(level, event, fields))

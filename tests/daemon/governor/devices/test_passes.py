@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -256,17 +255,6 @@ def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(make: Make, used
     assert "returned nothing to the driver" in stand.device()["stuck"]
     stand.carry_out_all(10)
     assert stand.reading(used - 20, 1000) == [] and not stand.device()["stuck"]
-
-
-def test_an_owner_is_left_alone_for_retry_s(make: Make) -> None:
-    stand = two(make, 800, 10, retry_s=3.0)
-    stand.leave(2)
-    began, at = stand.now, [0.0]
-    while stand.now < began + 14.0:
-        stand.carry_out_all()
-        if stand.reading(800, 1000, after_s=READING_S):
-            at.append(stand.now - began)
-    assert len(at) == 5 and all(3 <= later - earlier <= 3 + 3 * READING_S for earlier, later in pairwise(at))
 
 
 def test_owners_that_returned_nothing_are_asked_again_once_they_have_returned_something(make: Make) -> None:
