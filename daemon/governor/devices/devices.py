@@ -6,7 +6,7 @@ device's `Circumstances` with each sample and request.
 
     registered ──→ resident ──order──→ ordered ──acknowledged──→ gone (offloaded: remembered)
                        ↑                  │
-                       └─── kept, late ───┘
+                       └────── kept ──────┘
 
 A device is stuck after a pass that lowered nothing. Its owners are left alone for `retry_s`; passes ask the others.
 
@@ -98,7 +98,6 @@ class Devices:
             # The owner drops the entries that the host does not accept.
             self._order_away(victims, "budget", circumstances, now)
             self._add(owner, message, now)
-        self._mark(owner, unresponsive=False)
         return messages.Registered(message.id)
 
     def use(self, client: int, message: messages.UseEntries, now: float) -> None:
@@ -107,7 +106,6 @@ class Devices:
         if owner is not None:
             for entry in owner.own(message.keys):
                 self._use(entry, now)
-            self._mark(owner, unresponsive=False)
 
     def release(self, client: int, message: messages.ReleaseEntries, now: float) -> messages.Counted:
         """Removes entries that the client deleted. The answer counts those that were registered by it."""
@@ -120,7 +118,8 @@ class Devices:
                 del offloaded[key]
         self._remove(released, now)
         self._outbox.counters.released += len(released)
-        self._mark(owner, unresponsive=False)
+        if released:
+            self._heard(owner, now)
         return messages.Counted(message.id, len(released))
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> messages.Done:
@@ -130,7 +129,7 @@ class Devices:
         outcomes: dict[HeldEntry, str] = {}
         for outcome in ("kept", "dropped", "offloaded"):
             named = owner.own(getattr(message, outcome)) if owner is not None else ()
-            outcomes |= dict.fromkeys((entry for entry in named if entry.order), outcome)
+            outcomes |= dict.fromkeys((entry for entry in named if entry.ordered), outcome)
         if owner is None or not outcomes:
             raise UnknownOrder(
                 f"order {message.order} on {message.device!r} has no such key of this client: acknowledge each once"
@@ -157,9 +156,8 @@ class Devices:
             del device.offloaded[key]
         for entry in kept:  # in use
             owner.close(entry, now)
-            entry.order, entry.not_before = 0, now + self._limits.retry_s
-        self._mark(owner, unresponsive=False)
-        owner.waits_since = now
+            entry.not_before = now + self._limits.retry_s
+        self._heard(owner, now)
         return messages.Done(message.id)
 
     def client_left(self, client: int, now: float) -> None:
@@ -207,20 +205,19 @@ class Devices:
 
     def next_timer(self) -> float | None:
         """When `tick` is due: `ack_s` after an owner was sent its first open order, or acknowledged a part of them."""
-        waits = [owner.waits_since for device in self for owner in device.owners.values() if owner.ordered_entries]
+        waits = [owner.waits_since for owner in self._waited_for()]
         return min(waits) + self._limits.ack_s if waits else None
 
     def tick(self, now: float) -> None:
-        """Processes missed deadlines: entries of late owners are resident again, since they are not known to be
-        gone."""
-        for owner in [owner for device in self for owner in device.owners.values()]:
-            if owner.ordered_entries and now >= owner.waits_since + self._limits.ack_s:
-                late = [entry for entry in owner.device.entries.values() if entry.owner is owner and entry.ordered]
-                for entry in late:
-                    owner.close(entry, now)
-                    entry.not_before = now + self._limits.retry_s
-                self._outbox.counters.timed_out += len(late)
-                self._mark(owner, unresponsive=True, entries=len(late))
+        """Processes missed deadlines. What is ordered stays so: its owner may carry it out later."""
+        for owner in self._waited_for():
+            if now >= owner.waits_since + self._limits.ack_s:
+                owner.unresponsive = True
+                self._outbox.counters.timed_out += owner.ordered_entries
+                client, device = self._outbox.clients[owner.client], owner.device.name
+                about = {"client": owner.client, "name": client.name, "pid": client.pid, "device": device}
+                self._outbox.log("warning", "owner does not answer", **about, entries=owner.ordered_entries)
+                self._outbox.announce("owner", client=owner.client, device=device, unresponsive=True)
 
     def check_invariants(self) -> None:
         for device in self:
@@ -298,32 +295,31 @@ class Devices:
         for _, owner, offload, part in sorted(parts, key=lambda each: each[0]):
             if not owner.ordered_entries:
                 owner.waits_since = now
-            number = self._send(owner, "offload" if offload else "drop", part, reason)
+            self._send(owner, "offload" if offload else "drop", part, reason)
             for entry in part:
-                owner.order(entry, number)
+                owner.order(entry)
         self._outbox.counters.ordered += len(entries)
 
     def _send(
         self, owner: Owner, kind: Literal["offload", "drop", "promote"], entries: Sequence[HeldEntry], reason: str
-    ) -> int:
-        """Sends one order, and announces it to watchers. Returns its number."""
+    ) -> None:
+        """Sends one order, and announces it to watchers."""
         self._last_order += 1
         number, client, device = self._last_order, owner.client, owner.device.name
         self._outbox.send(client, messages.Order(number, device, kind, [entry.key for entry in entries], reason))
         about = {"kind": kind, "entries": len(entries), "bytes": sum(entry.size_bytes for entry in entries)}
         self._outbox.announce("order", client=client, device=device, order=number, **about, reason=reason)
-        return number
 
-    def _mark(self, owner: Owner, *, unresponsive: bool, entries: int = 0) -> None:
-        """Announces that an owner answers no more, with so many entries ordered away, or answers again."""
-        if owner.unresponsive == unresponsive:
-            return
-        owner.unresponsive = unresponsive
-        client, device = self._outbox.clients[owner.client], owner.device.name
-        self._outbox.announce("owner", client=owner.client, device=device, unresponsive=unresponsive)
-        if unresponsive:
-            about = {"client": owner.client, "name": client.name, "pid": client.pid}
-            self._outbox.log("warning", "owner does not answer", **about, device=device, entries=entries)
+    def _waited_for(self) -> list[Owner]:
+        owners = [owner for device in self for owner in device.owners.values()]
+        return [owner for owner in owners if owner.ordered_entries and not owner.unresponsive]
+
+    def _heard(self, owner: Owner, now: float) -> None:
+        """The owner has carried out an order, or a part of one."""
+        owner.waits_since = now
+        if owner.unresponsive:
+            owner.unresponsive = False
+            self._outbox.announce("owner", client=owner.client, device=owner.device.name, unresponsive=False)
 
     def _use(self, entry: HeldEntry, now: float) -> None:
         entries = entry.owner.device.entries
@@ -351,6 +347,6 @@ class Devices:
     def _remove(self, entries: list[HeldEntry], now: float) -> None:
         for entry in entries:
             entry.owner.close(entry, now)
-            entry.order, entry.not_before = 0, 0.0
+            entry.not_before = 0.0
             del entry.owner.device.entries[entry.key]
             entry.owner.count(entry, -1)

@@ -1,7 +1,7 @@
 """The record of one device: its entries, their owners and orders, its current pass, and what was offloaded from it.
 
 Owns the entries in the order of their last uses, the sums of each owner, and which entries may be ordered away now.
-Entries of a late owner are resident again and keep the number of their order, so a late acknowledgement is accepted.
+What is ordered away stays so until its owner acknowledges it, however late.
 
 Invariants: `entries` is in the order of `used_at`. The sums of an owner are exactly those of its entries. An offloaded
 entry is not registered, and its client is connected.
@@ -24,9 +24,7 @@ SLOW_S: Final = 1.0
 @dataclass(slots=True, eq=False)
 class HeldEntry:
     """An entry that an owner keeps on a device, or has offloaded from it. `used_at`: of its last use; `not_before`:
-    until then no order names it, nor asks for it back. `order`: the number of the last order that names it, until that
-    is acknowledged, and else 0; `ordered`: it is ordered away by that. Else it is resident, also if the order is late.
-    """
+    until then no order names it, nor asks for it back. `ordered`: it is ordered away, and that is not acknowledged."""
 
     key: bytes
     owner: Owner
@@ -37,15 +35,14 @@ class HeldEntry:
     uses: int
     used_at: float
     not_before: float = 0.0
-    order: int = 0
     ordered: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Owner:
     """A client's entries on one device, with their sums, and those of the entries that are ordered away. `waits_since`:
-    when it was sent the first of the open orders, or last acknowledged a part; `unresponsive`: it missed a deadline and
-    has sent nothing since; `vain_until`: until then no pass takes its entries: the last one that did lowered nothing.
+    when it was sent the first of the open orders, or last acknowledged a part; `unresponsive`: it missed the deadline
+    after that; `vain_until`: until then no pass takes its entries: the last one that did lowered nothing.
     """
 
     device: DeviceRecord
@@ -69,13 +66,13 @@ class Owner:
         self.size_bytes += sign * entry.size_bytes
         self.tokens += sign * entry.tokens
 
-    def order(self, entry: HeldEntry, number: int) -> None:
-        entry.order, entry.ordered = number, True
+    def order(self, entry: HeldEntry) -> None:
+        entry.ordered = True
         self.ordered_entries += 1
         self.ordered_bytes += entry.size_bytes
 
     def close(self, entry: HeldEntry, now: float) -> None:
-        """The order for the entry is carried out, or late; the current pass waits for it no more."""
+        """The order for the entry is carried out, if there is one; the current pass waits for it no more."""
         if entry.ordered:
             entry.ordered = False
             self.ordered_entries -= 1

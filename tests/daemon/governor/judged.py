@@ -43,7 +43,7 @@ ACK_S, RETRY_S, PASS_SHARE, BLOCK, RESERVE_S_MAX, ROOM_S_MAX = 3.0, 6.0, 0.5, 10
 
 @dataclass
 class Entry:
-    """`order`: the last that names it; `open`: that is neither acknowledged nor late."""
+    """`order`: the last that names it; `open`: that is not acknowledged."""
 
     client: int
     size: int
@@ -205,11 +205,8 @@ class Judged(RuleBasedStateMachine):
             if told["event"] == "owner":
                 card, client = self.cards[told["device"]], told["client"]
                 (card.silent.add if told["unresponsive"] else card.silent.discard)(client)
-                for entry in card.entries.values() if told["unresponsive"] else ():
-                    if entry.client == client and entry.open:
-                        card.close(entry, stand.now)
-                        entry.not_before = stand.now + RETRY_S
-                        self.counted["timed_out"] += 1
+                if told["unresponsive"]:
+                    self.counted["timed_out"] += sum(e.open for e in card.entries.values() if e.client == client)
         self.told = len(stand.told)
 
     def hear_of_vain(self, told: dict[str, Any]) -> None:
@@ -275,9 +272,9 @@ class Judged(RuleBasedStateMachine):
         return ((n, e) for n, e in self.cards[device].entries.items() if e.client == client)
 
     def heard(self, card: Card, client: int) -> None:
-        """What the governor announces in the same event: a client that says something of a card answers again."""
-        if client in card.owners:
-            card.silent.discard(client)
+        """What the governor announces in the same event: a client that carries out orders answers again."""
+        card.waits[client] = self.stand.now
+        card.silent.discard(client)
 
     @invariant()
     def all_is_sound_and_the_sums_are_right(self) -> None:

@@ -86,7 +86,6 @@ class AnyOrder(Judged):
             assert answer.code in ("DeviceFull", "BelowFloor")
             assert not self.fits(card, number, size, tokens), "refused though there was room"
         else:
-            self.heard(card, client)
             self.after()  # what goes for it was ordered before it came
             self.taken[device].append((self.stand.now, size))
             entry = card.entries.setdefault(number, Entry(client, size, self.stand.now, tokens))
@@ -112,17 +111,18 @@ class AnyOrder(Judged):
             for number in mine:
                 card.entries[number].used_at = self.stand.now
                 self.counted["used"] += numbers.count(number)
-            self.heard(card, client)
         else:
             assert self.ask(client, messages.ReleaseEntries, device, keys).count == len(mine)
             for number in mine:
                 card.close(card.entries[number], self.stand.now)
                 del card.entries[number]
                 self.counted["released"] += 1
+            if mine:
+                self.heard(card, client)
         self.after()
 
     def orders_of(self, device: str) -> list[tuple[int, int]]:
-        """Owners and orders that anything is left of, also of those that were late."""
+        """Owners and orders that anything is left of."""
         return sorted({(e.client, e.order) for e in self.cards[device].entries.values() if e.order})
 
     @rule(
@@ -162,7 +162,6 @@ class AnyOrder(Judged):
                 self.counted[f"{outcome}_bytes"] += entry.size
                 del card.entries[number]
         if any(said.values()):
-            card.waits[client] = self.stand.now
             self.counted["freed_bytes"] += freed
             if freed:
                 card.freed |= order in card.passes
