@@ -40,7 +40,6 @@ class AmdSource(LibrarySource):
         super().__init__()
         self._driver = root / "sys/module/amdgpu"
         self._devices = root / "sys/bus/pci/devices"
-        self._places: dict[int, tuple[int, int, int, int]] = {}
         self._apus: dict[int, bool] = {}
         self._said: list[str] = []
         """What pyrsmi has logged during the last call."""
@@ -84,15 +83,12 @@ class AmdSource(LibrarySource):
 
     def _place(self, index: int) -> tuple[int, int, int, int]:
         """The parts of a PCI address. amdsmi and its Python package have the domain at different bits of the number."""
-        if index in self._places:
-            return self._places[index]
         self._said.clear()
         found = int(self._rocml.smi_get_device_pci_id(index))
         if found < 0:
             raise GaugeFailed(f"pyrsmi has no PCI address for GPU {index}: {self._why}")
         domain = found >> 32 if self._rocml._using_amdsmi_package else found >> 16
-        self._places[index] = domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7
-        return self._places[index]
+        return domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7
 
     def memory(self, unit: Unit) -> Reading:
         assert isinstance(unit, int)
@@ -111,7 +107,6 @@ class AmdSource(LibrarySource):
         return Reading(used_bytes, total_bytes, {} if kind == "VRAM" else {"of": kind})
 
     def shut(self) -> None:
-        self._places.clear()
         self._rocml.smi_shutdown()
 
     def _hear(self, line: object, *_: object) -> None:
