@@ -272,7 +272,7 @@ class Dispatch:
         lasts_s = 0.0
         if row:
             lasts_s = min(request.for_s, self._parts.limits.pin_s_max)
-            self._parts.lifetimes.pins.pin(client, row, self._table.sizes[row], now + lasts_s)
+            self._parts.lifetimes.pins.pin(client, row, now + lasts_s)
         self._outbox.send(client, messages.Pinned(request.id, lasts_s))
 
     def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:

@@ -144,9 +144,9 @@ class Withdrawn:
         table = self._table
         for first, second in ((row, table.nexts[row]), (table.prevs[row], row)):
             if first in self.rows and second in self.rows and table.end(first) == table.offsets[second]:
-                self._holes.renamed(second, first)
                 table.sizes[first] += table.sizes[second]
                 table.remove(second)
+                self._holes.renamed(second, first)
                 del self.rows[second]
 
     def _outside(self, low: int, high: int, spared: tuple[int, int]) -> tuple[int, int]:

@@ -50,7 +50,8 @@ class Lifetimes(OverEntries):
         super().__init__(entries)
         self._hits = hits
         self._outbox = outbox
-        self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max, entries.spans.hold, self._unpinned)
+        most, hold = (limits.pins_per_client_max, limits.pinned_bytes_max), entries.spans.hold
+        self.pins = Pins(*most, entries.table.sizes, hold, self._unpinned)
         self.expiry = Expiry(entries, self.pins)
         self.removals = Removals(entries, self.pins, self.expiry, history, hits, outbox)
         self.sweeps = Sweeps(entries, generations, self.removals, outbox, quotas)

@@ -9,6 +9,7 @@ row, and a limited number of pins. The bytes of all pinned rows stay under the l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -21,64 +22,68 @@ EXPIRED_AT_ONCE: Final = 128
 
 @dataclass(eq=False, repr=False)
 class Pins:
-    """The pins by row and by client, with their deadlines. `hold`: the row is pinned from now on. `release`: its last
-    pin has ended, and its entry has not."""
+    """The pins, with their deadlines, by (client, row). `sizes`: bytes by row. `hold`: the row is pinned from now on.
+    `release`: its last pin has ended, and its entry has not."""
 
     per_client_max: int
     bytes_max: int
+    _sizes: memoryview
     _hold: Callable[[int], object]
     _release: Callable[[int], object]
 
     def __post_init__(self) -> None:
         self._until: Deadlines[tuple[int, int]] = Deadlines()
-        self._by_client: dict[int, set[int]] = {}
-        self._by_row: dict[int, tuple[int, set[int]]] = {}
-        """By row: its bytes, and the clients."""
+        self._clients: dict[int, set[int]] = {}
+        """By row."""
+        self._counts: Counter[int] = Counter()
+        """By client."""
         self.pinned_bytes = 0
 
     def __len__(self) -> int:
         return len(self._until)
 
     def holds(self, row: int) -> bool:
-        return row in self._by_row
+        return row in self._clients
 
     def next_timer(self) -> float | None:
         return self._until.next_timer()
 
-    def pin(self, client: int, row: int, size_bytes: int, until: float) -> None:
+    def pin(self, client: int, row: int, until: float) -> None:
         """Pins a row, or sets the end of the client's existing pin. Raises LimitReached if the client has as many pins
         as it may, or as much is pinned as may be."""
-        own = self._by_client.get(client, set())
-        if row not in own:
-            if len(own) >= self.per_client_max:
+        if client not in self._clients.get(row, ()):
+            if self._counts[client] >= self.per_client_max:
                 raise LimitReached(
-                    f"the client has {len(own)} pins, and a client may have {self.per_client_max}: unpin others first"
+                    f"the client has {self._counts[client]} pins, and a client may have {self.per_client_max}: unpin "
+                    "others first"
                 )
-            more = 0 if row in self._by_row else size_bytes
+            more = 0 if self.holds(row) else self._sizes[row]
             if self.pinned_bytes + more > self.bytes_max:
                 raise LimitReached(
                     f"{more} more bytes to pin, with {self.pinned_bytes} bytes pinned already, would exceed "
                     f"{self.bytes_max} bytes, which is all that may be pinned: unpin others first"
                 )
-            self._by_client.setdefault(client, set()).add(row)
-            self._by_row.setdefault(row, (size_bytes, set()))[1].add(client)
+            self._counts[client] += 1
+            self._clients.setdefault(row, set()).add(client)
             if more:
-                self.pinned_bytes += size_bytes
+                self.pinned_bytes += more
                 self._hold(row)
         self._until.set((client, row), until)
 
     def unpin(self, client: int, row: int) -> None:
         """Ends a pin, if there is one."""
-        if self._end(client, row):
-            self._release(row)
+        if client in self._clients.get(row, ()):
+            self._end(client, row)
+            if not self.holds(row):
+                self._release(row)
 
     def row_gone(self, row: int) -> None:
         """Ends every pin on the row, since its entry has ended."""
-        for client in list(self._by_row[row][1]) if row in self._by_row else ():
+        for client in [*self._clients.get(row, ())]:
             self._end(client, row)
 
     def client_left(self, client: int) -> None:
-        for row in list(self._by_client.get(client, ())):
+        for row in [row for row, clients in self._clients.items() if client in clients]:
             self.unpin(client, row)
 
     def expire(self, now: float) -> None:
@@ -90,26 +95,18 @@ class Pins:
             self.unpin(*due)
 
     def last_until(self, row: int) -> float:
-        return max(self._until.when((client, row)) or 0.0 for client in self._by_row[row][1])
+        return max(self._until.when((client, row)) or 0.0 for client in self._clients[row])
 
-    def _end(self, client: int, row: int) -> bool:
-        """Ends a pin, if there is one. Returns whether it was the last one on the row."""
-        own = self._by_client.get(client, set())
-        if row not in own:
-            return False
+    def _end(self, client: int, row: int) -> None:
         self._until.drop((client, row))
-        own.discard(row)
-        if not own:
-            del self._by_client[client]
-        size_bytes, clients = self._by_row[row]
-        clients.discard(client)
-        if not clients:
-            del self._by_row[row]
-            self.pinned_bytes -= size_bytes
-        return not clients
+        self._counts[client] -= 1
+        self._clients[row].remove(client)
+        if not self._clients[row]:
+            del self._clients[row]
+            self.pinned_bytes -= self._sizes[row]
 
     def check_invariants(self) -> None:
-        pairs = {(client, row) for client, rows in self._by_client.items() for row in rows}
-        assert pairs == {(client, row) for row, (_, clients) in self._by_row.items() for client in clients}
+        pairs = [(client, row) for row, clients in self._clients.items() for client in clients]
         assert len(pairs) == len(self._until) and all(self._until.when(pair) is not None for pair in pairs)
-        assert self.pinned_bytes == sum(size for size, _ in self._by_row.values())
+        assert +self._counts == Counter(client for client, _ in pairs)
+        assert self.pinned_bytes == sum(self._sizes[row] for row in self._clients)

@@ -29,8 +29,6 @@ from .index import PrefixIndex
 
 REBUILD_SLICE: Final = 32
 """Blocks that one call of `rebuild` puts into the index: about 1 ms."""
-PATH_MAX: Final = 256
-"""The longest path that a put adds to the index while it is rebuilt."""
 
 Array = np.ndarray[Any, Any]
 
@@ -71,8 +69,6 @@ class SequenceBlocks:
                 )
             if above and not table.records[above]:
                 raise BadPrefix("the parent of a block with a record has no record: put the block with its own parent")
-            if above and self.rebuilding:
-                self._take_in(above)
             table.records[row] = size
             self._enter(row, key, above, record_at, self.prefix_tokens_max)
         except TensordError as error:
@@ -109,8 +105,15 @@ class SequenceBlocks:
         self._done += len(rows)
         if self._done == len(self._pending):
             self._pending, self._done = np.zeros(0, np.int64), 0
-        waits = [row for row in rows if states[row] in (LIVE, VICTIM) and records[row]]
-        return [row for row in waits if not self._rebuilt(row)]
+        failed = []
+        for row in rows:
+            if states[row] in (LIVE, VICTIM) and records[row] and row not in self.index:
+                key, above = self._slots.key(self._table.slots[row]), self._table.parents[row]
+                try:
+                    self._enter(row, key, above, self._record_at(row), maxsize)
+                except TensordError:
+                    failed.append(row)
+        return failed
 
     def check_invariants(self) -> None:
         table = self._table
@@ -122,12 +125,8 @@ class SequenceBlocks:
 
     def _enter(self, row: int, key: bytes, above: int, record_at: int, tokens_max: int) -> None:
         """Puts a block, whose record has the length that the table says, into the index. Clients that match trust keys:
-        under a wrong key they would get the payload of another sequence.
-
-        Raises:
-            BadPrefix, ParentGone, LimitReached: there is no such record, or the block does not continue its parent or
-                ends behind `tokens_max`. Nothing has changed.
-        """
+        under a wrong key they would get the payload of another sequence. Raises BadPrefix, ParentGone or LimitReached,
+        and changes nothing, if the block does not continue its parent, or ends behind `tokens_max`."""
         packed = bytes(self._ring[record_at : record_at + self._table.records[row]])
         record = PrefixRecord.unpack(packed)
         if block_key(key[:NAMESPACE_TAG_BYTES], packed, generation_of(key)) != key:
@@ -140,28 +139,6 @@ class SequenceBlocks:
                 f"{tokens_max}: store fewer tokens of the sequence, or raise prefix_tokens_max"
             )
         self.index.add(row, key[:NAMESPACE_TAG_BYTES], above, record, record_at)
-
-    def _take_in(self, row: int) -> None:
-        """Takes in a recovered block and its ancestors, unless they are more than PATH_MAX."""
-        path: list[int] = []
-        while row and row not in self.index:
-            path.append(row)
-            row = self._table.parents[row]
-        if len(path) <= PATH_MAX:
-            for each in reversed(path):
-                if not self._rebuilt(each):
-                    return
-
-    def _rebuilt(self, row: int) -> bool:
-        """Puts a recovered block into the index, unless it is there; whether it is now."""
-        table = self._table
-        if row in self.index:
-            return True
-        try:
-            self._enter(row, self._slots.key(table.slots[row]), table.parents[row], self._record_at(row), maxsize)
-        except TensordError:
-            return False
-        return True
 
     def _record_at(self, row: int) -> int:
         at: int = self._table.offsets[row]

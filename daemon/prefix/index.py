@@ -67,13 +67,9 @@ class PrefixIndex:
 
     def add(self, row: int, tag: bytes, above: int, record: PrefixRecord, record_at: int) -> None:
         """Adds a block or a snapshot of the namespace `tag`, whose record begins at byte `record_at` of the ring and
-        has the length that the table says. `above`: the row of its parent; 0 for a first block.
-
-        Raises:
-            ParentGone: the parent is not in the index.
-            BadPrefix, LimitReached: the record does not fit its parent, or contradicts itself; there are too many
-                trees. Nothing has changed.
-        """
+        has the length that the table says. `above`: the row of its parent; 0 for a first block. Raises ParentGone
+        if that is not in the index; BadPrefix or LimitReached if the record does not fit its parent, or contradicts
+        itself, or there are too many trees. Nothing has changed then."""
         nodes = self._nodes
         tree = self._tree(tag, above, record)
         if record.snapshot:
@@ -123,11 +119,8 @@ class PrefixIndex:
 
     def match(self, tag: bytes, query: PrefixRecord, folded: Tokens) -> Found:
         """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no media item, and
-        can be continued in its layout. All trees of the namespace `tag` and the query's scope are searched.
-
-        Args:
-            query, folded: the whole sequence and all its media, and its tokens, as for Query.
-        """
+        can be continued in its layout, in all trees of the namespace `tag` and the query's scope. `query`, `folded`: as
+        for Query."""
         asked = Query(query, folded, self._start)
         best = Found()
         for tree in self._trees.of(tag, query.scope):

@@ -69,12 +69,8 @@ class Matching:
         return self.held[0][1] if self.held else None
 
     def asked(self, event: PrefixAsked, now: float) -> None:
-        """Answers a query, or holds it while the index is rebuilt.
-
-        Raises:
-            LimitReached: the query is longer than prefix_tokens_max.
-            BadPrefix: the record is no query, or its media do not fit it.
-        """
+        """Answers a query, or holds it while the index is rebuilt. Raises LimitReached if it is longer than
+        prefix_tokens_max, BadPrefix if the record is no query, or its media do not fit it."""
         message, query = event.message, event.record
         if query.count > self._blocks.prefix_tokens_max:
             raise LimitReached(

@@ -12,7 +12,7 @@ Owns: the trees and their numbers, which tree a row is in, where its text is, an
 which rows are nodes (`index`), nor parents and states (daemon/store).
 
 Invariants: a tree exists exactly while it has nodes, hidden ones and those without a path to its root included.
-Siblings are in order. A row has a place exactly while it is in a tree. Fewer than two children of a row are in no list.
+Siblings are in order. A row has a place exactly while it is in a tree. An only child is in no list but the table's.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ LAYOUTS_MAX: Final = 16
 TREES_MAX: Final = 0xFFFF
 COUNT_BITS: Final = 13
 COUNT_MASK: Final = (1 << COUNT_BITS) - 1
-MANY: Final = 0xFFFF_FFFF
-"""In place of the only child: there are several, in a list."""
 
 
 class TreeName(NamedTuple):
@@ -119,7 +117,7 @@ class Trees:
 
 
 class Nodes:
-    """The nodes over the rows of a table, in 14 bytes a row. Pages of a column take memory once they are written."""
+    """The nodes over the rows of a table, in 10 bytes a row. Pages of a column take memory once they are written."""
 
     def __init__(self, table: RowTable, ring: memoryview) -> None:
         rows = table.row_mask + 1
@@ -128,8 +126,8 @@ class Nodes:
         self.trees = np.zeros(rows, np.uint16).data
         """The number of a row's tree; 0 if the row is no node."""
         self._places = np.zeros(rows, np.uint64).data
-        self._only = np.zeros(rows, np.uint32).data
         self._lists: dict[int, array[int]] = {}
+        """The children of each tree, and of each row that has several."""
 
     def enter(self, row: int, tree: int, text_at: int, count: int) -> None:
         """Makes a node of a row, whose `count` tokens begin at byte `text_at` of the ring. Its record is known."""
@@ -138,7 +136,7 @@ class Nodes:
 
     def leave(self, row: int) -> None:
         """A row is no node any more. Its children do not find it."""
-        self.trees[row] = self._places[row] = self._only[row] = 0
+        self.trees[row] = self._places[row] = 0
         self._lists.pop(row, None)
 
     def count(self, row: int) -> int:
@@ -160,37 +158,38 @@ class Nodes:
 
     def children(self, node: int) -> Sequence[int]:
         """The children in order, hidden ones included."""
-        only = MANY if node < 0 else self._only[node]
-        if only == MANY:
-            return self._lists.get(node, ())
-        return (only,) if only else ()
+        listed = self._lists.get(node)
+        if listed is not None or node < 0:
+            return listed or ()
+        firsts, olders = self._table.firsts, self._table.olders
+        child, found = firsts[node], []
+        while child:
+            # Others are snapshots, or not in the index yet.
+            if self.count(child):
+                found.append(child)
+            child = olders[child]
+        return found
 
     def insert(self, node: int, row: int) -> None:
-        there = self.children(node)
-        if not there and node > 0:
-            self._only[node] = row
-            return
-        if not isinstance(there, array):
-            there = self._lists[node] = array("I", there)
-            if node > 0:
-                self._only[node] = MANY
+        """Adds a child, which the table links to its parent before or after this."""
+        there = self._lists.get(node)
+        if there is None:
+            others = [child for child in self.children(node) if child != row]
+            if not others and node > 0:
+                return
+            there = self._lists[node] = array("I", others)
         there.insert(self._rank(there, self.text(row), self.media(row)), row)
 
     def discard(self, node: int, row: int) -> None:
         there = self._lists.get(node)
         if there is None:
-            if node > 0:
-                self._only[node] = 0
             return
         at = self._rank(there, self.text(row), self.media(row)) - 1
         if at < 0 or there[at] != row:
             # It has a twin that was put while it was hidden, or a client has overwritten text in the ring.
             at = there.index(row)
         del there[at]
-        if node > 0 and len(there) == 1:
-            self._only[node] = there[0]
-            del self._lists[node]
-        elif not there:
+        if len(there) <= (node > 0):
             del self._lists[node]
 
     def neighbours(self, node: int, text: bytes, media: bytes) -> Iterator[int]:
@@ -222,15 +221,12 @@ class Nodes:
     def check_invariants(self) -> None:
         trees = np.frombuffer(self.trees, np.uint16)
         assert np.array_equal(np.flatnonzero(trees), np.flatnonzero(np.frombuffer(self._places, np.uint64)))
-        only = np.frombuffer(self._only, np.uint32)
-        assert set(np.flatnonzero(only == MANY).tolist()) == {node for node in self._lists if node > 0}
         for node, there in self._lists.items():
             assert len(there) > (node > 0), "a list of too few"
+            assert node < 0 or trees[node], "children of no node"
+            assert all(trees[row] for row in there)
             ranks = [(self.text(row), self.media(row)) for row in there]
             assert ranks == sorted(ranks), "siblings are not in order"
-        for node in [*np.flatnonzero(only).tolist(), *self._lists]:
-            assert node < 0 or trees[node], "children of no node"
-            assert all(trees[row] for row in self.children(node))
 
 
 def common(ours: bytes, theirs: bytes) -> int:

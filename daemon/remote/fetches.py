@@ -104,12 +104,8 @@ class Fetch:
 
 
 class Fetches(OverEntries):
-    """The fetches of one store.
-
-    Args:
-        places: lends the daemon places to read entries into.
-        commit: (one record of the daemon's own, now): has it taken, and answers those who wait for its key.
-    """
+    """The fetches of one store. `places`: lends the daemon places to read entries into. `commit`: (one record of the
+    daemon's own, now): has it taken, and answers those who wait for its key."""
 
     def __init__(
         self,

@@ -79,8 +79,6 @@ class Breaker:
     def __init__(self) -> None:
         self.why = ""
         """The error that has opened the breaker; empty while it is closed."""
-        self.opened = 0
-        """How often the breaker was opened."""
         self.tries_at = 0.0
         """From when on an open breaker lets a request through."""
         self._failures = 0
@@ -108,7 +106,6 @@ class Breaker:
             if self._failures < FAILURES_MAX and not refused:
                 return False
             self.why = why
-            self.opened += 1
         elif now < self.tries_at:
             # The request was begun before the breaker opened, and says nothing new.
             return False

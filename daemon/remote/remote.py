@@ -100,7 +100,6 @@ class Remote:
         return {
             "serves": link.breaker.closed,
             "why": link.breaker.why,
-            "left_alone": link.breaker.opened,
             "refuses_writes": refuses_writes,
             "full": bool(refuses_writes) and link.full,
             "read_only": bool(refuses_writes) and not link.full,
@@ -112,7 +111,6 @@ class Remote:
             "removals": len(writes.removed_keys),
             "removals_dropped": self.link.counts["removals_dropped"],
             "answer_s": link.answer_s.known(now) or None,
-            "read_bytes_per_s": 1.0 / s_per_byte if (s_per_byte := link.s_per_byte.known(now)) else None,
         }
 
     def check_invariants(self) -> None:

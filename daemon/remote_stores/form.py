@@ -59,11 +59,7 @@ def object_header(key: bytes, entry: RemoteEntry, now_unix_s: float) -> bytes:
 
 def check(key: bytes, stored: memoryview, now_unix_s: float, *, header: bool = False) -> RemoteEntry | None:
     """What `stored` holds: a whole object, or with `header` one of which at least the header is there. None if its time
-    of expiry is over.
-
-    Raises:
-        Corrupt: `stored` is not an object of `key` in this format version, or its bytes were changed.
-    """
+    of expiry is over. Raises Corrupt if `stored` is no object of `key` in this format version, or was changed."""
     if len(stored) < OBJECT_HEADER_BYTES:
         raise Corrupt(f"an object has {len(stored)} bytes, its header alone has {OBJECT_HEADER_BYTES}")
     magic, version, own_key, payload, tree, checksum, tokens, prefix, cost, expires, has_parent, parent = (

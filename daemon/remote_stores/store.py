@@ -136,12 +136,8 @@ class RemoteStore(ABC):
 
 
 def open_store(url: str, timeout_s: float = 5.0) -> RemoteStore:
-    """The store of `url`, such as dir:///mnt/tensord?bytes=100GiB. Connects to nothing: the first call does.
-
-    Raises:
-        BadConfiguration: the scheme is unknown, an option is wrong, or the client library is not installed. The message
-            names what to change.
-    """
+    """The store of `url`, such as dir:///mnt/tensord?bytes=100GiB. Connects to nothing: the first call does. Raises
+    BadConfiguration if the scheme is unknown, an option is wrong, or the client library is not installed."""
     scheme = split(url).scheme
     if scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in _SCHEMES)

@@ -73,11 +73,8 @@ class Ghosts:
         return GhostsFound(there, unused, uses, gaps, agents)
 
     def add(self, tags: Array, used_at: Array, uses: Array, gaps: Array, agents: Array, most: int) -> Array:
-        """Adds ghosts, or replaces those of the same tags. The table grows to at most `most` places.
-
-        Returns:
-            The tags of the ghosts that were dropped.
-        """
+        """Adds ghosts, or replaces those of the same tags. The table grows to at most `most` places. Returns the tags
+        of the ghosts that were dropped."""
         self._grow(len(tags), most // WAYS)
         times = (used_at * STEPS).astype(np.int64) & 0xFFFF_FFFF
         uses = np.minimum(uses, USES_MAX)

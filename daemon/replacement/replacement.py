@@ -213,11 +213,8 @@ class Replacement(KnownRows):
 
     def learn(self, data: Sequence[bytes]) -> None:
         """Restores the state that a policy of the same name yielded from `learned`. Called once, after `recovering`.
-        Some rows in `data` may not be stored any more, others may be missing there.
-
-        Raises:
-            ValueError: `data` is not a state of this policy.
-        """
+        Some rows in `data` may not be stored any more, others may be missing there. Raises ValueError if `data` is
+        not a state of this policy."""
         return
 
     def check_invariants(self) -> None:
@@ -319,11 +316,7 @@ class Replacement(KnownRows):
     def _merge(self, order: _Order, items: Sequence[Item], most: int, begins: int, limit: Rank) -> Sequence[Item]:
         """Chooses rows of `items`, coldest first, until `most` are chosen, with each parent merged in by its own rank
         once all of its children are chosen. Parents warmer than `limit` are left for later. `begins`: of the window; 0
-        if it does not protect.
-
-        Returns:
-            The items that were not chosen.
-        """
+        if it does not protect. Returns the items that were not chosen."""
         parents, children, flags, put_at = self._facts.parents, self._facts.children, self._flags, self.put_at
         left, freed, owners = order.left, order.freed, order.owners
         at = 0

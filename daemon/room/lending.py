@@ -98,11 +98,7 @@ class Lending(OverEntries):
     # ---- clients
 
     def joined(self, client: int, uid: int) -> Submitter:
-        """A client has connected.
-
-        Raises:
-            LimitReached: too many uids have used the daemon.
-        """
+        """A client has connected. Raises LimitReached if too many uids have used the daemon."""
         submitter = self.submitters[client] = Submitter(client, self._tenants.owner(uid), uid)
         self._shares.joined(submitter.owner)
         return submitter

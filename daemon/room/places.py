@@ -36,12 +36,8 @@ SIZES_MAX: Final = 8
 
 
 class FreePlaces(OverEntries):
-    """The free places of one ring.
-
-    Args:
-        budget: the limits in force; others change it.
-        withdrawn: the bytes of the ring that the system has.
-    """
+    """The free places of one ring. `budget`: the limits in force; others change it. `withdrawn`: the bytes of the ring
+    that the system has."""
 
     def __init__(self, entries: Entries, budget: RingBudget, withdrawn: Callable[[], int]) -> None:
         super().__init__(entries)
@@ -98,11 +94,8 @@ class FreePlaces(OverEntries):
         self.ahead = min(max(self.ahead, 2 * self._asked), self._budget.max_entries // AHEAD_SHARE, AHEAD_MAX)
 
     def take(self, size: int) -> int:
-        """A row of `size` bytes in state ENDED, which the caller lends, or frees.
-
-        Returns:
-            EDGE if a limit is reached, or no hole is large enough.
-        """
+        """A row of `size` bytes in state ENDED, which the caller lends, or frees. Returns EDGE if a limit is reached,
+        or no hole is large enough."""
         if size > self.left_bytes or self.left_entries <= 0:
             return EDGE
         if rows := self._ready.get(size):

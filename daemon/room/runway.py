@@ -42,12 +42,8 @@ STRETCH_ROWS: Final = 128
 
 
 class Runway(OverEntries):
-    """Makes room in one ring.
-
-    Args:
-        budget: the limits in force; others change it.
-        rescan_s: the shortest delay of another scan.
-    """
+    """Makes room in one ring. `budget`: the limits in force; others change it. `rescan_s`: the shortest delay of
+    another scan."""
 
     def __init__(
         self, entries: Entries, commits: Commits, budget: RingBudget, outbox: StoreOutbox, rescan_s: float
@@ -107,11 +103,7 @@ class Runway(OverEntries):
 
     def make_room(self, size: int, owner: int, now: float, *, ahead: bool = False) -> bool:
         """Goes on making room for a request for which `take` found none. `ahead`: no put waits for it, and nothing goes
-        for it that was just put.
-
-        Returns:
-            False if no evictable entry would help: the request is refused.
-        """
+        for it that was just put. Returns False if no evictable entry would help: the request is refused."""
         spans = self._spans
         if spans.scanning or spans.scan_due or self.moves:
             return True

@@ -73,14 +73,10 @@ class Submitter:
 
 
 class Commits(OverEntries):
-    """Commits into one ring.
-
-    Args:
-        claims: the keys that somebody waits for.
-        is_past: whether a key's generation is past; asked for namespaces in `tenants.invalidated`.
-        block: takes the record of a block of a sequence into the index, if it continues its parent: (row, key, row of
-            the parent, offset of the record in the ring, bytes, end of the payload) → whether it did.
-    """
+    """Commits into one ring. `claims`: the keys that somebody waits for. `is_past`: whether a key's generation is past;
+    asked for namespaces in `tenants.invalidated`. `block`: takes the record of a block of a sequence into the index, if
+    it continues its parent: (row, key, row of the parent, offset of the record in the ring, bytes, end of the payload)
+    → whether it did."""
 
     def __init__(
         self,
@@ -113,11 +109,8 @@ class Commits(OverEntries):
         """Keys that were stored or existed, and that somebody waits for."""
 
     def take(self, submitter: Submitter, records: memoryview, now: float) -> int:
-        """Carries out a batch of records. Returns the number of the last one.
-
-        Raises:
-            BadMessage: a record has not the number after the one before; those before it are carried out.
-        """
+        """Carries out a batch of records. Returns the number of the last one. Raises BadMessage if a record has not
+        the number after the one before; those before it are carried out."""
         table, slots = self._table, self._slots
         states, offsets, sizes, payloads = table.states, table.offsets, table.sizes, table.payloads
         span_ids, tokens_of, costs, slot_of, ends = table.span_ids, table.tokens, table.costs, table.slots, table.ends

@@ -109,11 +109,8 @@ class Grants:
         return lent
 
     def give_back(self, grant: LentGrant) -> list[int]:
-        """Ends a grant in which nothing is written any more, and which nobody reads: no scan is needed.
-
-        Returns:
-            What is left of it, as rows in state ENDED for the caller to lend or free.
-        """
+        """Ends a grant in which nothing is written any more, and which nobody reads: no scan is needed. Returns what is
+        left of it, as rows in state ENDED for the caller to lend or free."""
         rows, table = grant.pieces, self._table
         for row in rows:
             table.states[row] = ENDED
@@ -125,11 +122,8 @@ class Grants:
         return rows
 
     def carve(self, grant: LentGrant, offset: int, size: int) -> int:
-        """Takes [offset, offset + size) out of a grant, as a row in state ENDED with a new span id.
-
-        Returns:
-            The row; EDGE if these bytes are not the grant's, or it has too many pieces, or no row is free.
-        """
+        """Takes [offset, offset + size) out of a grant, as a row in state ENDED with a new span id. Returns the row;
+        EDGE if these bytes are not the grant's, or it has too many pieces, or no row is free."""
         table = self._table
         for piece in grant.pieces:
             before, behind = offset - table.offsets[piece], table.end(piece) - offset - size

@@ -26,24 +26,21 @@ class Holes:
         assert table.count == 0 and capacity_bytes % ALIGN_BYTES == 0
         self._table = table
         self.capacity_bytes = capacity_bytes
-        self._behind: dict[int, int] = {}
         self._by_size: list[int] = []
+        """A number for each hole, in order: its bytes, then the row before it."""
         self.total_bytes = 0
         self._put(EDGE, capacity_bytes)
 
     def __len__(self) -> int:
-        return len(self._behind)
+        return len(self._by_size)
 
     @property
     def largest_bytes(self) -> int:
         return next(self.largest_first(), (EDGE, 0))[1]
 
     def take(self, size: int, state: int) -> int:
-        """Makes a row of `size` bytes at the beginning of the hole that fits best.
-
-        Returns:
-            The row; EDGE if no hole is large enough, or no row is free.
-        """
+        """Makes a row of `size` bytes at the beginning of the hole that fits best. Returns the row; EDGE if no hole is
+        large enough, or no row is free."""
         at = bisect_left(self._by_size, size << ROW_BITS_MAX)
         if at == len(self._by_size):
             return EDGE
@@ -52,13 +49,13 @@ class Holes:
 
     def take_behind(self, before: int, size: int, state: int, skipped: int = 0) -> int:
         """`take` in the hole behind a row, whose first `skipped` bytes stay free."""
-        left = self._behind[before] - skipped - size
+        hole = self.behind(before)
+        left = hole - skipped - size
         assert skipped >= 0 and left >= 0
         row = self._table.add(state, self._table.end(before) + skipped, size, before)
         if row != EDGE:
-            self._drop(before)
-            if skipped:
-                self._put(before, skipped)
+            self._drop(before, hole)
+            self._put(before, skipped)
             self._put(row, left)
         return row
 
@@ -71,7 +68,7 @@ class Holes:
         """Frees a row in use. Its bytes and the holes beside it become one hole."""
         table = self._table
         before = table.prevs[row]
-        size = table.sizes[row] + self._drop(row) + self._drop(before)
+        size = table.sizes[row] + self._drop(row, self.behind(row)) + self._drop(before, self.behind(before))
         table.remove(row)
         self._put(before, size)
 
@@ -79,29 +76,33 @@ class Holes:
         """Frees the bytes of a row behind its first `size`."""
         more = self._table.sizes[row] - size
         assert more >= 0 and size > 0
+        self._put(row, more + self._drop(row, self.behind(row)))
         self._table.sizes[row] = size
-        self._put(row, more + self._drop(row))
 
     def renamed(self, row: int, to: int) -> None:
         """The row `to` ends now where `row` did."""
-        self._put(to, self._drop(row))
+        self._put(to, self._drop(row, self.behind(to)))
 
     def swapped(self, row: int, other: int) -> None:
-        """Two rows of one size have changed places."""
-        behind, behind_other = self._drop(row), self._drop(other)
+        """Two rows of one size are about to change places."""
+        behind, behind_other = self.behind(row), self.behind(other)
+        self._drop(row, behind)
+        self._drop(other, behind_other)
         self._put(row, behind_other)
         self._put(other, behind)
 
     def behind(self, row: int) -> int:
         """The bytes of the hole behind a row; 0 if there is none."""
-        return self._behind.get(row, 0)
+        after = self._table.nexts[row]
+        high: int = self._table.offsets[after] if after else self.capacity_bytes
+        return high - self._table.end(row)
 
     def fits(self, sizes: Sequence[int], without: Iterable[int]) -> list[bool]:
         """Which of these sizes, given the largest first, find a place if `take` takes one after the other. `without`:
         the rows before holes that are left out."""
         left = self._by_size.copy()
         for row in without:
-            if hole := self._behind.get(row):
+            if hole := self.behind(row):
                 del left[bisect_left(left, hole << ROW_BITS_MAX | row)]
         found = []
         for size in sizes:
@@ -114,8 +115,9 @@ class Holes:
     def grow(self, capacity_bytes: int) -> None:
         """The ring has become larger."""
         last = self._table.prevs[EDGE]
-        self._put(last, self._drop(last) + capacity_bytes - self.capacity_bytes)
+        self._drop(last, self.behind(last))
         self.capacity_bytes = capacity_bytes
+        self._put(last, self.behind(last))
 
     def found(self, rows: Array, starts: Array, ends: Array) -> None:
         """Finds all holes anew. `rows`: all rows in use, in order, as an earlier daemon left them; and the offsets
@@ -124,19 +126,16 @@ class Holes:
         high = np.append(starts, self.capacity_bytes)
         at = np.flatnonzero(high > low)
         sizes = (high[at] - low[at]).tolist()
-        self._behind = dict(zip(before[at].tolist(), sizes, strict=True))
-        self._by_size = sorted(size << ROW_BITS_MAX | row for row, size in self._behind.items())
+        self._by_size = sorted(size << ROW_BITS_MAX | row for size, row in zip(sizes, before[at].tolist(), strict=True))
         self.total_bytes = sum(sizes)
 
     def _put(self, before: int, size: int) -> None:
         if size:
-            self._behind[before] = size
             insort(self._by_size, size << ROW_BITS_MAX | before)
             self.total_bytes += size
 
-    def _drop(self, before: int) -> int:
-        """Removes the hole behind a row, and returns its bytes; 0 if there is none."""
-        size = self._behind.pop(before, 0)
+    def _drop(self, before: int, size: int) -> int:
+        """Removes the hole of this size behind a row, if it is not 0; returns it."""
         if size:
             del self._by_size[bisect_left(self._by_size, size << ROW_BITS_MAX | before)]
             self.total_bytes -= size
@@ -146,7 +145,6 @@ class Holes:
         """Asserts what the module's docstring promises."""
         table = self._table
         expected = {before: high - low for low, high, before in table.gaps(0, self.capacity_bytes, EDGE)}
-        assert self._behind == expected
         assert self._by_size == sorted(size << ROW_BITS_MAX | row for row, size in expected.items())
         assert self.total_bytes == sum(expected.values())
         assert not any(table.states[row] == FREE for row in expected if row != EDGE)

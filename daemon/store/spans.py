@@ -124,11 +124,8 @@ class Spans:
         self._policy.may_go([row], row not in self.held)
 
     def recall(self, key: bytes) -> int:
-        """Publishes the victim of a key again, with its hidden ancestors.
-
-        Returns:
-            The row; EDGE if there is no such victim, or one of its ancestors has ended.
-        """
+        """Publishes the victim of a key again, with its hidden ancestors. Returns the row; EDGE if there is no such
+        victim, or one of its ancestors has ended."""
         row = self.hidden.get(key, EDGE)
         return row if row and self._bring_back(row) else EDGE
 

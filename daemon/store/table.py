@@ -90,10 +90,8 @@ class RowTable:
             setattr(self, name, array.data)
         self.states = bytearray(1 << row_bits)
         self.by_key: dict[bytes, int] = {}
-        self.strangers: dict[int, int] = {}
-        """Rows of span ids that do not say their row: those of the old places of moved entries."""
         self._own: dict[int, int] = {}
-        """The last ids of their own of rows that have the span id of a moved entry."""
+        """The last ids of their own of rows that have the span id of a moved entry: of its old place."""
         self._epoch = epoch << SPAN_COUNTER_BITS
         self._free: list[int] = []
         self._never_used = 1
@@ -105,18 +103,13 @@ class RowTable:
         return self._arrays[name]
 
     def row_of(self, span_id: int) -> int:
-        """The row of a span id; EDGE if there is none."""
+        """The row of a span id; EDGE if there is none, or the entry has moved since."""
         row = span_id & self.row_mask
-        if self.span_ids[row] == span_id and row:
-            return row
-        return self.strangers.get(span_id, EDGE)
+        return row if self.span_ids[row] == span_id else EDGE
 
     def add(self, state: int, offset: int, size: int, before: int) -> int:
         """Takes a row for [offset, offset + size), which stands behind the row `before`, and gives it a new span id.
-
-        Returns:
-            The row; EDGE if all are in use.
-        """
+        Returns the row; EDGE if all are in use."""
         if self._free:
             row = self._free.pop()
         elif self._never_used <= self.row_mask:
@@ -137,9 +130,8 @@ class RowTable:
     def renew(self, row: int) -> int:
         """Gives a row in use a span id that was never used, and returns it."""
         used: int = self.span_ids[row] + self.row_mask + 1
-        if self.strangers or used <= self._epoch:
+        if self._own or used <= self._epoch:
             used = self.next_id(row)
-            self.strangers.pop(self.span_ids[row], None)
             self._own.pop(row, None)
         self.span_ids[row] = used
         return used
@@ -148,7 +140,7 @@ class RowTable:
         """`renew` of many."""
         ids = self.column("span_ids")
         used = ids[rows] + np.uint64(self.row_mask + 1)
-        if self.strangers or (used <= self._epoch).any():
+        if self._own or (used <= self._epoch).any():
             return [self.renew(row) for row in rows.tolist()]
         ids[rows] = used
         found: list[int] = used.tolist()
@@ -157,9 +149,7 @@ class RowTable:
     def next_id(self, row: int) -> int:
         """The span id that `renew` gives the row next."""
         last: int = self._own.get(row) or self.span_ids[row]
-        if last < self._epoch or self.strangers.get(last) == row:
-            last = self._epoch | row
-        return last + self.row_mask + 1
+        return max(last, self._epoch | row) + self.row_mask + 1
 
     def swap(self, row: int, place: int) -> None:
         """An entry moves: `row` gets the bytes of `place`, and its next span id; `place` gets the bytes that the entry
@@ -170,7 +160,6 @@ class RowTable:
         self._own.pop(row, None)
         self._own[place] = span_ids[place]
         span_ids[row], span_ids[place] = next_id, last_id
-        self.strangers[last_id] = place
         offsets[row], offsets[place] = offsets[place], offsets[row]
         first, second = (place, row) if nexts[place] == row else (row, place)
         before, after = prevs[first], nexts[second]
@@ -233,5 +222,6 @@ class RowTable:
             assert self.prevs[row] == before
             assert row == EDGE or self.offsets[row] >= self.end(before), "rows overlap"
         for row in rows:
-            assert self.sizes[row] > 0 and self.row_of(self.span_ids[row]) == row
+            assert self.sizes[row] > 0
+            assert self.row_of(self.span_ids[row]) == (EDGE if row in self._own else row)
         assert set(self.by_key.values()) == {row for row in rows if self.states[row] == LIVE}

@@ -8,7 +8,7 @@ from typing import Any
 from tensord.client.reading.lease import lease_over
 from tensord.daemon.core.parts import Parts
 from tensord.daemon.memory.segments import Segments
-from tensord.daemon.store.table import FREE
+from tensord.daemon.store.table import EDGE
 from tensord.shm.payloads.recipe import recipe
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
@@ -65,8 +65,9 @@ class Entries:
     def holds(self, span_id: int, key: bytes) -> bool:
         """Whether a span is still allocated to `key`."""
         table, slots = self.parts.table, self.parts.slots
-        row = table.row_of(span_id)
-        if row and table.states[row] != FREE:
+        # That of a moved entry's old place does not say its row.
+        row = next((row for row in table.in_order() if table.span_ids[row] == span_id), EDGE)
+        if row:
             return slots.key(table.slots[row]) == key
         # As the spans of a former daemon that no entry has.
         waiting = self.parts.grants.revoked.get(span_id)

@@ -14,7 +14,6 @@ import pytest
 from tensord.daemon.forms.effects import Send
 from tensord.daemon.forms.events import ClientJoined, PrefixAsked
 from tensord.daemon.forms.outbox import StoreOutbox
-from tensord.daemon.prefix.blocks import PATH_MAX
 from tensord.daemon.prefix.index import LOOKS_MAX
 from tensord.daemon.prefix.matching import USES_MAX, USES_SLICE, Matching
 from tensord.daemon.prefix.nodes import LAYOUTS_MAX
@@ -224,23 +223,6 @@ def test_a_restarted_index_matches_more_with_each_slice_and_ends_what_is_damaged
     assert found.offset == 32 and found.snapshot == new.row(exact.snapshots[32])
     assert new.offset(range(300, 360)) == 16
     assert put.blocks[0] in new.store.table.by_key
-
-
-def test_a_child_of_a_block_that_is_not_rebuilt_yet_is_stored_unless_too_many_are_before_it() -> None:
-    stand = SequenceStore(4 << 20)
-    stand.put(range(1, 49))
-    long = range(10_000, 10_000 + 16 * (PATH_MAX + 1))
-    stand.put(long)
-    new = stand.restart()
-    new.put(range(1, 65))
-    assert new.offset(range(1, 90)) == 64 and new.blocks.rebuilding
-    new.put([*long, 5])
-    assert "not indexed yet" in str(new.blocks.errors.pop())
-    while new.blocks.rebuilding:
-        assert not new.blocks.rebuild()
-    new.put([*long, 5])
-    assert new.offset([*long, 5, 6]) == len(long) + 1
-    new.check()
 
 
 class Asked:

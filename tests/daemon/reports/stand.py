@@ -61,8 +61,7 @@ class LifetimesStand:
         return span_id
 
     def pin(self, client: int, number: int, for_s: float) -> None:
-        row = self.row(number)
-        self.lifetimes.pins.pin(client, row, self.rows.table.sizes[row], self.now + for_s)
+        self.lifetimes.pins.pin(client, self.row(number), self.now + for_s)
 
     def end(self, *numbers: int, reason: str = "explicit") -> None:
         self.outbox.now = self.now
