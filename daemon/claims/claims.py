@@ -98,7 +98,6 @@ class ClaimTable:
         self._timers: Deadlines[int] = Deadlines()
         self.given_up: Callable[[bytes], object] = lambda _: None
         """Called with a key whose claim has ended, though nobody has stored the key, and nobody waits any more."""
-        self.granted = 0
         self.handed_over = 0
 
     def __len__(self) -> int:
@@ -115,7 +114,6 @@ class ClaimTable:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for another client's result."""
         return sum(len(claim.waiters) for claim in self.by_key.values())
 
     def next_timer(self) -> float | None:
@@ -180,12 +178,10 @@ class ClaimTable:
         return self._failed(claim, now) if claim.seeks else self._give_up(claim)
 
     def void(self, tag: bytes) -> list[Verdict]:
-        """Ends every claim in the namespace."""
         keys = sorted(key for key in self.by_key if key.startswith(tag))
         return [verdict for key in keys for verdict in self._give_up(self.by_key[key])]
 
     def client_left(self, client: int, now: float) -> list[Verdict]:
-        """Drops the client's waits and fails its claims."""
         held = []
         for key, number in list(self._stakes.get(client, ())):
             claim = self.by_key[key]
@@ -198,7 +194,6 @@ class ClaimTable:
         return [verdict for claim in held for verdict in self._failed(claim, now)]
 
     def expire(self, now: float, most: int) -> list[Verdict]:
-        """Fails up to `most` claims whose time is up."""
         verdicts: list[Verdict] = []
         for _ in range(most):
             token = self._timers.pop_due(now)
@@ -255,7 +250,6 @@ class ClaimTable:
     def _grant(self, key: bytes, asked: _Request, now: float) -> Verdict:
         expected_at = now + asked.within_s if asked.within_s else 0.0
         claim = self._begin(key, asked, now + self._claim_s, now + self._claim_s_max, expected_at)
-        self.granted += 1
         return Verdict(asked.client, asked.number, key, "compute", claim.token, self._claim_s)
 
     def _failed(self, claim: _Claim, now: float) -> list[Verdict]:

@@ -34,12 +34,10 @@ class Deadlines(Generic[Name]):
         self._thin()
 
     def drop(self, name: Name) -> None:
-        """Removes the name's deadline, if it has one."""
         self._places.pop(name, None)
         self._thin()
 
     def when(self, name: Name) -> float | None:
-        """The name's deadline; None if it has none."""
         place = self._places.get(name)
         return None if place is None else place[0]
 

@@ -31,7 +31,6 @@ class Turns(Generic[Item]):
         self._items(uid, client).append(item)
 
     def push_first(self, uid: int, client: int, item: Item) -> None:
-        """Adds an item before the client's other items."""
         self._items(uid, client).appendleft(item)
 
     def head(self) -> Item | None:

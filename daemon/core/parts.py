@@ -6,8 +6,6 @@ parts that it uses when it is created, so no two refer to each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...ipc.messages import control as messages
 from ..claims.claims import NOBODY, ClaimTable
 from ..claims.quotas import Quotas
@@ -56,17 +54,7 @@ class Parts(Entries):
         self.runway = Runway(self, self.commits, self.budget, outbox, limits.rescan_s)
         self.lending = Lending(self, self.runway, limits, self.budget, outbox, quotas.own_uid)
         self.own = self.lending.own
-        self.commit_own: Callable[[memoryview, float], object] = lambda record, now: None
-        """Set by the store."""
-        self.remote = Remote(
-            self,
-            self.lending,
-            lambda record, now: self.commit_own(record, now),
-            self.invalidate,
-            claims,
-            outbox,
-            limits,
-        )
+        self.remote = Remote(self, self.lending, self.invalidate, claims, outbox, limits)
         writes, places = self.remote.writes, self.runway.places
         self.host_memory = HostMemory(self, self.budget, writes, outbox, places.join, limits.rescan_s)
         self.runway.pages = self.host_memory
@@ -76,7 +64,6 @@ class Parts(Entries):
         self.reports = Reports(self, epoch)
 
     def is_past(self, key: bytes) -> bool:
-        """Whether the key's generation is past."""
         return self.generations.is_past(key)
 
     def invalidate(self, tag: bytes, generation: int) -> None:

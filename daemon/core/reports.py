@@ -70,7 +70,7 @@ class Reports:
             "retired_bytes": parts.spans.ended_bytes,
             "claims_held": len(claims),
             "claims_waiting": claims.waiting,
-            "claims_granted": claims.granted,
+            "claims_granted": parts.counters.claims["compute"],
             "claims_handed_over": claims.handed_over,
             "unstorable": parts.unstorable.rows(now),
             "pins": len(pins),

@@ -54,7 +54,7 @@ class Store:
     ) -> None:
         self.quotas = quotas or Quotas({}, own_uid=0)
         self.parts = parts = Parts(memory, policy, limits, self.quotas, epoch, seed)
-        parts.commit_own = self._commit_own
+        parts.remote.fetches.commit = self._commit_own
         self._dispatch = Dispatch(parts)
         self._outbox = parts.outbox
         self.reports = parts.reports
@@ -252,7 +252,6 @@ class Store:
         return [grant.span_id for each in self.parts.lending.submitters.values() for grant in each.grants.values()]
 
     def span_id(self, key: bytes) -> int | None:
-        """The span id of a published entry."""
         row = self.parts.table.by_key.get(key)
         return None if row is None else self.parts.table.span_ids[row]
 
@@ -263,7 +262,6 @@ class Store:
         return taken
 
     def check_invariants(self) -> None:
-        """Asserts what every module's docstring promises."""
         parts = self.parts
         entries = parts.table, parts.holes, parts.families, parts.spans, parts.lending, parts.policy, parts.blocks
         for part in (*entries, parts.claims, parts.lifetimes, parts.host_memory, parts.remote):

@@ -124,11 +124,10 @@ class RaiseGeneration(Struct, frozen=True):
 
 class RemoteTurned(Struct, frozen=True):
     """The remote store is left alone from now on, because of the error `why`; or, if that is empty, it serves again.
-    `what`: what this concerns; "writes" are removals too. `first`: the store was never reached before."""
+    `what`: what this concerns; "writes" are removals too."""
 
     why: str
     what: Literal["store", "writes"] = "store"
-    first: bool = False
 
 
 RemoteRequest = Seek | ReadRemote | SaveRemote | RemoveRemote | WithdrawClaim | AskGenerations | RaiseGeneration

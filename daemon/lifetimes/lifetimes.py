@@ -93,7 +93,6 @@ class Lifetimes(OverEntries):
             self._hits.used(at, now)
 
     def touched(self, rows: Sequence[int], now: float) -> None:
-        """Counts a use of each entry, and restarts its time to live."""
         self.used(rows, now)
         for row in rows:
             self.expiry.touched(row, now)
@@ -128,7 +127,6 @@ class Lifetimes(OverEntries):
             self.sweeps.answer()
 
     def tick(self, now: float) -> None:
-        """Does what is due, a slice of each kind."""
         self.pins.expire(now)
         self.removals.expire(now)
         self.sweeps.advance()

@@ -71,14 +71,12 @@ class Pins:
         self._until.set((client, row), until)
 
     def unpin(self, client: int, row: int) -> None:
-        """Ends a pin, if there is one."""
         if client in self._clients.get(row, ()):
             self._end(client, row)
             if not self.holds(row):
                 self._release(row)
 
     def row_gone(self, row: int) -> None:
-        """Ends every pin on the row, since its entry has ended."""
         for client in [*self._clients.get(row, ())]:
             self._end(client, row)
 
@@ -87,7 +85,6 @@ class Pins:
             self.unpin(client, row)
 
     def expire(self, now: float) -> None:
-        """Ends up to EXPIRED_AT_ONCE pins whose time is up."""
         for _ in range(EXPIRED_AT_ONCE):
             due = self._until.pop_due(now)
             if due is None:

@@ -104,8 +104,7 @@ class Fetch:
 
 
 class Fetches(OverEntries):
-    """The fetches of one store. `places`: lends the daemon places to read entries into. `commit`: (one record of the
-    daemon's own, now): has it taken, and answers those who wait for its key."""
+    """The fetches of one store. `places`: lends the daemon places to read entries into."""
 
     def __init__(
         self,
@@ -115,7 +114,6 @@ class Fetches(OverEntries):
         writes: Writes,
         claims: ClaimTable,
         places: Lending,
-        commit: Callable[[memoryview, float], object],
     ) -> None:
         super().__init__(entries)
         self._stored = entries.table.by_key
@@ -124,7 +122,9 @@ class Fetches(OverEntries):
         self._writes = writes
         self._claims = claims
         self._places = places
-        self._commit = commit
+        self.commit: Callable[[memoryview, float], object]
+        """(one record of the daemon's own, now): has it taken, and answers those who wait for its key. Set by the
+        store."""
         self._own = places.own
         self._outbox = link.outbox
         self._counts = link.counts
@@ -324,7 +324,7 @@ class Fetches(OverEntries):
             own.expected, key, table.offsets[row], found.payload_bytes, found.checksum, 0, parent, found.cost_ms,
             ttl_s, grant.number, found.tree_bytes, tokens, found.prefix_bytes, 0, 0,
         )  # fmt: skip
-        self._commit(memoryview(record), self._outbox.now)
+        self.commit(memoryview(record), self._outbox.now)
 
     def _end(self, fetch: Fetch, outcome: str, now: float) -> None:
         del self.under_way[fetch.key]

@@ -165,9 +165,9 @@ class RemoteLink:
 
     def succeeded(self) -> None:
         """The store has answered."""
-        first, self.reached = not self.reached, True
+        self.reached = True
         if self.breaker.succeeded():
-            self.outbox.add(RemoteTurned("", first=first))
+            self.outbox.add(RemoteTurned(""))
 
     def failed(self, error: TensordError, now: float) -> None:
         """A request of the store has ended with an error."""

@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
 
 class Remote:
-    """The remote store of one ring. `places` and `commit`: as for Fetches; `invalidate`: as for Agreement."""
+    """The remote store of one ring. `places`: as for Fetches; `invalidate`: as for Agreement."""
 
     def __init__(
         self,
         entries: Entries,
         places: Lending,
-        commit: Callable[[memoryview, float], object],
         invalidate: Callable[[bytes, int], object],
         claims: ClaimTable,
         outbox: StoreOutbox,
@@ -51,7 +50,7 @@ class Remote:
         generations = entries.memory.index.generations
         self.agreement = Agreement(link, entries.tenants, generations, invalidate, claims)
         self.writes = Writes(entries, link, self.agreement)
-        self.fetches = Fetches(entries, link, self.agreement, self.writes, claims, places, commit)
+        self.fetches = Fetches(entries, link, self.agreement, self.writes, claims, places)
         claims.given_up = link.end_claim
 
     def handle(self, done: RemoteDone, now: float) -> None:

@@ -207,8 +207,6 @@ def remote_turned(turned: RemoteTurned) -> dict[str, Any]:
         _log.warning("the remote store takes no writes for now; it is read as before", why=turned.why)
     elif turned.why:
         _log.warning("the remote store is left alone for now; entries of this host are served", why=turned.why)
-    elif turned.first:
-        _log.info("the remote store was reached for the first time")
     else:
         _log.info("the remote store takes writes again" if writes else "the remote store serves again")
     event, field = ("remote_writes", "takes_writes") if writes else ("remote", "serves")

@@ -46,14 +46,9 @@ class Ghosts:
         self._columns = [np.zeros(self._buckets_max * WAYS, kind) for kind in kinds]
         self._tags, self._times, self._uses, self._gaps, self._agents = self._columns
         self._next = np.zeros(self._buckets_max, np.uint8)
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
 
     @property
     def places(self) -> int:
-        """The size of the table."""
         return self._buckets * WAYS
 
     def find(self, tags: Array, now: Array | float, *, take: bool = False) -> GhostsFound:
@@ -69,7 +64,6 @@ class Ghosts:
             uses[there], gaps[there], agents[there] = self._uses[at], self._gaps[at], self._agents[at]
             if take:
                 self._tags[at] = 0
-                self._count -= len(at)
         return GhostsFound(there, unused, uses, gaps, agents)
 
     def add(self, tags: Array, used_at: Array, uses: Array, gaps: Array, agents: Array, most: int) -> Array:
@@ -94,7 +88,6 @@ class Ghosts:
             gone = full & ~known
             self._next[some[gone]] = (ways[gone] + 1) % WAYS
             dropped.append(self._tags[places[gone]])
-            self._count += int(np.count_nonzero(~known & ~full))
             self._tags[places], self._times[places], self._uses[places] = tags[now], times[now], uses[now]
             self._gaps[places], self._agents[places] = gaps[now], agents[now]
         return np.concatenate(dropped) if dropped else tags[:0]
@@ -119,7 +112,7 @@ class Ghosts:
         """Asserts that each ghost is in its bucket, once."""
         places = np.flatnonzero(self._tags)
         tags = self._tags[places]
-        assert len(tags) == len(set(tags.tolist())) == self._count
+        assert len(tags) == len(set(tags.tolist()))
         assert (self._bucket(tags) == places // WAYS).all() and not self._tags[self.places :].any()
 
     def _bucket(self, tags: Array) -> Array:

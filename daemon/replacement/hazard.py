@@ -85,7 +85,7 @@ class Hazard(Replacement):
         self._costs = Costs()
         self._last = 0.0
         """The time of the last use of all."""
-        self._counted, self._learns_at = 0, ROUND_USES
+        self._learns_at = ROUND_USES
         # The start of the current round, and the uses and put bytes at which it ends.
         self._as_of, self._due, self._due_bytes = 0.0, 0, 0
         self._near = np.zeros(0, np.int64)
@@ -166,10 +166,9 @@ class Hazard(Replacement):
         self._last = float(times[-1])
         self._used_at[rows], self._traits[rows], self._agents[rows] = times, of, agents
         self._ages.use(tags, of, agents, times, again)
-        self._counted += len(rows)
         self._hazards.uses += len(rows)
-        if self._counted >= self._learns_at:
-            self._learns_at = self._counted + min(max(self._count // LEARNS_SHARE, ROUND_USES), LEARNS_MAX)
+        if self._hazards.uses >= self._learns_at:
+            self._learns_at = self._hazards.uses + min(max(self._count // LEARNS_SHARE, ROUND_USES), LEARNS_MAX)
             self._ages.sweep(self._clock.now)
             if self._hazards.refresh_one():
                 self._due = 0
@@ -250,13 +249,13 @@ class Hazard(Replacement):
 
     @property
     def _round_is_over(self) -> bool:
-        return self._counted >= self._due or self._put_bytes >= self._due_bytes
+        return self._hazards.uses >= self._due or self._put_bytes >= self._due_bytes
 
     def _begin_round(self) -> None:
         if not self._round_is_over:
             return
         count, put_bytes = self._count, self._put_bytes
-        self._due = self._counted + min(max(ROUND_USES, count // ROUND_ROWS), 1 + count // 16)
+        self._due = self._hazards.uses + min(max(ROUND_USES, count // ROUND_ROWS), 1 + count // 16)
         self._due_bytes = put_bytes + 1 + int(ROUND_SHARE * self._bytes)
         self._as_of = self._clock.now
         self._pools.clear()
@@ -325,6 +324,7 @@ class Hazard(Replacement):
             self._costs.learn(state["costs"])
             self._clock.learn(state["clock"])
             self._hazards.uses = int(state["uses"])
+            self._learns_at = self._hazards.uses + ROUND_USES
             self._classes.learn(state["classes"])
             self._learn_rows(float(state["last"]), columns)
             self._ghosts.restore(ghosts, self._remembered_max())

@@ -122,11 +122,6 @@ class KnownRows(ABC):
         self._density = 1.0
         """The share of rows that may go and are outside the window, in the last sample."""
 
-    def __len__(self) -> int:
-        """The number of known rows."""
-        self.take_in()
-        return self._count
-
     @abstractmethod
     def _put(self, rows: Array, batches: Batches) -> None:
         """New rows, in the order of their puts; they are known already."""
@@ -172,7 +167,6 @@ class KnownRows(ABC):
         return found
 
     def check_invariants(self) -> None:
-        """Asserts the invariants of the policy's structures."""
         self.take_in()
         known = np.flatnonzero(self._flags & KNOWN)
         assert len(known) == self._count and (not len(known) or known[-1] < self._top)

@@ -33,10 +33,6 @@ class LRU(Replacement):
         self._last_uses = np.zeros(len(facts.sizes))
         self._uses = 0
 
-    def worth(self, rows: Sequence[int] | Array) -> Array:
-        self.take_in()
-        return self._last_uses[np.asarray(rows, np.int64)]
-
     def _put(self, rows: Array, batches: Batches) -> None:
         self._number(rows)
 

@@ -158,7 +158,6 @@ class Lending(OverEntries):
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait."""
         return len(self._turns) + len(self._held)
 
     def serve(self, now: float) -> None:
@@ -300,7 +299,6 @@ class Lending(OverEntries):
         return refusals.no_room(size, obstacle, survey.kept_bytes, holes.largest_bytes, holes.capacity_bytes, budget)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         self._grants.check_invariants([each for s in self.submitters.values() for each in s.grants.values()])
         for request in (*self._turns, *self._held):
             assert self.submitters[request.submitter.client] is request.submitter

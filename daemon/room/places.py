@@ -181,7 +181,6 @@ class FreePlaces(OverEntries):
         self._asked_bytes = self._asked = 0
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table, rows = self._table, [row for some in self._ready.values() for row in some]
         assert len({*rows}) == len(rows) and all(table.states[row] == ENDED for row in rows)
         assert self.ready_bytes == sum([table.sizes[row] for row in rows])

@@ -33,11 +33,9 @@ class OwnerShares:
         self._clients: Counter[int] = Counter()
 
     def joined(self, owner: int) -> None:
-        """A client of the owner has connected."""
         self._clients[owner] += 1
 
     def left(self, owner: int) -> None:
-        """A client of the owner has disconnected."""
         self._clients[owner] -= 1
         if not self._clients[owner]:
             del self._clients[owner]

@@ -98,7 +98,6 @@ class Families:
         return found
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table = self._table
         rows = list(table.in_order())
         linked = [row for row in rows if table.parents[row]]

@@ -170,7 +170,6 @@ class Grants:
             self.fresh[grant.span_id] = None
 
     def begin_scan(self) -> None:
-        """A scan begins: it decides about all grants that were taken back until now."""
         self.fresh.clear()
 
     def scanned(self, pinned: AbstractSet[int]) -> int:

@@ -113,7 +113,6 @@ class Holes:
         return found
 
     def grow(self, capacity_bytes: int) -> None:
-        """The ring has become larger."""
         last = self._table.prevs[EDGE]
         self._drop(last, self.behind(last))
         self.capacity_bytes = capacity_bytes
@@ -142,7 +141,6 @@ class Holes:
         return size
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table = self._table
         expected = {before: high - low for low, high, before in table.gaps(0, self.capacity_bytes, EDGE)}
         assert self._by_size == sorted(size << ROW_BITS_MAX | row for row, size in expected.items())

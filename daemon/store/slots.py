@@ -144,7 +144,6 @@ class Slots:
         self.free[slot // BUCKET_SLOTS] |= 1 << slot % BUCKET_SLOTS
 
     def release_all(self, slots: Array) -> None:
-        """`release` of many."""
         free = self.free
         self.reuse[slots] = 0
         self._array[self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS + SPAN] = 0
@@ -163,7 +162,6 @@ class Slots:
         return words
 
     def key(self, slot: int) -> bytes:
-        """The key in a slot."""
         at = (self.at(slot) + 1) * 8
         return self.memory[at : at + 32].tobytes()
 
@@ -215,7 +213,6 @@ class Details:
         return self._slots.key_words(self._slot_of[rows].astype(np.int64))
 
     def tree_bytes(self, row: int) -> int:
-        """The length of the payload's tree."""
         place: int = self._slots.words[self._slots.at(self._table.slots[row]) + PLACE]
         return place >> 48
 

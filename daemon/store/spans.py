@@ -81,8 +81,6 @@ class Spans:
         """Rows in state VICTIM by key."""
         self.last_pinned: AbstractSet[int] = frozenset()
         """Span ids that the last scan found pinned."""
-        self.ended_bytes = 0
-        """Bytes of rows in state ENDED that wait for a scan."""
         self.gone: list[Gone] = []
         """Called with each batch of entries that have ended."""
         self.unblock: Callable[[int], object] = lambda row: None
@@ -160,16 +158,13 @@ class Spans:
             if table.parents[row]:
                 table.children[table.parents[row]] -= 1
         self._leave(rows, [reason] * len(rows), evicted=False)
-        for row in rows:
-            self._ended[row] = None
-            self.ended_bytes += table.sizes[row]
+        self._ended.update(dict.fromkeys(rows))
 
     def vacated(self, row: int) -> None:
         """An entry has moved out of the bytes of this row, whose slot is not published any more: they wait for a scan
         as those of an ended entry do."""
         self._table.states[row] = ENDED
         self._ended[row] = None
-        self.ended_bytes += self._table.sizes[row]
 
     def hold(self, row: int) -> None:
         """The row is not to be evicted, for one more reason. Each call is followed by one of `release`, or by the end
@@ -180,7 +175,6 @@ class Spans:
             self._policy.may_go([row], False)
 
     def release(self, row: int) -> None:
-        """One reason is over."""
         count = self.held.get(row, 0)
         if count > 1:
             self.held[row] = count - 1
@@ -197,6 +191,12 @@ class Spans:
         return {*self.held, *map(self._table.row_of, self.last_pinned)}
 
     # ---- scans
+
+    @property
+    def ended_bytes(self) -> int:
+        """Bytes of rows in state ENDED that wait for a scan."""
+        sizes = self._table.sizes
+        return sum(sizes[row] for rows in (self._ended, self._scanned_ended, self._pinned_ended) for row in rows)
 
     @property
     def scan_due(self) -> bool:
@@ -239,7 +239,6 @@ class Spans:
                 del self.hidden[key]
             self._leave(gone, [victims[row] for row in gone], evicted=True)
             outcome.victims = len(gone)
-            self.ended_bytes += int(table.column("sizes")[at].sum())
         self._free([*gone, *ended], pinned, outcome)
         outcome.freed_bytes += self._grants.scanned(pinned)
         return outcome
@@ -261,7 +260,6 @@ class Spans:
             returned[owner] -= size
         outcome.freed = rows
         outcome.freed_bytes = sum(sizes)
-        self.ended_bytes -= outcome.freed_bytes
 
     def unpinned(self, rows: list[int]) -> list[int]:
         """Of rows that the policy has handed out, those that the last scan found no pin of. The others are held until a
@@ -303,14 +301,12 @@ class Spans:
                 self._pinned.pop(row, None)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         table = self._table
         victims = {**self._victims, **self._scanned_victims}
         ended = {**self._ended, **self._scanned_ended, **self._pinned_ended}
         states = {row: table.states[row] for row in table.in_order()}
         assert set(victims) == {row for row, state in states.items() if state == VICTIM} == set(self.hidden.values())
         assert set(ended) <= {row for row, state in states.items() if state == ENDED}
-        assert self.ended_bytes == sum(table.sizes[row] for row in ended)
         assert set(self._pinned) <= set(self.held)
         assert all(states[row] in (LIVE, VICTIM) for row in self.held)
 

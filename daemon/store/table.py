@@ -137,7 +137,6 @@ class RowTable:
         return used
 
     def renew_all(self, rows: Array) -> list[int]:
-        """`renew` of many."""
         ids = self.column("span_ids")
         used = ids[rows] + np.uint64(self.row_mask + 1)
         if self._own or (used <= self._epoch).any():
@@ -202,7 +201,6 @@ class RowTable:
         return found
 
     def end(self, row: int) -> int:
-        """The offset behind the row's bytes; 0 for the edge."""
         end: int = self.offsets[row] + self.sizes[row]
         return end
 
@@ -214,7 +212,6 @@ class RowTable:
             row = self.nexts[row]
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
         rows = list(self.in_order())
         assert sorted(rows) == [row for row, state in enumerate(self.states) if state != FREE]
         assert len(rows) == self.count == len({self.span_ids[row] for row in rows})

@@ -111,16 +111,15 @@ class AgentNumbers:
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {0: 0}
         self._names: dict[int, str] = {}
-        self._next = 2
 
     def number(self, said: int) -> int:
         """The number of an agent, which is new or known; 0 once there are AGENTS_MAX."""
         number = self.numbers.get(said)
         if number is None:
-            if self._next == AGENTS_MAX:
+            number = len(self.numbers) + 1
+            if number == AGENTS_MAX:
                 return 0
-            number = self.numbers[said] = self._next
-            self._next += 1
+            self.numbers[said] = number
         return number
 
     def named(self, name: str) -> int:
@@ -131,5 +130,4 @@ class AgentNumbers:
         return number
 
     def name(self, number: int) -> str:
-        """The name of an agent; empty if none is known."""
         return self._names.get(number, "")

@@ -118,5 +118,5 @@ def test_a_store_that_is_not_there_at_the_start_is_left_alone_and_found_without_
         redis.start()
         until(lambda: host.remote()["serves"], "the store is found", 4 * PATIENCE_S)
         assert host.daemon.log.count("left alone") == 1
-        assert host.daemon.log.count("the remote store was reached for the first time") == 1
+        assert host.daemon.log.count("the remote store serves again") == 1
         assert not health(host)

@@ -104,8 +104,8 @@ class MemorySide:
                 self.do(RemoteDone(effect, True))
             case AskGenerations() | RaiseGeneration():
                 self.generation_requests.append(effect)
-            case effects.RemoteTurned(why, what, first):
-                self.turned[what].append("reached for the first time" if first else why)
+            case effects.RemoteTurned(why, what):
+                self.turned[what].append(why)
             case _:
                 raise AssertionError(effect)
 

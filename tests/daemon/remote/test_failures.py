@@ -66,16 +66,13 @@ def probed(stand: RemoteStand, error: TierUnavailable | None) -> None:
     stand.answer_generations(error)
 
 
-def test_a_store_that_is_not_reached_at_the_start_is_left_alone_from_the_first_miss(make: Make) -> None:
+def test_a_store_that_is_not_reached_at_the_start_is_left_alone_at_once_and_probed_without_any_client(
+    make: Make,
+) -> None:
     stand = make(reached=False, **REMOTE)
     probed(stand, AWAY)
     assert stand.turned["store"] == ["connection refused"]
     assert ask(stand).answer == "compute" and not stand.seeks
-
-
-def test_a_store_is_probed_without_any_client(make: Make) -> None:
-    stand = make(reached=False, **REMOTE)
-    probed(stand, AWAY)
     waits_s = FIRST_S
     for _ in range(10):
         before = stand.now
@@ -84,7 +81,7 @@ def test_a_store_is_probed_without_any_client(make: Make) -> None:
         waits_s = min(2 * waits_s, LONGEST_S)
     assert stand.turned["store"] == ["connection refused"]
     probed(stand, None)
-    assert stand.turned["store"] == ["connection refused", "reached for the first time"]
+    assert stand.turned["store"] == ["connection refused", ""]
     assert ask(stand).answer == "wait"
     assert stand.store.next_timer() != stand.now, "it is not asked without end"
 
@@ -143,8 +140,13 @@ def test_writes_are_tried_again_from_time_to_time_and_one_that_succeeds_ends_it(
     assert len(stand.writes) == 1
 
 
-def test_a_probe_that_shows_nothing_is_followed_by_another(stand: RemoteStand) -> None:
+def test_an_object_that_is_too_large_says_nothing_of_others_and_a_probe_that_shows_nothing_is_followed_by_another(
+    stand: RemoteStand,
+) -> None:
     offer(stand, 0)
+    stand.write_remote(error=TierTooLarge("larger than the limit"))
+    assert not stand.turned["writes"] and state(stand) == (False, False, "")
+    offer(stand, 9)
     stand.write_remote(error=FULL)
     stand.now += FIRST_S
     for number, error in enumerate([TierTooLarge("larger than all"), TierUnavailable("reset by peer")], 1):
@@ -157,15 +159,6 @@ def test_a_probe_that_shows_nothing_is_followed_by_another(stand: RemoteStand) -
     offer(stand, 4)
     stand.write_remote()
     assert stand.turned["writes"] == [str(FULL), ""]
-
-
-def test_an_object_that_is_too_large_says_nothing_of_others(stand: RemoteStand) -> None:
-    offer(stand, 0)
-    stand.write_remote(error=TierTooLarge("larger than the limit"))
-    assert not stand.turned["writes"] and state(stand) == (False, False, "")
-    offer(stand, 1)
-    stand.write_remote()
-    assert set(stand.remote) == {key(1)}
 
 
 def test_a_full_store_is_rid_of_keys(stand: RemoteStand) -> None:
