@@ -18,8 +18,8 @@ An entry of unknown cost is written, too. Each entry is tried once. While victim
 
 Invariants: a span in `reading` counts as pinned at every scan, so its bytes do not change under a write, whatever
 becomes of the entry. One write or removal is under way at a time, so a removal never meets a write of its key. At most
-QUEUED_MAX entries wait. From the first victim that stays until `end`, none stays for longer than DEMOTION_S; while the
-store is left alone, none stays.
+QUEUED_MAX entries wait besides those that are about to be evicted. From the first victim that stays until `end`, none
+stays for longer than DEMOTION_S; while the store is left alone, none stays.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class Writes(OverEntries):
         that stays."""
         self._tried: set[bytes] = set()
         self._ends_at: float | None = None
-        """When victims stay no longer; `_late`: that has passed."""
-        self._late = False
+        """When victims stay no longer."""
 
     def published(self, rows: Sequence[int], now: float) -> None:
         if not self._link.limits.remote_s or not rows:
@@ -174,11 +173,10 @@ class Writes(OverEntries):
 
     def next_timer(self) -> float | None:
         """When `tick` is due."""
-        return None if self._late else self._ends_at
+        return self._ends_at if self._leaving else None
 
     def tick(self, now: float) -> None:
         if self._ends_at is not None and now >= self._ends_at:
-            self._late = True
             self._leaving.clear()
 
     def staying(self, victims: Iterable[int], now: float) -> set[int]:
@@ -188,37 +186,37 @@ class Writes(OverEntries):
         if not self._link.takes_writes:
             return set()
         stay: dict[int, bytes] = {}
+        late = self._ends_at is not None and now >= self._ends_at
         for row in victims:
             key = self._key(row)
             goes_at_once = bool(table.records[row] or table.parents[row])
             if self.has(key):
-                if not self._late and not goes_at_once:
+                if not late and not goes_at_once:
                     stay[row] = key
                 elif key in self.queue:
                     self._drop(key)
             elif key not in self._tried and not goes_at_once and self._takes(row, key, now):
-                if self._late:
+                if late:
                     self._counts["dropped"] += 1
                 else:
                     stay[row] = key
         if stay:
             if self._ends_at is None:
                 self._ends_at = now + DEMOTION_S
+            self._tried.update(stay.values())
             self._hurry(stay, now)
-            self._tried.update(filter(self.has, stay.values()))
         return set(stay) if self._leaving else set()
 
     def end(self) -> None:
         """No memory is to be given back any more, or none can be. The next time has a deadline of its own."""
         if self._ends_at is not None:
             self._leaving.clear()
-            self._ends_at, self._late = None, False
+            self._ends_at = None
             self._tried.clear()
 
     def check_invariants(self) -> None:
-        assert len(self.queue) <= QUEUED_MAX
         assert all(map(self.has, self._leaving))
-        assert not self._leaving or (self._ends_at is not None and not self._late)
+        assert not self._leaving or self._ends_at is not None
         assert self._ends_at is not None or not self._tried
         assert bool(self.reading) == isinstance(self.under_way, SaveRemote)
 
@@ -251,21 +249,13 @@ class Writes(OverEntries):
         self.start(now)
 
     def _hurry(self, rows: dict[int, bytes], now: float) -> None:
-        """Writes entries that are about to be evicted, in this order, before all others: these make room in the queue,
-        the newest first. An entry that does not fit then is left out."""
-        for row, key in rows.items():
+        """Writes entries that are about to be evicted, in this order, before all others."""
+        for row, key in reversed(rows.items()):
             if not self.has(key):
-                if len(self.queue) >= QUEUED_MAX:
-                    newest = next(reversed(self.queue))
-                    if newest in self._leaving:
-                        continue
-                    self._drop(newest)
                 self._append(row, key)
-                self.queue.move_to_end(key, last=False)
-            self._leaving.add(key)
-        for key in reversed(rows.values()):
             if key in self.queue:
                 self.queue.move_to_end(key, last=False)
+            self._leaving.add(key)
         self.start(now)
 
     def _drop(self, key: bytes) -> None:

@@ -73,6 +73,7 @@ def test_a_store_that_is_not_reached_at_the_start_is_left_alone_at_once_and_prob
     probed(stand, AWAY)
     assert stand.turned["store"] == ["connection refused"]
     assert ask(stand).answer == "compute" and not stand.seeks
+    stand.send(1, messages.Abandon(stand.last().token))
     waits_s = FIRST_S
     for _ in range(10):
         before = stand.now
