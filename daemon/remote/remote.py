@@ -13,15 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..claims.claims import ClaimTable
-from ..forms.effects import (
-    AskGenerations,
-    RaiseGeneration,
-    ReadRemote,
-    RemoveRemote,
-    SaveRemote,
-    Seek,
-    WithdrawClaim,
-)
+from ..forms.effects import AskGenerations, RaiseGeneration, ReadRemote, RemoveRemote, SaveRemote, Seek, WithdrawClaim
 from ..forms.events import RemoteDone
 from ..forms.limits import StoreLimits
 from ..forms.outbox import StoreOutbox

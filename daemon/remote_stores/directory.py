@@ -39,15 +39,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from ...errors import (
-    BadConfiguration,
-    TensordError,
-    TierFull,
-    TierReadOnly,
-    TierRefused,
-    TierTooLarge,
-    TierUnavailable,
-)
+from ...errors import BadConfiguration, TensordError, TierFull, TierReadOnly, TierRefused, TierTooLarge, TierUnavailable
 from ...ipc.quantities import SIZE_WANTS, read_size, show_size
 from ...shm.index.keys import GENERATION_MAX
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES

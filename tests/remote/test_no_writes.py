@@ -58,11 +58,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         return
     server: RedisServer = request.getfixturevalue("redis")
     with Redis(HOST, server.port) as direct:
-        yield Store(
-            server.url,
-            lambda: direct.config_set("maxmemory", 1),
-            lambda: direct.config_set("maxmemory", 0),
-        )
+        yield Store(server.url, lambda: direct.config_set("maxmemory", 1), lambda: direct.config_set("maxmemory", 0))
 
 
 def test_a_full_store_says_so_and_is_read_until_it_has_room_again(store: Store) -> None:

@@ -203,8 +203,7 @@ def test_a_connection_that_the_server_has_ended_is_replaced(backend: Redis, open
 
 
 @pytest.mark.parametrize(
-    "says",
-    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$abc\r\n", b"*1\r\n", b"$99999999999999999\r\n"],
+    "says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$abc\r\n", b"*1\r\n", b"$99999999999999999\r\n"]
 )
 def test_a_server_that_is_no_redis_is_named_or_left_when_its_time_is_over(says: bytes, opened: Opened) -> None:
     with socket.socket() as listening:
