@@ -89,10 +89,7 @@ class DirectoryStore(RemoteStore):
         limit_bytes = options(url, {"bytes": (read_size, SIZE_WANTS)}).get("bytes", BYTES_DEFAULT)
         if limit_bytes < BYTES_LEAST:
             raise BadConfiguration(f"{shown(url)}: bytes = {limit_bytes} must be at least {show_size(BYTES_LEAST)}")
-        path = unquote(parts.path)
-        if "\0" in path:
-            raise BadConfiguration(f"{shown(url)}: no path has a zero byte; leave the %00 out")
-        return cls(Path(path), limit_bytes, timeout_s)
+        return cls(Path(unquote(parts.path)), limit_bytes, timeout_s)
 
     def look(self, keys: Sequence[bytes]) -> tuple[int, list[RemoteEntry | None]]:
         [generation] = self.generations([keys[0][:NAMESPACE_TAG_BYTES]])

@@ -53,6 +53,16 @@ def test_everybody_who_waits_gets_what_is_found_though_the_first_who_asked_has_l
     assert verdicts(stand, 2) == verdicts(stand, 3) == ["wait", "hit"]
 
 
+def test_a_fetch_is_not_the_one_hand_over_of_a_claim(stand: RemoteStand) -> None:
+    for client in (1, 2, 3):
+        ask(stand, client)
+    stand.settle()
+    stand.leave(1)
+    assert verdicts(stand, 2) == ["wait", "compute"], "the first who computes may die once"
+    stand.leave(2)
+    assert verdicts(stand, 3) == ["wait", "alone"]
+
+
 def test_nobody_waits_longer_than_computing_takes(stand: RemoteStand) -> None:
     stand.remote[key(1)] = FOUND
     assert ask(stand, within_s=0.3).lasts_s == pytest.approx(0.3)

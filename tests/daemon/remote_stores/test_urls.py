@@ -17,7 +17,6 @@ from tensord.errors import BadConfiguration
         ("dir:///mnt?bytes=many", "bytes = 'many' must be a size in bytes such as 4GiB"),
         ("dir:///mnt?bytes=0", "bytes = 0 must be at least 1MiB"),
         ("dir:///mnt?bytes=1", "bytes = 1 must be at least 1MiB"),
-        ("dir:///mnt/%00", "no path has a zero byte"),
         ("dir:///mnt?size=1GiB", "unknown option 'size'; the options are bytes"),
         ("dir:///mnt?bytes=1&bytes=2", "'bytes' twice"),
         ("dir:///mnt/a#b", "write it as %23"),

@@ -33,17 +33,6 @@ def test_bytes_are_free_only_after_a_scan_that_began_later_and_found_no_pin(ends
     store.check_invariants()
 
 
-def test_a_held_row_may_go_again_once_its_reader_has_let_go() -> None:
-    store = RowStore()
-    row = store.put(key_of(1))
-    store.pinned = {store.table.span_ids[row]}
-    assert store.evict(1) == 1 and store.evict(1) == 0, "it is held"
-    store.pinned = set()
-    store.scan()
-    assert store.evict(1) == 1
-    assert store.read(key_of(1)) is None
-
-
 def test_a_pinned_child_does_not_bring_back_a_parent_whose_key_was_put_again() -> None:
     store = RowStore()
     first, second = store.put(key_of(1)), store.put(key_of(2), parent=key_of(1))
