@@ -98,7 +98,9 @@ class Reports:
         tenants, claims, namespaces = parts.tenants, parts.claims.of_uid, parts.generations.of_uid
         lent: Counter[int] = Counter()
         for each in parts.lending.submitters.values():
-            lent[each.uid] += sum(parts.table.sizes[piece] for grant in each.grants.values() for piece in grant.pieces)
+            lent[tenants.uids[each.owner]] += sum(
+                parts.table.sizes[piece] for grant in each.grants.values() for piece in grant.pieces
+            )
         owners = {uid: owner for uid, owner in tenants.owner_of.items() if tenants.owned_bytes[owner]}
         rows: dict[int, dict[str, int]] = {}
         for uid in {*besides, *owners, *claims, *namespaces}:

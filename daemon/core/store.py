@@ -172,7 +172,7 @@ class Store:
             if claim:
                 if reason == TOO_MANY_TOKENS or isinstance(error, CANNOT_BE_STORED):
                     parts.unstorable.note(key, error, now)
-                uid = parts.lending.submitters[client].uid
+                uid = self._outbox.clients[client].uid
                 self._outbox.send_verdicts(parts.claims.refused(claim, uid, key, now))
 
     def _reason(self, reason: int, key: bytes, tokens: int) -> TensordError:

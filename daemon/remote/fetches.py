@@ -318,7 +318,6 @@ class Fetches(OverEntries):
     def _commit_one(self, key: bytes, grant: LentGrant, found: RemoteEntry) -> None:
         table, own, row = self._table, self._own, grant.pieces[0]
         own.owner = table.owners[row]
-        own.uid = self._tenants.uids[own.owner]
         ttl_s, parent, tokens = found.lives_s or 0.0, found.parent or NO_KEY, min(found.tokens, 0xFFFF_FFFF)
         record = RECORD.pack(
             own.expected, key, table.offsets[row], found.payload_bytes, found.checksum, 0, parent, found.cost_ms,

@@ -59,7 +59,6 @@ class PlaceRequest:
     `ahead`: as for `ask`. `waits_until`: for the unused places of clients, which are asked for them once."""
 
     submitter: Submitter
-    uid: int
     owner: int
     number: int
     sizes: Sequence[int]
@@ -87,7 +86,7 @@ class Lending(OverEntries):
         self.limits = limits
         self._budget = budget
         self._outbox = outbox
-        self.own = Submitter(NOBODY, entries.tenants.owner(own_uid), own_uid)
+        self.own = Submitter(NOBODY, entries.tenants.owner(own_uid))
         self.submitters: dict[int, Submitter] = {NOBODY: self.own}
         self._turns: Turns[PlaceRequest] = Turns()
         self._held: list[PlaceRequest] = []
@@ -99,7 +98,7 @@ class Lending(OverEntries):
 
     def joined(self, client: int, uid: int) -> Submitter:
         """A client has connected. Raises LimitReached if too many uids have used the daemon."""
-        submitter = self.submitters[client] = Submitter(client, self._tenants.owner(uid), uid)
+        submitter = self.submitters[client] = Submitter(client, self._tenants.owner(uid))
         self._shares.joined(submitter.owner)
         return submitter
 
@@ -114,7 +113,7 @@ class Lending(OverEntries):
         submitter.grants.clear()
         head = self._turns.head()
         for request in [each for each in self._turns if each.submitter is submitter]:
-            self._turns.remove(request.uid, client, request)
+            self._turns.remove(request.owner, client, request)
         self._held = [each for each in self._held if each.submitter is not submitter]
         if head is not self._turns.head():
             self.runway.drop_attempt()
@@ -136,8 +135,8 @@ class Lending(OverEntries):
         submitter = self.submitters[client]
         # A place is a span: a header, and at least one line of payload.
         sizes = [size + 63 & -64 if size > LEAST_BYTES else LEAST_BYTES for size in sizes]
-        asked = PlaceRequest(submitter, submitter.uid, submitter.owner, request, sizes, ahead=ahead)
-        waiting = self._turns.waiting(submitter.uid, client) + sum(each.submitter is submitter for each in self._held)
+        asked = PlaceRequest(submitter, submitter.owner, request, sizes, ahead=ahead)
+        waiting = self._turns.waiting(submitter.owner, client) + sum(each.submitter is submitter for each in self._held)
         if waiting < WAITING_MAX:
             self._push(asked)
         else:
@@ -146,7 +145,7 @@ class Lending(OverEntries):
     def ask_own(self, size: int, uid: int, then: Then) -> None:
         """The daemon asks for one place, for an entry of a uid. `then` is called by `serve`, with a row in state LENT,
         the piece of a grant of `own`, or with the refusal."""
-        self._push(PlaceRequest(self.own, uid, self._tenants.owner(uid), 0, [size], then))
+        self._push(PlaceRequest(self.own, self._tenants.owner(uid), 0, [size], then))
 
     def returned(self, client: int, numbers: Iterable[int]) -> None:
         """A client gives grants back, and its records are carried out. Numbers of grants that are used up are usual."""
@@ -201,7 +200,7 @@ class Lending(OverEntries):
     # ---- answers
 
     def _push(self, request: PlaceRequest) -> None:
-        self._turns.push(request.uid, request.submitter.client, request)
+        self._turns.push(request.owner, request.submitter.client, request)
 
     def _send_none(self, request: PlaceRequest) -> None:
         """The answer to a request ahead of need for which there is no place."""
@@ -295,7 +294,7 @@ class Lending(OverEntries):
         if obstacle is None and owners is not None and request.owner in owners:
             tenants, owner = self._tenants, request.owner
             holding = (tenants.owned_bytes[owner], tenants.owned_entries[owner])
-            return refusals.over_share(size, request.uid, holding, self._shares.rivals(owner), budget)
+            return refusals.over_share(size, tenants.uids[owner], holding, self._shares.rivals(owner), budget)
         return refusals.no_room(size, obstacle, survey.kept_bytes, holes.largest_bytes, holes.capacity_bytes, budget)
 
     def check_invariants(self) -> None:

@@ -66,7 +66,6 @@ class Submitter:
 
     client: int
     owner: int
-    uid: int
     grants: dict[int, LentGrant] = field(default_factory=dict)
     expected: int = 1
     in_place: bool = False
@@ -119,8 +118,9 @@ class Commits(OverEntries):
         by_key, renew, grants, lend = table.by_key, table.renew, submitter.grants, self._grants
         hidden = self._spans.hidden
         memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
-        ring, claims, owner, uid, client = self._ring, self._claims, submitter.owner, submitter.uid, submitter.client
+        ring, claims, owner, client = self._ring, self._claims, submitter.owner, submitter.client
         tenants = self._tenants
+        uid = tenants.uids[owner]
         tags, invalidated = tenants.number_of, tenants.invalidated
         ns_entries, ns_bytes = tenants.entries, tenants.bytes
         append, default_ttl_s = self._policy.was_put, self.default_ttl_s
