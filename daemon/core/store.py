@@ -163,7 +163,7 @@ class Store:
         parts.blocks.errors.clear()
         for client, number, reason, key, claim, tokens in refused:
             error = next(of_blocks) if reason == BAD_BLOCK else errors.get(number) if reason == BAD_TREE else None
-            error = error or self._reason(reason, key, tokens)
+            error = error or parts.generations.refusal(key) or refusals.of_record(reason, key, tokens, parts.limits)
             if client == NOBODY:
                 continue
             self.counters.puts["refused"] += 1
@@ -174,10 +174,6 @@ class Store:
                     parts.unstorable.note(key, error, now)
                 uid = self._outbox.clients[client].uid
                 self._outbox.send_verdicts(parts.claims.refused(claim, uid, key, now))
-
-    def _reason(self, reason: int, key: bytes, tokens: int) -> TensordError:
-        past = self.parts.generations.refusal(key)
-        return past if past is not None else refusals.of_record(reason, key, tokens, self.parts.limits)
 
     def _commit_own(self, record: memoryview, now: float) -> None:
         """Stores an entry that was fetched from the remote store."""

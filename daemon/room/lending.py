@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from ...errors import StoreFull, TensordError
+from ...errors import LimitReached, StoreFull, TensordError, UnderPressure
 from ...ipc.messages import control as messages
 from ...shm.ring.layout import span_bytes
 from ..claims.claims import NOBODY
@@ -140,7 +140,8 @@ class Lending(OverEntries):
         if waiting < WAITING_MAX:
             self._push(asked)
         else:
-            self._refuse(asked, refusals.too_many(waiting))
+            why = f"{waiting} requests for places of this client wait already, as many as may: put less at once"
+            self._refuse(asked, LimitReached(why))
 
     def ask_own(self, size: int, uid: int, then: Then) -> None:
         """The daemon asks for one place, for an entry of a uid. `then` is called by `serve`, with a row in state LENT,
@@ -167,7 +168,8 @@ class Lending(OverEntries):
             if request.waits_until is not None and now < request.waits_until and self._grants.lent:
                 return
             if self.pressure is not None:
-                self._refuse(request, refusals.under_pressure(self.pressure))
+                why = f"puts are refused while memory is short: {self.pressure}. Compute without storing it"
+                self._refuse(request, UnderPressure(why))
             elif (error := refusals.unfit(request.sizes[0], self.limits, self._budget, self.ring_bytes)) is not None:
                 self._refuse(request, error)
             elif not self._may_have(request):

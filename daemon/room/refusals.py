@@ -1,4 +1,4 @@
-"""The refusals of grants and of records: each function returns the error to send.
+"""The refusals of places for want of room, and of records: each function returns the error to send.
 
 Owns: the texts. Does not own: the order of the checks (`lending`, and `Commits`). Invariant: each text names the value,
 the limit and what to do.
@@ -37,19 +37,6 @@ def unfit(size: int, limits: StoreLimits, budget: RingBudget, ring_bytes: int) -
                 f"store it in smaller parts, or raise {name}"
             )
     return None
-
-
-def under_pressure(why: str) -> UnderPressure:
-    """The refusal of every put while memory is short."""
-    return UnderPressure(f"puts are refused while memory is short: {why}. Compute without storing it")
-
-
-def too_many(waiting: int) -> LimitReached:
-    """The refusal of a request for grants of a client that has as many waiting as it may."""
-    return LimitReached(
-        f"{waiting} requests for places of this client wait already, as many as may: put less at once, or release "
-        "places before asking for more"
-    )
 
 
 def over_share(size: int, uid: int, holding: tuple[int, int], rivals: int, budget: RingBudget) -> StoreFull:
