@@ -46,7 +46,7 @@ class Parts(Entries):
         spans.unblock = self.blocks.index.remove
         self.claims = claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
         self.unstorable = Unstorable(self.counters.claims_unstorable)
-        self.commits = Commits(self, claims.by_key, self.is_past, self.blocks.take)
+        self.commits = Commits(self, claims.by_key, self.generations.is_past, self.blocks.take)
         self.apply_commit_limits()
         self.removal_history = RemovalHistory(limits.max_entries)
         self.hits = Hits(table, limits.ring_bytes, lambda: self.budget.put_bytes_max)
@@ -62,9 +62,6 @@ class Parts(Entries):
             table, slots, self.agents, self.blocks, self.lifetimes.used, outbox, limits.prefix_wait_s
         )
         self.reports = Reports(self, epoch)
-
-    def is_past(self, key: bytes) -> bool:
-        return self.generations.is_past(key)
 
     def invalidate(self, tag: bytes, generation: int) -> None:
         """Raises a namespace's generation for the daemon itself. Raises LimitReached as `Sweeps.invalidate`."""

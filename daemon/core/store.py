@@ -225,7 +225,7 @@ class Store:
         self._outbox.now = now
         for tag in parts.generations.tags():
             parts.tenants.invalidated.add(tag)
-        recovery = Recovery(parts, now, missing, parts.is_past)
+        recovery = Recovery(parts, now, missing, parts.generations.is_past)
         yield from recovery.steps()
         parts.lifetimes.expiry.stored(recovery.rows)
         parts.hits.recovered(recovery.rows)
