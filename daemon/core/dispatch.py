@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 from msgspec.structs import asdict
 
-from ...errors import LimitReached, TensordError
+from ...errors import TensordError
 from ...ipc.messages import control as messages
 from ...ipc.messages.declared import handlers, id_of
 from ..claims.claims import Verdict
@@ -141,7 +141,6 @@ class Dispatch:
         parts.lifetimes.pins.bytes_max = limits.pinned_bytes_max
         parts.blocks.prefix_tokens_max = limits.prefix_tokens_max
         parts.matching.wait_s = limits.prefix_wait_s
-        parts.runway.rescan_s_min = limits.rescan_s
         parts.runway.drop_attempt()
         parts.lending.limits = limits
         parts.remote.link.limits = limits
@@ -212,7 +211,6 @@ class Dispatch:
         self._outbox.send_verdicts([verdict])
 
     def _fetch(self, client: int, request: messages.FetchRun, now: float) -> None:
-        self._check_keys(request.keys)
         self._parts.remote.fetches.run(client, self._outbox.clients[client].uid, request, now)
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
@@ -232,7 +230,6 @@ class Dispatch:
 
     def _of_keys(self, client: int, request: messages.Evict | messages.Touch, now: float, counted: int = 0) -> None:
         """Carries the request out for a slice of its keys. The rest comes again (`Received.counted`)."""
-        self._check_keys(request.keys)
         keys = list(dict.fromkeys(request.keys))
         rows = self._stored(keys[:SLICE])
         if isinstance(request, messages.Touch):
@@ -252,11 +249,6 @@ class Dispatch:
         published, hidden = self._table.by_key, self._parts.spans.hidden
         rows = [published.get(key) or hidden.get(key, 0) for key in keys]
         return [row for row in rows if row]
-
-    def _check_keys(self, keys: list[bytes]) -> None:
-        most = self._parts.limits.keys_per_request_max
-        if len(keys) > most:
-            raise LimitReached(f"{len(keys)} keys in one request, and it may have {most}: send fewer at a time")
 
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
         if self._parts.lifetimes.sweeps.invalidate(client, request):

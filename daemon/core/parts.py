@@ -51,12 +51,12 @@ class Parts(Entries):
         self.removal_history = RemovalHistory(limits.max_entries)
         self.hits = Hits(table, limits.ring_bytes, lambda: self.budget.put_bytes_max)
         self.lifetimes = Lifetimes(self, self.generations, self.removal_history, self.hits, quotas, outbox, limits)
-        self.runway = Runway(self, self.commits, self.budget, outbox, limits.rescan_s)
+        self.runway = Runway(self, self.commits, self.budget, outbox)
         self.lending = Lending(self, self.runway, limits, self.budget, outbox, quotas.own_uid)
         self.own = self.lending.own
         self.remote = Remote(self, self.lending, self.invalidate, claims, outbox, limits)
         writes, places = self.remote.writes, self.runway.places
-        self.host_memory = HostMemory(self, self.budget, writes, outbox, places.join, limits.rescan_s)
+        self.host_memory = HostMemory(self, self.budget, writes, outbox, places.join)
         self.runway.pages = self.host_memory
         self.matching = Matching(
             table, slots, self.agents, self.blocks, self.lifetimes.used, outbox, limits.prefix_wait_s

@@ -24,13 +24,11 @@ class StoreLimits:
     claims_per_client_max: int = 1024
     claim_s: float = 10.0
     claim_s_max: float = 120.0
-    keys_per_request_max: int = 1024
     pins_per_client_max: int = 1024
     pin_s_max: float = 3600.0
     pinned_bytes_max: int = 0
     prefix_tokens_max: int = 1 << 20
     prefix_wait_s: float = 1.0
-    rescan_s: float = 0.05
     remote_s: float = 0.0
     remote_writes: bool = False
 

@@ -37,11 +37,13 @@ CLUSTER_PAGES: Final = 16
 AT_ONCE: Final = 32
 LOOKS_MAX: Final = 256
 """Entries that one search takes from the policy."""
+RESCAN_S: Final = 0.05
+"""The delay of another scan, which doubles each time nothing was freed, up to RESCAN_S_MAX."""
 RESCAN_S_MAX: Final = 2.0
 
 
 class HostMemory(OverEntries):
-    """The pages of one ring. `give_up` makes holes of all free places that are kept ready to be lent. After `rescan_s`,
+    """The pages of one ring. `give_up` makes holes of all free places that are kept ready to be lent. After RESCAN_S,
     and then after twice as long, a scan looks whether pins have gone that keep pages."""
 
     def __init__(
@@ -51,7 +53,6 @@ class HostMemory(OverEntries):
         writes: Writes,
         outbox: StoreOutbox,
         give_up: Callable[[], object],
-        rescan_s: float,
     ) -> None:
         super().__init__(entries)
         self._writes = writes
@@ -59,7 +60,7 @@ class HostMemory(OverEntries):
         self._give_up = give_up
         self.withdrawn = Withdrawn(self._table, self._holes)
         self.residency = Residency(self.withdrawn, self._holes, budget, outbox)
-        self._rescan_s_min = self._rescan_s = rescan_s
+        self._rescan_s = RESCAN_S
         self._rescan_at: float | None = None
         self._tried: list[int] = []
         """Rows that the policy gave, and whose end would free no page; it gives others meanwhile."""
@@ -83,7 +84,7 @@ class HostMemory(OverEntries):
     def scanned(self, *, something_freed: bool) -> None:
         """A scan was decided about: other pins, and other holes."""
         if something_freed:
-            self._rescan_s = self._rescan_s_min
+            self._rescan_s = RESCAN_S
             self._restart()
 
     def tick(self, now: float) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from ..forms.effects import Drain, Scan
 from ..forms.limits import RingBudget
 from ..forms.outbox import StoreOutbox
-from ..host_memory.host_memory import HostMemory
+from ..host_memory.host_memory import RESCAN_S, RESCAN_S_MAX, HostMemory
 from ..store.commit import Commits
 from ..store.entries import Entries, OverEntries
 from ..store.spans import ScanOutcome
@@ -36,25 +36,21 @@ EXCHANGES_MAX: Final = 3
 """Exchanges of pages after which an attempt ends."""
 FRUITLESS_MAX: Final = 2
 """Scans in a row without freed bytes after which an attempt ends."""
-RESCAN_S_MAX: Final = 2.0
 STRETCH_ROWS: Final = 128
 """Entries of usual size that go from a stretch for several places, at most."""
 
 
 class Runway(OverEntries):
-    """Makes room in one ring. `budget`: the limits in force; others change it. `rescan_s`: the shortest delay of
-    another scan."""
+    """Makes room in one ring. `budget`: the limits in force; others change it."""
 
-    def __init__(
-        self, entries: Entries, commits: Commits, budget: RingBudget, outbox: StoreOutbox, rescan_s: float
-    ) -> None:
+    def __init__(self, entries: Entries, commits: Commits, budget: RingBudget, outbox: StoreOutbox) -> None:
         super().__init__(entries)
         self._commits = commits
         self.shares = OwnerShares(entries.tenants, budget)
         self._budget = budget
         self._counters = outbox.counters
         self._emit = outbox.add
-        self.rescan_s_min = self._rescan_s = rescan_s
+        self._rescan_s = RESCAN_S
         self._rescan_at: float | None = None
         self.places = FreePlaces(entries, budget, lambda: self.pages.withdrawn.size_bytes)
         self.moves = RingMoves(entries, outbox.add)
@@ -235,9 +231,9 @@ class Runway(OverEntries):
 
     def _time_rescan(self, now: float, *, freed: bool) -> None:
         if not self._spans.waits_for_pins and not self._is_over:
-            self._rescan_at, self._rescan_s = None, self.rescan_s_min
+            self._rescan_at, self._rescan_s = None, RESCAN_S
             return
-        self._rescan_s = self.rescan_s_min if freed else min(2 * self._rescan_s, RESCAN_S_MAX)
+        self._rescan_s = RESCAN_S if freed else min(2 * self._rescan_s, RESCAN_S_MAX)
         self._rescan_at = now + self._rescan_s
 
     def _go(self, way: Way) -> None:
