@@ -63,11 +63,9 @@ def checked(media: tuple[Media, ...], start: int, end: int) -> None:
 
 class Query:
     """The sequence that a client asks for: `record`, with its tokens `folded`, (record.count,) uint32. Raises BadPrefix
-    if media are out of range or order, or the number of tokens differs."""
+    if media are out of range or order."""
 
     def __init__(self, record: PrefixRecord, folded: Tokens, start: int) -> None:
-        if len(folded) != record.count:
-            raise BadPrefix(f"a query says {record.count} tokens, and has {len(folded)}")
         checked(record.media, 0, record.count)
         if past := next((item for item in record.media if item.end > record.count), None):
             raise BadPrefix(f"{past} ends at token {past.end}, past the query's {record.count}")

@@ -295,7 +295,6 @@ def test_uses_are_counted_in_slices_and_those_that_are_too_many_are_lost_the_old
         ({"start": 1}, BadPrefix),
         ({"snapshot": True}, BadPrefix),
         ({"parent": bytes(32)}, BadPrefix),
-        ({"count": 5}, BadPrefix),
         ({"count": 101}, LimitReached),
     ],
 )
