@@ -165,12 +165,9 @@ def snapshot_of(cache: Any) -> State:
     return [part.contents() if part.used and part.needs_snapshot else None for part in parts_of(cache)]
 
 
-def stored_of(
-    cache: Any, tokens: int, snapshots: Mapping[int, State], *, copied: bool
-) -> tuple[list[PrefixLayer], dict[int, State]]:
+def stored_of(cache: Any, tokens: int, snapshots: Mapping[int, State]) -> tuple[list[PrefixLayer], dict[int, State]]:
     """The layers and the snapshots of `PrefixCache.put`, for a cache of `tokens` tokens, with its states on the way
-    (`snapshots`, by the number of tokens). Copies recurrent states, and tensors of other devices to the host; with
-    `copied` also keys and values in host memory."""
+    (`snapshots`, by the number of tokens). Copies tensors of other devices to the host."""
     layers: list[PrefixLayer] = []
     needed: list[int] = []
     for number, part in enumerate(parts_of(cache)):
@@ -182,7 +179,7 @@ def stored_of(
         else:
             if (count := len(part.layer.keys)) != 1:
                 raise NotShared(f"the cache has {count} sequences; only one can be shared")
-            arrays = _on_host(part.contents(), copied=copied)
+            arrays = _on_host(part.contents())
             if not part.window:
                 layers.append(NormalLayer(arrays, _TOKEN_AXIS))
                 continue
@@ -209,10 +206,10 @@ def fill(cache: DynamicCache, match: PrefixMatch, device: Any) -> None:
             raise NotShared(f"the cached prefix does not fit layer {number}: {error}") from None
 
 
-def _on_host(tree: Any, *, copied: bool = False) -> Any:
+def _on_host(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {name: _on_host(each, copied=copied) for name, each in tree.items()}
-    return tree if tree is None else tree.to("cpu", copy=copied)
+        return {name: _on_host(each) for name, each in tree.items()}
+    return tree if tree is None else tree.to("cpu")
 
 
 # ---- the trial of a class

@@ -152,8 +152,7 @@ def tokens_of(input_ids: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
         raise NotShared(f"input_ids is a {type(input_ids).__name__} of shape {shape}; it must be a tensor (1, tokens)")
     if input_ids.ndim == 2 and len(input_ids) != 1:
         raise NotShared(f"a batch of {len(input_ids)} sequences; only one sequence can be shared")
-    # A copy, since the thread that puts reads it after the caller has got the ids back.
-    return layers.tokens_of(input_ids.reshape(-1).cpu()).copy()
+    return layers.tokens_of(input_ids.reshape(-1).cpu())
 
 
 def prompt_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -11,13 +11,8 @@ The cache that the model continues from holds the bytes that a model of the same
 from __future__ import annotations
 
 import inspect
-import os
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
-from contextlib import suppress
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -42,8 +37,8 @@ _MATCH_S: Final = 1.0
 """Seconds to wait for a match at most. It takes one round trip, and up to a second after the daemon's start."""
 _PUT_S: Final = 1.0
 """Seconds to wait for room, for all blocks of a call."""
-_WAITING_MAX: Final = 16
-"""Calls whose blocks wait for the thread. They hold their caches in memory."""
+_PUTS_MAX: Final = 16
+"""The last puts, for which `flush` waits."""
 
 
 @dataclass(slots=True)
@@ -55,7 +50,7 @@ class PrefixTally:
         passed: calls that ran without sharing.
         found_tokens: tokens of prompts that were found.
         computed_tokens: tokens of prompts that were computed.
-        dropped: caches that were not stored, because too many waited, or the put failed.
+        dropped: caches that were not stored, since the put was refused or lost.
         reasons: why calls ran without sharing, with the number of calls. A reason that is known from the beginning is
             there before the first call.
     """
@@ -132,7 +127,7 @@ class PrefixCached:
         self._fingerprint = Fingerprint()
         self._cache: PrefixCache | None = None  # as the last call that shared made it
         self.tally = PrefixTally()
-        self._begin()
+        self._puts: deque[PrefixPut] = deque(maxlen=_PUTS_MAX)
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         # Checks block_tokens and tenant now rather than at the first call.
         namespace = Namespace(model="none", revision="none", dtype="none", processor="none", tenant=tenant)
@@ -154,7 +149,7 @@ class PrefixCached:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Does what `model.generate` does, with the same arguments and the same result. Computes only the part of the
-        prompt after the longest cached prefix, and stores the sequence in the background afterwards.
+        prompt after the longest cached prefix, and stores the sequence afterwards.
 
         A call that cannot be shared runs as `model.generate`; `tally.reasons` says why.
         """
@@ -170,10 +165,8 @@ class PrefixCached:
         output = self._model.generate(*args, **{**kwargs, self._cache_name: cache})
         self._count(found, ids.shape[1])
         cost_ms = (time.perf_counter() - began_s) * 1000
-        # A cache that the caller gets may change before the thread has read it.
-        copied = not isinstance(output, torch.Tensor)
-        sequences = output.sequences if copied else output
-        self._keep(prefixes, sequences, cache, snapshots, cost_ms, copied=copied)
+        sequences = output if isinstance(output, torch.Tensor) else output.sequences
+        self._keep(prefixes, sequences, cache, snapshots, cost_ms)
         return output
 
     def past_key_values(self, input_ids: torch.Tensor) -> Past:
@@ -201,7 +194,7 @@ class PrefixCached:
         return past
 
     def store(self, input_ids: torch.Tensor, cache: Any) -> bool:
-        """Stores a cache in the background. The caller may go on using it.
+        """Stores a cache. The caller may go on using it.
 
         Args:
             input_ids: the tokens that the cache holds, of shape (1, n).
@@ -211,13 +204,13 @@ class PrefixCached:
             Whether it is stored as far as known so far; `tally.reasons` says why not.
         """
         try:
-            return self._keep(self._prefixes(input_ids), input_ids, cache, {}, 0.0, copied=True)
+            return self._keep(self._prefixes(input_ids), input_ids, cache, {}, 0.0)
         except Exception as error:
             self._passed(error)
             return False
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits until everything that was to be stored in the background is stored, or lost.
+        """Waits until everything that was given to the daemon so far is stored, or lost.
 
         Args:
             timeout_s: seconds to wait at most. Default: the client's `timeout_s`.
@@ -225,13 +218,11 @@ class PrefixCached:
         Returns:
             Whether that was so in time.
         """
-        deadline = time.monotonic() + (limit_s := check_timeout(timeout_s, self._client.timeout_s))
-        jobs = list(self._jobs) if self._pid == os.getpid() else []
-        if wait_for(jobs, limit_s).not_done:
-            return False
+        limit_s = check_timeout(timeout_s, self._client.timeout_s)
+        deadline = time.monotonic() + limit_s
         try:
-            for put in filter(None, [job.result() for job in jobs]):
-                put.wait(max(0.0, deadline - time.monotonic()))
+            for put in list(self._puts):
+                put.wait_until(deadline, limit_s)
         except TensordError:
             return False
         return True
@@ -284,62 +275,26 @@ class PrefixCached:
     # ---- after
 
     def _keep(
-        self,
-        prefixes: PrefixCache,
-        ids: torch.Tensor,
-        cache: Any,
-        snapshots: dict[int, State],
-        cost_ms: float,
-        *,
-        copied: bool,
+        self, prefixes: PrefixCache, ids: torch.Tensor, cache: Any, snapshots: dict[int, State], cost_ms: float
     ) -> bool:
-        """Has the thread put what the cache holds of a sequence; `copied`: a copy of its keys and values."""
+        """Puts what the cache holds of a sequence."""
         try:
             tokens = tokens_of(ids)
             held = tokens_in(cache)
             if not 0 < held <= len(tokens):
                 raise NotShared(f"the cache holds {held} tokens, but there are {len(tokens)}")
-            layers, states = stored_of(cache, held, snapshots, copied=copied)
+            layers, states = stored_of(cache, held, snapshots)
             if self._prefixes(ids).namespace != prefixes.namespace:
                 raise NotShared("the model's weights or settings changed, or its namespace was invalidated meanwhile")
+            more: dict[str, Any] = {"agent": self._agent, "cost_ms": cost_ms, "timeout_s": _PUT_S}
+            put = prefixes.put(tokens[:held], layers, snapshots=states, **more)
         except Exception as error:
             self._passed(error, stored=False)
             return False
-
-        def put() -> PrefixPut | None:
-            more: dict[str, Any] = {"agent": self._agent, "cost_ms": cost_ms, "timeout_s": _PUT_S}
-            try:
-                put = prefixes.put(tokens[:held], layers, snapshots=states, **more)
-            except Exception as error:
-                self._passed(error, stored=False)
-                self.tally.dropped += 1
-                return None
-            self.tally.dropped += put.state in ("refused", "lost")
-            return put
-
-        if self._client.connected and self._submit(put):
-            return True
-        self.tally.dropped += 1
-        return False
-
-    def _begin(self) -> None:
-        """Begins a thread that puts. It ends its jobs before the interpreter ends."""
-        self._pid = os.getpid()
-        self._thread = ThreadPoolExecutor(1, "tensord-prefixes")
-        self._lock = threading.Lock()
-        self._jobs: list[Future[PrefixPut | None]] = []
-
-    def _submit(self, put: Callable[[], PrefixPut | None]) -> bool:
-        """Queues a job for the thread. Does not wait. False if too many wait, or the interpreter is ending."""
-        if self._pid != os.getpid():
-            # The child of a fork begins with a thread of its own.
-            self._begin()
-        with self._lock, suppress(RuntimeError):
-            self._jobs = [job for job in self._jobs if not job.done() or _is_sent(job.result())]
-            if sum(not each.done() for each in self._jobs) < _WAITING_MAX:
-                self._jobs.append(self._thread.submit(put))
-                return True
-        return False
+        self._puts.append(put)
+        is_dropped = put.state in ("refused", "lost")
+        self.tally.dropped += is_dropped
+        return not is_dropped
 
     def _count(self, found: int, tokens: int) -> None:
         self.tally.calls += 1
@@ -351,7 +306,3 @@ class PrefixCached:
         self.tally.passed += stored
         what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
         self.tally.reasons.add(error, what)
-
-
-def _is_sent(put: PrefixPut | None) -> bool:
-    return put is not None and put.state == "sent"
