@@ -30,7 +30,7 @@ from ...arguments.namespace import Namespace, check_namespace
 from ...core.client import Client, check_client
 from ...reading.lease import Lease, Recipes, lease_of_copy
 from ..measures import Counts
-from .loans import LeaseBook, Lender, Reference, done, fetch
+from .loans import Loans, Reference, done, fetch
 from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
 from .sender import Sender
 
@@ -131,9 +131,8 @@ class ProcessorCache:
         self._client = check_client(cache, "cache")
         self._copy: Copy = copy
         put_wait_s = check_seconds("put_wait_s", put_wait_s)
-        self._book = LeaseBook(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
-        self._lender = Lender(self._book)
-        self._sender = Sender(cache, self._book, self._lender, put_wait_s, accepts)
+        self._loans = Loans(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
+        self._sender = Sender(cache, self._loans, put_wait_s, accepts)
         self._recipes = Recipes()
         self._counts = Counts()
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
@@ -178,7 +177,7 @@ class ProcessorCache:
         _check_none_is_lost(
             hash
             for hash, key in named
-            if found[key] is None and key not in trees and stored_tree(self._book.promised(key)) is None
+            if found[key] is None and key not in trees and stored_tree(self._loans.promised(key)) is None
         )
         reasons = self._sender.store(trees)
         sent = []
@@ -186,18 +185,18 @@ class ProcessorCache:
             _, tree = trees.get(key, ("", item))
             sent.append(self._sent(key, tree, found[key], reasons.get(key)))
         # The loans keep the leases for as long as needed.
-        self._book.release(found)
+        self._loans.release(found)
         _check_none_is_lost(hash for (hash, _), outcome in zip(named, sent, strict=True) if outcome is None)
         return sent
 
     def held(self, hash: Hash) -> Any:
         """The tree that is held for this thread under `hash`, with read-only numpy views for leaves; None if none
         is."""
-        return viewed_tree(self._book.promised(self.key(check_hash(hash))))
+        return viewed_tree(self._loans.promised(self.key(check_hash(hash))))
 
     def release(self) -> None:
         """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay."""
-        self._book.release()
+        self._loans.release()
 
     def invalidate(self, hashes: Iterable[Hash]) -> None:
         """Marks items that a receiver missed. For `seconds` this sender treats them as not stored."""
@@ -274,23 +273,22 @@ class ProcessorCache:
     @property
     def held_bytes(self) -> int:
         """Bytes of the entries that this sender holds for its threads."""
-        return self._book.promises.size_bytes
+        return self._loans.promised_bytes
 
     def lends(self, reference: Reference) -> bool:
         """Whether the loan of a reference belongs to this sender."""
         if not isinstance(reference, Reference):
             raise UsageError(f"reference is {shown(reference)}; it must be a tensord.Reference")
-        return self._lender.made(reference.loan)
+        return self._loans.has_made(reference.loan)
 
     @property
     def lent_bytes(self) -> int:
         """Bytes of the entries that this sender has referred to, and that receivers have not read yet."""
-        return self._book.loans.size_bytes
+        return self._loans.lent_bytes
 
     def close(self) -> None:
         """Ends all holds and loans. A sent Reference that was not read yet is lost if its entry is gone. Idempotent."""
-        self._lender.close()
-        self._book.clear()
+        self._loans.close()
 
     # ---- internal
 
@@ -311,7 +309,7 @@ class ProcessorCache:
         if data is None and item is not None:
             data, reason = item, reason or "held"
         elif data is None:
-            data, reason = stored_tree(self._book.promised(key) if found is None else found, copy=True), "gone"
+            data, reason = stored_tree(self._loans.promised(key) if found is None else found, copy=True), "gone"
             if data is None:
                 return None
         self._counts.add({"total": 1, "hits": found is not None} | ({} if reason is None else {reason: 1}))
@@ -319,9 +317,9 @@ class ProcessorCache:
 
     def _lent(self, key: bytes) -> Reference | None:
         """A Reference to an entry that is kept for receivers from now on; None if it cannot be kept."""
-        lease = self._book.promised(key)
+        lease = self._loans.promised(key)
         handle = lease.handle() if lease is not None else None
-        loan = self._lender.lend(lease) if lease is not None and handle is not None else None
+        loan = self._loans.lend(lease) if lease is not None and handle is not None else None
         return Reference(key, handle, loan) if handle is not None and loan is not None else None
 
     def _lease_of(self, feature: Feature) -> Lease | None:

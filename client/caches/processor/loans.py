@@ -1,20 +1,20 @@
 """Loans: leases that one process keeps until another process has read their payloads, and references to them.
 
-    frontend:  loan = lender.lend(lease); send(lease.handle(), loan)
+    frontend:  loan = loans.lend(lease); send(lease.handle(), loan)
     engine:    fetch(loan)                   # a copy of the span, over a socket, if the ring itself cannot be read
-               done([loan, …])               # the lender ends the loan
+               done([loan, …])               # the sender ends the loan
 
-Owns: how many leases of how many bytes a sender keeps, and for how long; the lender's abstract Unix socket, and its
+Owns: how many leases of how many bytes a sender keeps, and for how long; the sender's abstract Unix socket, and its
 thread. Does not own: where leases come from, nor how a handle is read (client/reading/lease.py).
 
 A lease is *promised* to the thread that asked for the entry, until that thread releases it. It is *lent* once a
 reference to it was sent, until a receiver has read it. A loan is 16 bytes: the socket's random name, and a number. A
-connection is for one message, and its answer. The lender answers only processes of its own user.
+connection is for one message, and its answer. A sender answers only processes of its own user.
 
 Invariants
 - At most `entries_max` leases with `bytes_max` bytes of payloads are promised, and as many are lent. A promise ends
   after `seconds`. A loan ends once it is done, or after UNREAD_S_MAX; within `seconds` nothing else ends it, and after
-  that it makes room for a new one. The lender's thread ends what is over.
+  that it makes room for a new one. The sender's thread ends what is over.
 - No call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend` do not
   wait.
 """
@@ -46,6 +46,8 @@ from ...threads import forks
 from ...threads.aside import begin
 
 Array = np.ndarray[Any, Any]
+Kept = dict[Any, tuple[Lease, float]]
+"""Leases by a name, and since when each is kept, by time.monotonic. The oldest comes first."""
 
 LOAN_BYTES: Final = 16
 FETCH_S: Final = 10.0
@@ -80,33 +82,11 @@ class Reference(NamedTuple):
     loan: bytes = b""
 
 
-# ---- what is kept
+# ---- the sender
 
 
-class Kept:
-    """Leases by a name, in the order of their addition, with `size_bytes` of payloads."""
-
-    def __init__(self) -> None:
-        self.leases: dict[Any, tuple[Lease, float]] = {}
-        self.size_bytes = 0
-
-    def get(self, name: Any) -> Lease | None:
-        return self.leases.get(name, (None, 0.0))[0]
-
-    def end(self, *names: Any) -> None:
-        """Ends the leases of these names."""
-        for name in names:
-            lease, _ = self.leases.pop(name, (None, 0.0))
-            self.size_bytes -= 0 if lease is None else lease.payload_bytes
-
-    def older(self, seconds: float) -> list[Any]:
-        """The names of the leases that were added so long ago."""
-        until = time.monotonic() - seconds
-        return [name for name, (_, since) in self.leases.items() if since <= until]
-
-
-class LeaseBook:
-    """The kept leases: `promises` by thread and key, and `loans` by number. Thread-safe.
+class Loans:
+    """The leases that one sender keeps, and its lender. Thread-safe. The child of a fork begins without any.
 
     Args:
         entries_max: limit of leases.
@@ -122,117 +102,119 @@ class LeaseBook:
         self.bytes_max = check_count("bytes_max", bytes_max, sys.maxsize, 1)
         self.seconds = check_seconds("seconds", seconds, above_0=True)
         self._numbers = count(1)
-        self.clear()
+        self._closed = False
+        self._reset()
+        forks.follow(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._name = b""
+        self._ends: weakref.finalize[Any, Loans] | None = None
+        self._promised: Kept = {}
+        """By thread and key."""
+        self._lent: Kept = {}
+        """By number."""
 
     def promise(self, key: bytes, lease: Lease) -> bool:
         """Keeps `lease` for the calling thread, in place of an earlier one under `key`. False if it is not kept:
-        promised leases leave no room, or the lease is a copy, which keeps no entry from eviction."""
+        promised leases leave no room, it could not be lent, or the lease is a copy, which keeps no entry from
+        eviction."""
         name = threading.get_ident(), key
+        if not self._serves():
+            return False
         with self._lock:
             if lease.handle() is None:
-                return name in self.promises.leases
-            self.promises.end(name)
-            return self._add(self.promises, name, lease)
+                return name in self._promised
+            self._promised.pop(name, None)
+            return self._add(self._promised, name, lease)
 
     def promised(self, key: bytes) -> Lease | None:
         """The lease that is promised to the calling thread under `key`, or None."""
-        return self.promises.get((threading.get_ident(), key))
+        return self._promised.get((threading.get_ident(), key), (None, 0.0))[0]
+
+    @property
+    def promised_bytes(self) -> int:
+        with self._lock:
+            return _bytes(self._promised)
+
+    @property
+    def lent_bytes(self) -> int:
+        with self._lock:
+            return _bytes(self._lent)
 
     def release(self, keys: Iterable[bytes] | None = None) -> None:
         """Ends the promises of these keys to the calling thread; by default all."""
         ident = threading.get_ident()
         with self._lock:
             if keys is None:
-                keys = [key for of, key in self.promises.leases if of == ident]
-            self.promises.end(*((ident, key) for key in keys))
+                keys = [key for of, key in self._promised if of == ident]
+            for key in keys:
+                self._promised.pop((ident, key), None)
 
     def forget(self) -> None:
         """Ends all promises. Loans stay."""
         with self._lock:
-            self.promises = Kept()
+            self._promised = {}
 
-    def lend(self, lease: Lease) -> int | None:
-        """Keeps `lease` until its loan is done. Returns the loan's number; None if there is no room."""
+    def lend(self, lease: Lease) -> bytes | None:
+        """Keeps `lease` until the loan is done. Returns the loan; None if there is no room, socket or thread for it."""
+        if not self._serves():
+            return None
         with self._lock:
-            number, old = next(self._numbers), iter(self.loans.older(self.seconds))
-            while not self._add(self.loans, number, lease):
+            number, old = next(self._numbers), iter(_older(self._lent, self.seconds))
+            while not self._add(self._lent, number, lease):
                 replaced = next(old, None)
                 if replaced is None:
                     return None
-                self.loans.end(replaced)
-            return number
+                del self._lent[replaced]
+            return self._name + _NUMBER.pack(number)
+
+    def lent(self, number: int) -> Lease | None:
+        return self._lent.get(number, (None, 0.0))[0]
+
+    def has_made(self, loan: bytes) -> bool:
+        """Whether a loan is one of this sender's, done or not."""
+        return len(loan) == LOAN_BYTES and bool(self._name) and loan.startswith(self._name)
 
     def done(self, numbers: Iterable[int]) -> None:
         """Ends these loans."""
         with self._lock:
-            self.loans.end(*numbers)
+            for number in numbers:
+                self._lent.pop(number, None)
 
     def end_old(self) -> None:
         """Ends the promises and loans whose time is over."""
         with self._lock:
-            self.promises.end(*self.promises.older(self.seconds))
-            self.loans.end(*self.loans.older(UNREAD_S_MAX))
-
-    def clear(self) -> None:
-        """Ends all promises and loans. Also in the child of a fork, where a thread of the parent may have held the
-        lock."""
-        self._lock = threading.Lock()
-        self.promises, self.loans = Kept(), Kept()
-
-    def _add(self, kept: Kept, name: Any, lease: Lease) -> bool:
-        """Adds a lease, if there is room."""
-        size_bytes = kept.size_bytes + lease.payload_bytes
-        if len(kept.leases) >= self.entries_max or size_bytes > self.bytes_max:
-            return False
-        kept.leases[name] = lease, time.monotonic()
-        kept.size_bytes = size_bytes
-        return True
-
-
-# ---- the lender
-
-
-class Lender:
-    """Lends leases of `book` to other processes. Thread-safe. The child of a fork starts with no loans."""
-
-    def __init__(self, book: LeaseBook) -> None:
-        self._book = book
-        self._closed = False
-        self._reset()
-        forks.follow(self)
-
-    def _reset(self) -> None:
-        self._start_lock = threading.Lock()
-        self._name = b""
-        self._ends: weakref.finalize[Any, Lender] | None = None
-
-    def lend(self, lease: Lease) -> bytes | None:
-        """Keeps `lease` until the loan is done. Returns the loan; None if there is no room, socket or thread for it."""
-        number = self._book.lend(lease) if self.start() else None
-        return None if number is None else self._name + _NUMBER.pack(number)
-
-    def made(self, loan: bytes) -> bool:
-        """Whether a loan is one of this lender's, done or not."""
-        return len(loan) == LOAN_BYTES and bool(self._name) and loan.startswith(self._name)
+            for kept, seconds in ((self._promised, self.seconds), (self._lent, UNREAD_S_MAX)):
+                for name in _older(kept, seconds):
+                    del kept[name]
 
     def close(self) -> None:
-        """Ends the thread. Idempotent."""
+        """Ends all promises, all loans and the thread. Idempotent."""
         self._closed = True
         if self._ends is not None:
             self._ends()
+        with self._lock:
+            self._promised, self._lent = {}, {}
 
     def after_fork_in_child(self) -> None:
-        """The thread and the leases belong to the parent. For the library."""
+        """The thread and the leases belong to the parent, whose threads may have held the lock. For the library."""
         detached = self._ends.detach() if self._ends is not None else None
         if detached is not None:
             # Closed, not shut down: a shutdown would end the parent's socket too.
             detached[2][0].close()
         self._reset()
-        self._book.clear()
 
-    def start(self) -> bool:
-        """Starts the thread, if it does not run yet. False if the lender is closed, or there is no socket or thread."""
-        with self._start_lock:
+    def _add(self, kept: Kept, name: Any, lease: Lease) -> bool:
+        """Adds a lease, if there is room."""
+        if len(kept) >= self.entries_max or _bytes(kept) + lease.payload_bytes > self.bytes_max:
+            return False
+        kept[name] = lease, time.monotonic()
+        return True
+
+    def _serves(self) -> bool:
+        """Starts the thread, if it does not run yet. False if this is closed, or there is no socket or thread."""
+        with self._lock:
             if self._ends is not None or self._closed:
                 return not self._closed
             name = os.urandom(_NAME_BYTES)
@@ -240,8 +222,7 @@ class Lender:
             try:
                 listening.bind(_address(name))
                 listening.listen(_BACKLOG)
-                # The thread refers to the book, not to the lender, so the lender can be collected.
-                serve = partial(_serve, listening, self._book)
+                serve = partial(_serve, listening, weakref.ref(self))
                 begin(threading.Thread(target=serve, name="tensord-loans", daemon=True))
             except (OSError, ProcessLimit):
                 listening.close()
@@ -252,44 +233,60 @@ class Lender:
             return True
 
 
+def _bytes(kept: Kept) -> int:
+    return sum(lease.payload_bytes for lease, _ in kept.values())
+
+
+def _older(kept: Kept, seconds: float) -> list[Any]:
+    """The names of the leases that were added so long ago, oldest first."""
+    until = time.monotonic() - seconds
+    return [name for name, (_, since) in kept.items() if since <= until]
+
+
 def _shut_down(listening: socket.socket) -> None:
     with suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def _serve(listening: socket.socket, book: LeaseBook) -> None:
-    """Answers borrowers until the lender closes."""
+def _serve(listening: socket.socket, sender: weakref.ref[Loans]) -> None:
+    """Answers borrowers until the sender is closed or forgotten."""
     # The socket blocks: after the shutdown, an accept with a time limit would say that nobody is there.
     ready = select.poll()
     ready.register(listening, select.POLLIN)
     with listening:
         while True:
-            if ready.poll(_SWEEP_S * 1000):
+            asked = ready.poll(_SWEEP_S * 1000)
+            loans = sender()
+            if loans is None:
+                return
+            if asked:
                 try:
                     connection, _ = listening.accept()
                     with connection, suppress(OSError):
                         if _is_ours(connection):
                             connection.settimeout(_SEND_S)
-                            _answer(connection, book)
+                            _answer(connection, loans)
                 except OSError as error:
                     if error.errno == EINVAL:
-                        # The lender was closed.
+                        # It was closed.
                         return
                     # No descriptor is free, or the peer has gone already.
                     time.sleep(_AGAIN_S)
-            book.end_old()
+            loans.end_old()
+            # Not held while it waits, so that the sender can be collected.
+            del loans
 
 
-def _answer(connection: socket.socket, book: LeaseBook) -> None:
+def _answer(connection: socket.socket, loans: Loans) -> None:
     """Handles the message of a connection."""
     message = connection.recv(_MESSAGE_BYTES)
     if len(message) % _NUMBER.size != 1:
         return
     numbers = [number for (number,) in _NUMBER.iter_unpack(message[1:])]
     if message[:1] == _DONE:
-        book.done(numbers)
+        loans.done(numbers)
     elif message[:1] == _FETCH and len(numbers) == 1:
-        lease = book.loans.get(numbers[0])
+        lease = loans.lent(numbers[0])
         span = lease.span() if lease is not None else None
         if span is not None:
             with open(os.memfd_create("tensord-loan", os.MFD_CLOEXEC), "wb", buffering=0) as copied:

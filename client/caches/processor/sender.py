@@ -32,7 +32,7 @@ from ...core.client import Client
 from ...reading.lease import Lease
 from ...writing.outcomes import Put
 from ..measures import array_bytes
-from .loans import LeaseBook, Lender
+from .loans import Loans
 from .payload import Hash, item_payload, stored_tree
 
 _ACCEPTED_MAX: Final = 4096
@@ -55,19 +55,15 @@ class Sender:
     """The entries and puts of one sender. Thread-safe.
 
     Args:
-        book: keeps the leases. If its bytes have no limit of their own, they are at most a quarter of the ring.
-        lender: ends what is over in the book.
+        loans: keeps the leases. If its bytes have no limit of their own, they are at most a quarter of the ring.
         wait_s, accepts: `put_wait_s` and `accepts` of ProcessorCache.
     """
 
-    def __init__(
-        self, client: Client, book: LeaseBook, lender: Lender, wait_s: float, accepts: Callable[[Any], bool] | None
-    ) -> None:
+    def __init__(self, client: Client, loans: Loans, wait_s: float, accepts: Callable[[Any], bool] | None) -> None:
         self.wait_s = wait_s
         self._client = client
-        self._book = book
-        self._lender = lender
-        self._follows_ring = book.bytes_max == sys.maxsize
+        self._loans = loans
+        self._follows_ring = loans.bytes_max == sys.maxsize
         self._accepts = accepts
         self._accepted: set[Recipe] = set()
         self._distrusted: dict[bytes, float] = {}
@@ -80,23 +76,23 @@ class Sender:
         if self._is_distrusted(key):
             return None
         lease = self._client.get(key) if counts else self._client.hold(key)
-        if lease is None or not self._fits(lease) or not self._lender.start():
+        if lease is None or not self._fits(lease):
             return None
         view = self._client.link.view
         if self._follows_ring and view is not None:
-            self._book.bytes_max = max(1, view.ring_bytes // _HELD_SHARE)
-        return lease if self._book.promise(key, lease) else None
+            self._loans.bytes_max = max(1, view.ring_bytes // _HELD_SHARE)
+        return lease if self._loans.promise(key, lease) else None
 
     def distrust(self, keys: Iterable[bytes]) -> None:
         """Records that a receiver missed the items. No lock: each change of the table is one step."""
         now = time.monotonic()
         for key in [key for key, until in list(self._distrusted.items()) if until <= now]:
             self._distrusted.pop(key, None)
-        self._distrusted.update(dict.fromkeys(keys, now + self._book.seconds))
+        self._distrusted.update(dict.fromkeys(keys, now + self._loans.seconds))
 
     def forget(self) -> None:
         """Ends all promises, and trusts all items again."""
-        self._book.forget()
+        self._loans.forget()
         self._distrusted.clear()
 
     def _is_distrusted(self, key: bytes) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import tensord
 from tensord.client.caches.processor import loans
 from tensord.client.caches.processor.cache import ProcessorCache
-from tensord.client.caches.processor.loans import LOAN_BYTES, LeaseBook, Lender, Reference, fetch
+from tensord.client.caches.processor.loans import LOAN_BYTES, Loans, Reference, fetch
 from tensord.client.reading.lease import Lease
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -31,13 +31,8 @@ def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def book() -> LeaseBook:
-    return LeaseBook(1000, NO_LIMIT, PATIENCE_S)
-
-
-@pytest.fixture
-def lender(book: LeaseBook) -> Iterator[Lender]:
-    made = Lender(book)
+def lender() -> Iterator[Loans]:
+    made = Loans(1000, NO_LIMIT, PATIENCE_S)
     yield made
     made.close()
 
@@ -53,7 +48,7 @@ def an_entry(client: tensord.Client, size_bytes: int = MIB) -> tuple[bytes, Leas
     return key, lease
 
 
-def lent(lender: Lender, lease: Lease) -> bytes:
+def lent(lender: Loans, lease: Lease) -> bytes:
     loan = lender.lend(lease)
     assert loan is not None and len(loan) == LOAN_BYTES
     return loan
@@ -66,7 +61,7 @@ def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: 
     client = daemon.client()
     (_, one), (_, other) = an_entry(client), an_entry(client)
     for seconds in (PATIENCE_S, 0.01):
-        lender = Lender(LeaseBook(1000, MIB * 3 // 2, seconds))
+        lender = Loans(1000, MIB * 3 // 2, seconds)
         first = lent(lender, one)
         if seconds == PATIENCE_S:
             assert lender.lend(other) is None
@@ -78,16 +73,16 @@ def test_a_new_loan_ends_an_older_one_only_after_the_older_ones_seconds(daemon: 
 
 
 def test_a_loan_that_is_never_read_ends_after_unread_s_max(
-    daemon: Daemon, lender: Lender, book: LeaseBook, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, lender: Loans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loans, "UNREAD_S_MAX", 0.05)
     monkeypatch.setattr(loans, "_SWEEP_S", 0.01)
     _, lease = an_entry(daemon.client())
     lent(lender, lease)
-    until(lambda: book.loans.size_bytes == 0, "the loan to end")
+    until(lambda: lender.lent_bytes == 0, "the loan to end")
 
 
-def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, book: LeaseBook) -> None:
+def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Loans) -> None:
     _, lease = an_entry(daemon.client())
     loan = lent(lender, lease)
     assert fetch(loan) is not None
@@ -95,7 +90,7 @@ def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, bo
     if not pid:
         own = lender.lend(lease)
         right = own is not None and own[:8] != loan[:8] and fetch(own) is not None
-        os._exit(0 if right and book.loans.size_bytes == lease.payload_bytes else 1)
+        os._exit(0 if right and lender.lent_bytes == lease.payload_bytes else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert fetch(loan) is not None
 
@@ -103,7 +98,7 @@ def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, bo
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
 def test_a_lender_that_is_closed_or_forgotten_ends_its_thread(daemon: Daemon, how: str) -> None:
     before = set(threading.enumerate())
-    made = Lender(LeaseBook(1000, NO_LIMIT, PATIENCE_S))
+    made = Loans(1000, NO_LIMIT, PATIENCE_S)
     lent(made, an_entry(daemon.client())[1])
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "tensord-loans")
     if how == "closed":

@@ -122,7 +122,7 @@ def test_bytes_bound_what_is_held_as_well(shared: Daemon) -> None:
 def test_a_child_of_a_fork_waits_for_no_thread_of_its_parent(shared: Daemon) -> None:
     frontend = sender(shared.client())
     frontend.pass_through("unsupported")
-    with frontend._book._lock, frontend._counts._lock:
+    with frontend._loans._lock, frontend._counts._lock:
         pid = os.fork()
         if pid == 0:
             try:
