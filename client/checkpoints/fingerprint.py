@@ -45,35 +45,22 @@ _LARGE_BYTES: Final = 64 << 20
 _ELSEWHERE: Final = "--"  # "repository--module.Class"
 
 
-def weights_fingerprint(
-    model: str,
-    revision: str | None = None,
-    load_format: str = "auto",
-    *,
-    seed: int = 0,
-    download_folder: str | None = None,
-) -> str | None:
+def weights_fingerprint(model: str, revision: str | None = None, *, download_folder: str | None = None) -> str | None:
     """A name for a model's weights, equal in all processes that load the same weights; None if there is none.
 
     - For a folder, or a hub's snapshot in the local cache: a digest of its configuration, its code and, by file name,
       every byte of its weight files. Digests of large files are kept until the file changes (remembered).
     - For a file: the same of this file.
-    - For random weights: the seed, and the versions of the packages that make the weights from it.
 
     Args:
         model: a folder, a file, or a model's id. Raises OSError if a file cannot be read.
         revision: the revision in the hub.
-        load_format: the engine's. Except for "dummy", which means random weights, it does not affect the name.
-        seed: the seed of random weights.
         download_folder: the folder of the hub's files, if not the usual one.
     """
     if Path(model).is_file():
         return files_digest([Path(model)])
     folder = model_folder(model, revision, download_folder)
     settings, weights = ([], []) if folder is None else _encoder_files(folder)
-    if load_format == "dummy":
-        config = files_digest(settings, folder) if folder is not None else ""
-        return f"dummy-{seed}-torch-{package_version('torch')}-vllm-{vllm_version()}-{config}"
     return files_digest([*settings, *weights], folder) if weights else None
 
 

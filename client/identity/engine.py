@@ -8,7 +8,6 @@ Invariants: engines whose outputs may differ have different namespaces.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,7 @@ _FORM: Final = 2
 _TOWERS_ELSEWHERE: Final = {"UltravoxModel": ("audio_model_id",)}
 """By architecture: settings that name another model, whose weights the encoder uses. vLLM calls them secondary weights.
 Secondary weights of other architectures are in the model's own folder, or belong to the language model."""
-_READ_ELSEWHERE: Final = frozenset({"tensorizer"})
+_READ_ELSEWHERE: Final = frozenset({"tensorizer", "dummy"})
 """Load formats whose weights are not those in the model's folder."""
 
 
@@ -77,25 +76,16 @@ def processor_namespace(model_config: Any) -> Namespace:
 def _model_namespace(vllm_config: Any, side: Side, settings: Any, revision: str, tenant: str) -> Namespace:
     """The namespace of what the engine's model computes with its weights."""
     model, load = vllm_config.model_config, vllm_config.load_config
-    weights = [revision] if revision else [_weights(place, commit, model, load) for place, commit in _places(model)]
-    multimodal = model.multimodal_config
-    scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
-    if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and scales is None:
-        raise Nameless(
-            "with mm_encoder_attn_dtype=fp8 and without mm_encoder_fp8_scale_path an output depends on the inputs "
-            "encoded before it; save the scales, and set mm_encoder_fp8_scale_path"
-        )
-    scales_digest = hashlib.sha256(Path(scales).read_bytes()).hexdigest() if scales is not None else None
-    return _namespace(model, side, [settings, scales_digest], "+".join(weights), tenant)
+    weights = [revision] if revision else [_weights(place, commit, load) for place, commit in _places(model)]
+    if getattr(model.multimodal_config, "mm_encoder_attn_dtype", None) == "fp8":
+        raise Nameless("with mm_encoder_attn_dtype=fp8 an output depends on the inputs encoded before it")
+    return _namespace(model, side, [settings], "+".join(weights), tenant)
 
 
-def _weights(place: str, commit: str | None, model: Any, load: Any) -> str:
+def _weights(place: str, commit: str | None, load: Any) -> str:
     """The name of the weights in one place. Raises Nameless: they are not in files on this host, or have changed."""
-    load_format = str(load.load_format)
-    found = files.weights_fingerprint(
-        place, commit, load_format, seed=model.seed or 0, download_folder=load.download_dir
-    )
-    if found is None or load_format in _READ_ELSEWHERE:
+    found = files.weights_fingerprint(place, commit, download_folder=load.download_dir)
+    if found is None or str(load.load_format) in _READ_ELSEWHERE:
         raise Nameless(f"the weights of {place} are not in files on this host; set tensord.revision")
     if (changed := files.weights_changed(place)) is not None:
         raise Nameless(f"{changed} has changed since the engine began to load it; start the engine again")

@@ -102,7 +102,7 @@ TABLE: Final[Mapping[str, LeftOut]] = {
             _CONTENT: "model model_weights revision code_revision hf_config_path tokenizer tokenizer_revision",
             "what came of it stands in hf_config": "hf_overrides",
             "part of hf_config": "hf_text_config",
-            "of sampling; random weights are named by it in their fingerprint": "seed",
+            "of sampling, and of random weights, which have no name": "seed",
             "of the sequence; processors that read it are READS_LENGTH": "spec_target_max_model_len",
             "a permission; the method is named": "allow_deprecated_quantization",
             "limits requests": "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin",
@@ -129,8 +129,9 @@ TABLE: Final[Mapping[str, LeftOut]] = {
     ),
     "MultiModalConfig": LeftOut(
         everywhere={
-            _CONTENT: "mm_encoder_fp8_scale_path",
-            "of a run that shares nothing": "mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin",
+            "of a run that shares nothing": (
+                "mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"
+            ),
             "another algorithm gives items other hashes": "mm_hasher_algorithm",
             "leaves the language model out": "mm_encoder_only",
             "of vLLM's own caches, and of how items travel": (

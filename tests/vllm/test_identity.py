@@ -38,13 +38,6 @@ def test_a_hub_models_snapshot_has_the_name_of_a_folder_with_its_content(tmp_pat
     assert weights_fingerprint("another/model", download_folder=str(cache.parent)) is None
 
 
-def test_random_weights_are_named_by_their_seed(tmp_path: Path) -> None:
-    folder = str(write_tiny_llava(tmp_path))
-    named = [weights_fingerprint(folder, load_format="dummy", seed=seed) for seed in (0, 0, 1)]
-    assert named[0] == named[1] != named[2]
-    assert named[0] != weights_fingerprint(folder)
-
-
 def test_items_with_equal_content_have_one_digest_whatever_the_order_and_layout() -> None:
     pixels = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     one = item(pixel_values=pixels, sizes=[3, 4])

@@ -244,11 +244,16 @@ def test_remote_code_of_another_repository_that_is_not_here_is_shared_with_nobod
 def test_a_model_whose_files_are_not_to_be_found_or_elsewhere_is_shared_with_nobody(
     plain: VllmConfig, model: Path
 ) -> None:
+    for load_format in ("tensorizer", "dummy"):
+        made = config(model)
+        made.load_config.load_format = load_format
+        with pytest.raises(Nameless, match=r"tensord\.revision"):
+            encoder(made)
+        assert encoder_namespace(made, revision="v1").tag
     made = config(model)
-    made.load_config.load_format = "tensorizer"
-    with pytest.raises(Nameless, match=r"tensord\.revision"):
+    made.model_config.multimodal_config.mm_encoder_attn_dtype = "fp8"  # vLLM refuses it where there is no CUDA
+    with pytest.raises(Nameless, match="mm_encoder_attn_dtype=fp8"):
         encoder(made)
-    assert encoder_namespace(made, revision="v1").tag
     made = config(model)
     made.model_config.model = "/nowhere/at/all"
     assert processor(made) != processor(made)
@@ -258,24 +263,6 @@ def test_a_model_whose_files_are_not_to_be_found_or_elsewhere_is_shared_with_nob
     made.model_config.tokenizer = "/nowhere/at/all"
     assert processor(made) != processor(made)
     assert encoder(made) == encoder(plain)
-
-
-def test_scales_of_the_encoders_attention_are_named_by_content_and_without_them_nothing_is_shared(
-    plain: VllmConfig, model: Path, tmp_path: Path
-) -> None:
-    made = config(model)
-    multimodal = made.model_config.multimodal_config
-    multimodal.mm_encoder_attn_dtype = "fp8"  # vLLM refuses it where there is no CUDA
-    with pytest.raises(Nameless, match="mm_encoder_fp8_scale_path"):
-        encoder(made)
-    names = []
-    for name, scale in (("one", "1"), ("alike", "1"), ("other", "2")):
-        path = tmp_path / name
-        path.write_text(f'{{"layer": {{"q": {scale}}}}}')
-        multimodal.mm_encoder_fp8_scale_path = str(path)
-        names.append(encoder(made))
-    assert names[0] == names[1] != names[2]
-    assert encoder(plain) not in names
 
 
 def test_a_tenant_and_a_name_for_the_weights_are_in_the_encoders_name(plain: VllmConfig) -> None:
