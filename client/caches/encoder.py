@@ -167,10 +167,7 @@ class EncoderCacheManager:
         wanted = input_of(request, input_id)
         if self._cache is None or self._allocated.get((request.request_id, input_id)) != wanted.key:
             return None
-        known = self._outputs[wanted.key]
         self._pin_stored()
-        if known.lease is None and self._cache.contains(wanted.key):
-            known.lease = self._cache.get(wanted.key)
         return self._cache.hold(wanted.key)
 
     def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.05) -> Put | None:
@@ -189,7 +186,9 @@ class EncoderCacheManager:
         if self._cache is None:
             return None
         put = self._cache.put(wanted.key, tree, tokens=wanted.tokens, timeout_s=timeout_s)
-        self._stored[wanted.key] = put
+        if (known := self._outputs.get(wanted.key)) is not None:
+            # It may pin a former entry of the key, which was removed. The one that is there now is pinned anew.
+            known.lease = None
         self._pin_stored()
         return put
 
@@ -233,7 +232,6 @@ class EncoderCacheManager:
         self._allocated: dict[tuple[str, int], bytes] = {}
         """By request and input, in the order of their allocation."""
         self._evicted: dict[bytes, None] = {}
-        self._stored: dict[bytes, Put] = {}
 
     # ---- internal
 
@@ -269,16 +267,11 @@ class EncoderCacheManager:
 
     def _pin_stored(self) -> None:
         """Pins needed outputs that were stored meanwhile. Reads the index, so no call waits for the daemon's answer."""
-        for key, put in list(self._stored.items()):
-            # Read before the lookup: an output that is stored by now is found, or has been evicted.
-            settled = put.state != "sent"
-            known = self._outputs.get(key)
-            lease = self._cache.hold(key) if self._cache is not None and known is not None and known.needs else None
-            if known is not None and lease is not None:
-                # Replaces the former lease, whose entry may have been removed and stored again.
-                known.lease = lease
-            if settled or lease is not None:
-                del self._stored[key]
+        if self._cache is None:
+            return
+        for key, output in self._outputs.items():
+            if output.needs and output.lease is None:
+                output.lease = self._cache.hold(key)
 
 
 def compute_encoder_budget(
