@@ -31,7 +31,7 @@ from ...core.client import Client, check_client
 from ...reading.lease import Lease, Recipes, lease_of_copy
 from ..measures import Counts
 from .loans import Loans, Reference, done, fetch
-from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree, viewed_tree
+from .payload import Copy, Hash, check_hash, checked_tree, item_key, stored_tree
 from .sender import Sender
 
 _KEYS_KEPT: Final = 4096
@@ -161,7 +161,8 @@ class ProcessorCache:
             hashes: one for each item.
 
         Raises:
-            ReferenceLost: an item is None, and neither stored nor held; the error's `hashes` names all such items.
+            ReferenceLost: an item is None, and neither stored nor held; the error's `hashes` names all such items. The
+                other items were stored.
             UsageError: the numbers of hashes and items differ, or a hash is neither text nor bytes.
         """
         items = list(check_iterable("items", items, "trees, or None for those that are stored"))
@@ -174,11 +175,6 @@ class ProcessorCache:
             for (hash, key), item in zip(named, items, strict=True)
             if item is not None and found[key] is None
         }
-        _check_none_is_lost(
-            hash
-            for hash, key in named
-            if found[key] is None and key not in trees and stored_tree(self._loans.promised(key)) is None
-        )
         reasons = self._sender.store(trees)
         sent = []
         for (_, key), item in zip(named, items, strict=True):
@@ -186,13 +182,18 @@ class ProcessorCache:
             sent.append(self._sent(key, tree, found[key], reasons.get(key)))
         # The loans keep the leases for as long as needed.
         self._loans.release(found)
-        _check_none_is_lost(hash for (hash, _), outcome in zip(named, sent, strict=True) if outcome is None)
+        lost = [hash for (hash, _), outcome in zip(named, sent, strict=True) if outcome is None]
+        if lost:
+            raise ReferenceLost(
+                f"no tree was given for {lost}, which are neither stored nor held; call is_cached, and process the "
+                "items that are False",
+                lost,
+            )
         return sent
 
     def held(self, hash: Hash) -> Any:
-        """The tree that is held for this thread under `hash`, with read-only numpy views for leaves; None if none
-        is."""
-        return viewed_tree(self._loans.promised(self.key(check_hash(hash))))
+        """The tree that is held for this thread under `hash`, its leaves over the ring's memory; None if none is."""
+        return stored_tree(self._loans.promised(self.key(check_hash(hash))))
 
     def release(self) -> None:
         """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay."""
@@ -343,14 +344,3 @@ class ProcessorCache:
         if found is None and loan and (span := fetch(loan)) is not None:
             found = lease_of_copy(span, handle, self._recipes)
         return found
-
-
-def _check_none_is_lost(given: Iterable[Hash]) -> None:
-    """Raises ReferenceLost if there are such hashes."""
-    hashes = list(given)
-    if hashes:
-        raise ReferenceLost(
-            f"no tree was given for {hashes}, which are neither stored nor held; call is_cached, and process the items "
-            "that are False",
-            hashes,
-        )

@@ -43,12 +43,6 @@ def stored_tree(lease: Lease | None, copy: Copy = False) -> Any:
     return None if lease is None else _payload(lease, copy).get(_TREE)
 
 
-def viewed_tree(lease: Lease | None) -> Any:
-    """As `stored_tree`, with read-only numpy views for leaves."""
-    payload = lease.tree if lease is not None else None
-    return payload.get(_TREE) if isinstance(payload, dict) else None
-
-
 def checked_tree(hash: Hash, lease: Lease, copy: Copy) -> Any:
     """The tree of a lease's entry, its leaves as they were put. Raises UsageError if it was not stored under `hash`."""
     payload = _payload(lease, copy)

@@ -17,9 +17,8 @@ from tensord.client.writing.outcomes import Put
 from tensord.errors import ReferenceLost, UsageError
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
-from ...processes import Child
-from .processor_items import NAMESPACE, fresh, picture, press, read, receiver, sender
-from .processor_parties import a_frontend, made_of
+from ...processes import Child, Stage
+from .processor_items import NAMESPACE, fresh, is_picture, picture, press, read, receiver, sender
 
 
 def test_an_item_larger_than_the_ring_allows_is_passed_through(daemon: Daemon) -> None:
@@ -97,12 +96,19 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(
     assert len(ended) == 2, "the daemon has answered"
 
 
+def a_frontend(stage: Stage, socket: Path, hashes: list[str]) -> None:
+    """Tells what it sends for its pictures, and holds it until it is killed."""
+    frontend = sender(tensord.Client(socket))
+    stage.tell(frontend.get_and_update([picture(number, 1 << 16) for number in range(len(hashes))], hashes))
+    stage.hear()
+
+
 def test_a_killed_frontends_items_are_read_or_named_lost(daemon: Daemon) -> None:
     hashes, engine = [fresh(), fresh()], receiver(daemon.client())
     with Child(a_frontend, daemon.socket, hashes) as frontend:
-        sent = frontend.hear()
+        sent = frontend.hear(4 * PATIENCE_S)  # it imports torch first
         frontend.kill()
-    assert np.array_equal(read(engine, hashes[1], sent[1])["pixel_values"], made_of(1)["pixel_values"])
+    assert is_picture(read(engine, hashes[1], sent[1]), 1)
     daemon.until(lambda status: len(daemon.lanes()) <= 1, "the killed one's lane to go")
     press(daemon.client(), daemon)
     with pytest.raises(ReferenceLost) as lost:
