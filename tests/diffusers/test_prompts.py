@@ -58,17 +58,6 @@ def test_encode_prompt_reads_nothing_of_a_pipeline_that_no_name_covers(name: str
     assert read <= NAMED
 
 
-def test_a_pipelines_call_uses_the_cache(client: tensord.Client) -> None:
-    def picture(of: Any) -> Any:
-        noise = torch.Generator().manual_seed(0)
-        return of("a cat", negative_prompt="a dog", num_inference_steps=2, output_type="np", generator=noise).images
-
-    wanted = picture(pipeline(SD))
-    one, another = (cached_prompts(pipeline(SD), client) for _ in range(2))
-    assert (picture(one) == wanted).all() and (picture(another) == wanted).all()
-    assert (counts(one), counts(another)) == ((0, 1, 0), (1, 0, 0))
-
-
 OTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt": (SD, {"prompt": "a dog"}),
     "two prompts": (SD, {"prompt": ["a cat", "a cat"]}),

@@ -31,15 +31,6 @@ Meeting = Callable[..., tuple[list[Any], list[Any]]]
 # ---- names
 
 
-def test_other_weights_or_configurations_never_share(client: tensord.Client) -> None:
-    models = [cached(clip(), client) for _ in range(3)]
-    list(models[1].parameters())[-1].add_(1)
-    models[2].config.hidden_act = "gelu"
-    for model in models:
-        encoded(client, model, model, **pixels(1))
-        assert tally(model) == EncoderTally(encoded=1)
-
-
 def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.Client) -> None:
     tenants = [
         tensord.Namespace(model="clip", revision="1", dtype="float32", processor="none", tenant=tenant)
@@ -194,13 +185,6 @@ def test_unwrapping_leaves_the_model_as_it_was(client: tensord.Client, family: F
     assert same(family.call(model, family.inputs(1)), family.call(plain, family.inputs(1)))
     assert client.status()["store"]["entries"] == 0
     assert uncached(model) is model
-
-
-def test_wrapping_twice_wraps_once(client: tensord.Client) -> None:
-    model = cached(cached(clip(), client), client)
-    encoded(client, model, model, **pixels(1))
-    assert tally(model) == EncoderTally(encoded=1)
-    assert type(uncached(model)) is transformers.CLIPVisionModel
 
 
 def test_copies_and_pickles_are_of_the_plain_model(client: tensord.Client, tmp_path: Path) -> None:

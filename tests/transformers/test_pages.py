@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pytest
 
 import tensord
@@ -41,18 +40,3 @@ def test_two_processes_compute_one_system_prompt_once_and_answer_as_without_the_
     assert all(answer["same"] for answer in answers)
     assert answers[1]["computed"] * 10 < answers[1]["prompt"]
     assert "tokens of prompts computed" in done.stdout
-
-
-def test_transformers_runs_the_same_model_from_a_cached_prefix_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import tiny_decoder
-
-    tokens = np.array(tiny_decoder.tokens_of("Its keys and values are those of the others. " * 4))
-    ours, theirs = tiny_decoder.decoder("numpy"), tiny_decoder.decoder("transformers")
-    keys, logits = ours.forward(ours.embed(tokens), [])
-    past, _ = theirs.forward(theirs.embed(tokens[:100]), [])
-    again, continued = theirs.forward(theirs.embed(tokens[100:]), past)
-    assert np.allclose(logits, continued.numpy(), atol=1e-4)
-    for mine, other in zip(keys, again, strict=True):
-        for one, another in zip(mine, other, strict=True):
-            assert np.allclose(one, another.numpy(), atol=1e-4)
