@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,39 +29,25 @@ from .test_faults import bound_s, damage
 class Call:
     """Three pages of a rank, and a call about them in a thread. `stored`: whether the pages are stored before."""
 
+    answer: Any = None
+
     def __init__(self, rank: Rank, *, stored: bool) -> None:
-        self.rank = rank
-        self.hashes, self.indices = rank.filled()
+        self.rank, self.stored = rank, stored
+        self.hashes, self.indices = rank.stored() if stored else rank.filled()
         self.expected = rank.pages(self.indices)
-        self.stored = stored
-        if stored:
-            assert rank.storage.batch_set_v1(self.hashes, self.indices) == [True] * 3
         self.room = rank.filled()[1]
         self.before = rank.pages(self.room)
-        self.answer: Any = None
-        self.raised: BaseException | None = None
-        self.took_s = self.resumed_at = 0.0
-
-    def run(self, call: Callable[[], Any]) -> None:
-        began = time.monotonic()
-        try:
-            self.answer = call()
-        except BaseException as error:
-            self.raised = error
-        # The time that the test lets it stand is not the storage's.
-        self.took_s = max(self.took_s, time.monotonic() - max(began, self.resumed_at))
 
     @contextmanager
-    def in_thread(self, work: Callable[[], None], go_on: Callable[[], object] = lambda: None) -> Iterator[None]:
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield
-        finally:
-            go_on()
-            thread.join(PATIENCE_S)
-        assert not thread.is_alive()
-        assert self.raised is None
+    def under_way(self, call: Callable[[], Any], go_on: Callable[[], object] = lambda: None) -> Iterator[Future[Any]]:
+        """Runs a call while the block does. It returns soon after that, and raises nothing."""
+        with ThreadPoolExecutor(1) as thread:
+            future = thread.submit(call)
+            try:
+                yield future
+            finally:
+                go_on()
+            self.answer = future.result(bound_s())
 
 
 # ---- calls under way, and what they say afterwards
@@ -73,8 +59,8 @@ def setting(rank: Rank, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iter
     call = Call(rank, stored=False)
     daemon.pause()
     puts = rank.storage._exchange.client.link.puts
-    with call.in_thread(lambda: call.run(lambda: rank.storage.batch_set_v1(call.hashes, call.indices))):
-        until(lambda: puts.waiting or call.answer is not None, "a put to be in flight")
+    with call.under_way(lambda: rank.storage.batch_set_v1(call.hashes, call.indices)) as future:
+        until(lambda: puts.waiting or future.done(), "a put to be in flight")
         yield call
     assert len(call.answer) == 3
 
@@ -90,12 +76,8 @@ def getting(rank: Rank, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iter
         assert go_on.wait(PATIENCE_S)
         return copy_into(*arguments)
 
-    def resume() -> None:
-        call.resumed_at = time.monotonic()
-        go_on.set()
-
     monkeypatch.setattr(exchange, "copy_into", stands)
-    with call.in_thread(lambda: call.run(lambda: rank.storage.batch_get_v1(call.hashes, call.room)), resume):
+    with call.under_way(lambda: rank.storage.batch_get_v1(call.hashes, call.room), go_on.set):
         assert reached.wait(PATIENCE_S)
         yield call
     pages = zip(call.answer, call.expected, call.before, strict=True)
@@ -107,18 +89,18 @@ def looking(rank: Rank, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iter
     """A lookup again and again, before, during and after the disturbance."""
     call = Call(rank, stored=True)
     end, begun = threading.Event(), threading.Event()
-    answers: set[int] = set()
 
-    def look() -> None:
-        while not end.is_set() and call.raised is None:
-            call.run(lambda: rank.storage.batch_exists(call.hashes))
-            answers.add(call.answer)
+    def look() -> set[int]:
+        answers = set()
+        while not end.is_set():
+            answers.add(rank.storage.batch_exists(call.hashes))
             begun.set()
+        return answers
 
-    with call.in_thread(look, end.set):
+    with call.under_way(look, end.set):
         assert begun.wait(PATIENCE_S)
         yield call
-    assert answers <= {0, 1, 2, 3}
+    assert call.answer <= {0, 1, 2, 3}
 
 
 # ---- disturbances
@@ -188,7 +170,6 @@ def test_a_call_that_is_disturbed_returns_soon_and_says_what_is_so(
     with under_way(rank, own_daemon, monkeypatch) as call:
         disturb(call, own_daemon)
     own_daemon.resume()
-    assert call.took_s < bound_s()
     # The daemon serves again. A page of the call is there and right, or not there.
     until(lambda: rank.storage.batch_set_v1(call.hashes, call.indices) == [True] * 3, "the pages to be stored")
     assert rank.storage.batch_exists(call.hashes) == 3
