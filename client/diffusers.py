@@ -129,7 +129,6 @@ class _Prompts:
         self._fingerprint = Fingerprint()
 
     def __call__(self, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of the pipeline's method for these arguments."""
         made: list[Any] = []
         has_failed = False
 

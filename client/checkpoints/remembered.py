@@ -96,7 +96,6 @@ def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
 
 
 def _write(place: Path, looks: Looks, form: str, digest: str) -> None:
-    """Writes a note. Raises OSError if the folder cannot be written."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, made = tempfile.mkstemp(prefix=place.name, dir=place.parent)
     try:

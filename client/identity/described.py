@@ -23,7 +23,6 @@ Other = Callable[[Any], Any]
 
 
 def refused(value: Any) -> NoReturn:
-    """Refuses any value. Raises UnsupportedLeaf."""
     raise UnsupportedLeaf(f"a {type(value).__qualname__} cannot be part of a name")
 
 

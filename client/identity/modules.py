@@ -16,7 +16,6 @@ made under `torch.inference_mode()` have no counter: each check compares all of 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,6 @@ _UNCOUNTED_BYTES_MAX: Final = 64 * 1024
 """Limit on bytes of tensors without a version counter. Each call compares all of them: 35 µs (measured) at this limit,
 but 0.2 s for an encoder of 100 MiB, which is longer than encoding takes."""
 _PLACE: Final = "a tensor of the weights"
-_log = logging.getLogger("tensord")
 
 
 class Fingerprint:
@@ -45,7 +43,6 @@ class Fingerprint:
         self._samples: list[Any] = []
         self._sampled = b""
         self._digest = ""
-        self._told = False
 
     def current(self, parts: Mapping[str, Any]) -> str:
         """The fingerprint as hex text: SHA-256 over names, dtypes, shapes and bytes of the tensors. Raises
@@ -73,15 +70,11 @@ class Fingerprint:
         if total_bytes <= _UNCOUNTED_BYTES_MAX:
             return
         names = " and ".join(type(part).__name__ for part in parts.values())
-        text = (
+        raise UnsupportedLeaf(
             f"{names}: {total_bytes} bytes of its weights were made under torch.inference_mode(), where torch counts "
-            f"no changes (limit {_UNCOUNTED_BYTES_MAX}); its outputs are not shared. Make or load the model outside of "
-            "inference_mode(), or under torch.no_grad()"
+            f"no changes (limit {_UNCOUNTED_BYTES_MAX}). Make or load the model outside of inference_mode(), or under "
+            "torch.no_grad()"
         )
-        if not self._told:
-            self._told = True
-            _log.warning(text)
-        raise UnsupportedLeaf(text)
 
     def _sample(self) -> bytes:
         by_device: dict[Any, list[Any]] = {}

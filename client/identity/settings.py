@@ -99,7 +99,6 @@ def _package(value: Any) -> str:
 
 
 def configs_of(modules: Iterable[Any]) -> list[Any]:
-    """The modules' configurations, without duplicates."""
     return list({id(config): config for each in modules if (config := vars(each).get("config")) is not None}.values())
 
 

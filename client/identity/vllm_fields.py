@@ -294,7 +294,6 @@ def surroundings(side: Side) -> dict[str, Any]:
 
 
 def _set_variables(side: Side, known_to_vllm: Iterable[str]) -> Mapping[str, str]:
-    """The values of the variables in a side's name, if they are set."""
     names = (BESIDE_VLLM | set(known_to_vllm)) - LEFT_OUT.keys()
     names = names - PROCESSOR if side == "processor" else names
     found = {name: os.environ[name] for name in sorted(names) if name in os.environ}

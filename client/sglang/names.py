@@ -142,7 +142,6 @@ def weights_name(config: Any, settings: StorageSettings, arguments: dict[str, An
 
 
 def _refuse(config: Any, arguments: dict[str, Any]) -> None:
-    """Raises Nameless for an engine whose pages cannot be named."""
     import sglang
 
     draft = arguments.get("speculative_draft_model_path")

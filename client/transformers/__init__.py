@@ -21,7 +21,6 @@ from ...errors import UsageError
 from ..arguments.namespace import Namespace
 from ..core.client import Client
 from .calls import Encoder, EncoderTally
-from .conditions import Reasons
 from .language.prefix import Past, PrefixCached, PrefixTally, prefix_cached
 from .patch_points import PATCH_POINTS, PatchPoint
 from .wrapping import plain_class, unwrap, wrap
@@ -38,8 +37,8 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None) -> M
     causes of different bits: versions, device, threads, autocast. Some calls bypass the cache: calls that need
     gradients, run in training mode, are being compiled or traced, have an argument that no key can contain, or an
     output that cannot be split; and all calls of an encoder that other code has changed, by hooks, adapters or modules
-    other than torch's and transformers'. Wrapping a wrapped model sets the new cache and namespace. One line
-    in the log says why, if no call can be shared with the installed transformers.
+    other than torch's and transformers'. Wrapping a wrapped model sets the new cache and namespace. The log
+    has each reason once, and at once if no call can be shared with the installed transformers.
 
     Args:
         model: a transformers model, or a part of one, of a family in `patch_points`.
@@ -59,13 +58,9 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None) -> M
                 "call cached() before that"
             )
     for module, point in found:
-        plain = plain_class(module)
-        encoder = Encoder(plain, point, cache, namespace)
+        encoder = Encoder(plain_class(module), point, cache, namespace)
         wrap(module, point.method, encoder)
-        try:
-            encoder.check(module)
-        except Exception as error:
-            Reasons().tell(error, f"outputs of {plain.__name__} are not shared")
+        encoder.check(module)
     return model
 
 

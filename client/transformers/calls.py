@@ -28,7 +28,7 @@ from ..identity.described import described
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.settings import is_from
 from ..writing.outcomes import Put, wait_for_all
-from .conditions import NotShared, attention_of, plain_tensor, state_of
+from .conditions import NotShared, Reasons, attention_of, plain_tensor, state_of
 from .outputs import CallItems, NotSplittable
 from .patch_points import PatchPoint
 
@@ -77,6 +77,7 @@ class Encoder:
 
     def __init__(self, plain: type, point: PatchPoint, cache: Client, namespace: Namespace | None) -> None:
         self.tally = EncoderTally()
+        self._reasons = Reasons()
         self._point = point
         self._cache = cache
         self._namespace = namespace
@@ -92,26 +93,35 @@ class Encoder:
         return getattr(self._plain, self._point.method)
 
     def check(self, module: Any) -> None:
-        """Raises NotShared if the installed transformers lacks what sharing needs for this module."""
+        """Logs why no call can be shared, if the installed transformers lacks what sharing needs for this module."""
+        try:
+            self._check_method()
+            attention_of([module, *(each for part in self._parts(module).values() for each in part.modules())])
+        except Exception as error:
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        self._reasons.tell(error, f"outputs of {self._plain.__name__} are not shared")
+
+    def _check_method(self) -> None:
         where = f"{self._plain.__name__}.{self._point.method} of transformers {transformers.__version__}"
         for name in (self._point.items, self._point.grid):
             if name is not None and name not in self._signature.parameters:
                 raise NotShared(f"{where} has no parameter {name}, which sharing needs")
         if not is_from(self._original):
             raise NotShared(f"{where} was replaced by other code")
-        attention_of([module, *(each for part in self._parts(module).values() for each in part.modules())])
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return {name: getattr(module, name) for name in self._point.parts} or {"": module}
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> Any:
-        """The output of the module's method for these arguments."""
         try:
             call = self._prepared(module, args, kwargs)
-        except Exception:
+        except Exception as error:
             # The model reports wrong arguments itself. A fault of this module is not the caller's, so the model just
             # computes.
             self.tally.passed += 1
+            self._tell(error)
             return self._original(module, *args, **kwargs)
         everything = range(len(call.keys))
         try:
@@ -193,11 +203,10 @@ class Encoder:
 
     def _prepared(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> _Call:
         """The call's items. Raises NotShared or a TensordError if the call has to bypass the cache."""
+        self._check_method()
         point = self._point
         given = self._arguments(module, args, kwargs)
         items = plain_tensor(given.get(point.items))
-        if not is_from(self._original):
-            raise NotShared(f"{self._name}.{point.method} was replaced by other code")
         if given.get("return_dict") is False or getattr(module.config, "return_dict", True) is False:
             raise NotShared("a plain tuple does not say which of its elements are lists of items")
         state = state_of(self._parts(module), items, self._fingerprint, [module])

@@ -44,7 +44,6 @@ class Reasons(Counter[str]):
     """The number of calls for each reason."""
 
     def add(self, error: Exception, consequence: str) -> None:
-        """Counts a call, and logs the reason with its consequence if it is new."""
         self[self.tell(error, consequence)] += 1
 
     def tell(self, error: Exception, consequence: str) -> str:

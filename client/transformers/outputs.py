@@ -79,7 +79,6 @@ class CallItems:
         raise NotSplittable(f"{field or 'the output'} is a {type(node).__name__}")
 
     def _pieces(self, tensor: Any) -> Sequence[Any]:
-        """Views of the rows of each item."""
         found = tensor.shape[0] if tensor.ndim else 0
         total = sum(self._rows)
         merged = total // found if found else 0
@@ -121,7 +120,6 @@ class CallItems:
 
 
 def _gathered(pieces: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The pieces, concatenated in new memory on a device."""
     first = pieces[0]
     if any(piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:] for piece in pieces):
         raise BadTree("the pieces have different dtypes or shapes")

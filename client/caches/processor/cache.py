@@ -294,7 +294,6 @@ class ProcessorCache:
     # ---- internal
 
     def _keys(self, hashes: Iterable[Hash]) -> list[tuple[Hash, bytes]]:
-        """Each hash with its key."""
         return [(hash, self.key(hash)) for hash in map(check_hash, check_iterable("hashes", hashes, "texts or bytes"))]
 
     def _sent(self, key: bytes, item: Any, found: Lease | None, reason: str | None) -> Any:

@@ -177,13 +177,11 @@ class Loans:
         return len(loan) == LOAN_BYTES and bool(self._name) and loan.startswith(self._name)
 
     def done(self, numbers: Iterable[int]) -> None:
-        """Ends these loans."""
         with self._lock:
             for number in numbers:
                 self._lent.pop(number, None)
 
     def end_old(self) -> None:
-        """Ends the promises and loans whose time is over."""
         with self._lock:
             for kept, seconds in ((self._promised, self.seconds), (self._lent, UNREAD_S_MAX)):
                 for name in _older(kept, seconds):
@@ -206,7 +204,6 @@ class Loans:
         self._reset()
 
     def _add(self, kept: Kept, name: Any, lease: Lease) -> bool:
-        """Adds a lease, if there is room."""
         if len(kept) >= self.entries_max or _bytes(kept) + lease.payload_bytes > self.bytes_max:
             return False
         kept[name] = lease, time.monotonic()
@@ -278,7 +275,6 @@ def _serve(listening: socket.socket, sender: weakref.ref[Loans]) -> None:
 
 
 def _answer(connection: socket.socket, loans: Loans) -> None:
-    """Handles the message of a connection."""
     message = connection.recv(_MESSAGE_BYTES)
     if len(message) % _NUMBER.size != 1:
         return
@@ -346,6 +342,5 @@ def _address(name: bytes) -> bytes:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the peer runs under the same user."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(packed)[1] == os.geteuid())

@@ -29,12 +29,10 @@ _KIND: Final = "processor"
 
 
 def item_key(namespace: Namespace, hash: Hash) -> bytes:
-    """The key of the item with this hash."""
     return namespace.key(_KIND, "", _hash_bytes(hash))
 
 
 def item_payload(hash: Hash, tree: Any) -> dict[str, Any]:
-    """The payload that is stored for an item."""
     return {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
 
 
@@ -55,7 +53,6 @@ def checked_tree(hash: Hash, lease: Lease, copy: Copy) -> Any:
 
 
 def check_hash(hash: object) -> Hash:
-    """Returns `hash`, which must be text or bytes."""
     if not isinstance(hash, str | bytes):
         raise UsageError(f"a hash is {shown(hash)}; it must be text or bytes")
     return hash

@@ -91,7 +91,6 @@ class Sender:
         self._distrusted.update(dict.fromkeys(keys, now + self._loans.seconds))
 
     def forget(self) -> None:
-        """Ends all promises, and trusts all items again."""
         self._loans.forget()
         self._distrusted.clear()
 
@@ -99,7 +98,6 @@ class Sender:
         return self._distrusted.get(key, 0.0) > time.monotonic()
 
     def _fits(self, lease: Lease) -> bool:
-        """Whether the sender's processor accepts the stored tree."""
         if self._accepts is None or lease._recipe in self._accepted:
             return True
         if not self._accepts(stored_tree(lease)):

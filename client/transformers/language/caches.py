@@ -68,7 +68,6 @@ class LayerPart:
 
     @property
     def used(self) -> bool:
-        """Whether the model has written to it."""
         layer = self.layer
         if self.kind == "recurrent":
             return any(layer.is_conv_states_initialized.values()) or any(layer.is_recurrent_states_initialized.values())
@@ -121,7 +120,6 @@ def empty_cache(model: Any) -> DynamicCache:
 
 
 def parts_of(cache: Any) -> list[LayerPart]:
-    """The parts of a cache, in the order of its layers."""
     if type(cache) is not DynamicCache:
         raise NotShared(f"the cache is a {type(cache).__name__}; only a DynamicCache can be shared")
     if cache.offloading:
@@ -151,7 +149,6 @@ def needs_snapshots(cache: Any) -> bool:
 
 
 def tokens_in(cache: Any) -> int:
-    """How many tokens the cache holds."""
     counts = {
         part.layer.get_seq_length() for part in parts_of(cache) if part.kind in ("attention", "sliding") and part.used
     }

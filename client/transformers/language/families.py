@@ -198,7 +198,6 @@ def _check_settings(config: Any) -> None:
 
 
 def _check_mask(ids: torch.Tensor, mask: Any, config: Any) -> None:
-    """Checks that no token of the prompt is padding."""
     if mask is not None:
         if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape or not bool((mask == 1).all()):
             raise NotShared("attention_mask hides tokens; only a prompt without padding is shared")

@@ -277,7 +277,6 @@ class PrefixCached:
     def _keep(
         self, prefixes: PrefixCache, ids: torch.Tensor, cache: Any, snapshots: dict[int, State], cost_ms: float
     ) -> bool:
-        """Puts what the cache holds of a sequence."""
         try:
             tokens = tokens_of(ids)
             held = tokens_in(cache)
@@ -302,7 +301,6 @@ class PrefixCached:
         self.tally.computed_tokens += tokens - found
 
     def _passed(self, error: Exception, *, stored: bool = True) -> None:
-        """Counts a call that does not share."""
         self.tally.passed += stored
         what = "generated without the prefix cache" if stored else "not stored in the prefix cache"
         self.tally.reasons.add(error, what)
