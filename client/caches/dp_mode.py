@@ -18,7 +18,6 @@ __all__ = ["Recommendation", "recommend_dp_mode"]
 Resolution = int | tuple[int, int]
 """(width, height) in pixels, or the side of a square."""
 
-FLAG: Final = ("--mm-encoder-tp-mode", "data")
 _SOURCE: Final = "AMD, batch-level data parallelism of vision encoders on 8×MI300X, average gain in requests/s"
 _IMAGES: Final = "images a batch"
 _SIDE: Final = "pixels a side"
@@ -52,12 +51,7 @@ class Recommendation:
     @property
     def flag(self) -> str | None:
         """The flag to start vLLM with; None if vLLM's default is right."""
-        return " ".join(FLAG) if self.use_dp else None
-
-    @property
-    def args(self) -> list[str]:
-        """The flag as a list of command-line arguments; empty if vLLM's default is right."""
-        return list(FLAG) if self.use_dp else []
+        return "--mm-encoder-tp-mode data" if self.use_dp else None
 
 
 def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_depth: int | None) -> Recommendation:

@@ -18,7 +18,7 @@ import tensord
 from tensord.client.diffusers import PIPELINES, cached_prompts, tally, uncached_prompts
 from tensord.errors import BadNamespace, UsageError
 
-from ..transformers.vision_models import Adapter, same
+from ..transformers.vision_models import same
 from .pipelines import FLUX, SD, XL, arguments, clip, counts, pipeline
 
 
@@ -133,11 +133,6 @@ def test_two_tenants_share_nothing(client: tensord.Client) -> None:
         assert counts(shared) == (0, 1, 0)
 
 
-def adapted(of: Any) -> None:
-    layer = next(module for module in of.text_encoder.modules() if hasattr(module, "k_proj"))
-    layer.k_proj = Adapter(layer.k_proj)
-
-
 PASSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     "embeddings": (
         lambda of: None,
@@ -145,8 +140,6 @@ PASSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
         "prompt_embeds is given",
     ),
     "training": (lambda of: of.text_encoder.train(), {}, "training mode"),
-    "an adapter": (adapted, {}, "adapters"),
-    "a hook": (lambda of: of.text_encoder.register_forward_pre_hook(lambda *_: None), {}, "hooks"),
     "a patched method": (
         lambda of: setattr(of, "maybe_convert_prompt", lambda prompt, tokenizer: "a dog"),
         {},
@@ -187,13 +180,6 @@ def test_a_call_that_scales_adapters_bypasses_the_cache(client: tensord.Client) 
     given = arguments(FLUX, lora_scale=0.5)
     assert same(shared.encode_prompt(**given), pipeline(FLUX).encode_prompt(**given))
     assert "lora_scale is given" in next(iter(tally(shared).reasons))
-
-
-def test_a_call_that_needs_gradients_bypasses_the_cache(client: tensord.Client) -> None:
-    shared = cached_prompts(pipeline(SD), client)
-    with torch.enable_grad():
-        assert shared.encode_prompt(**arguments(SD))[0].requires_grad
-    assert counts(shared) == (0, 0, 1)
 
 
 def test_another_version_of_diffusers_bypasses_the_cache_and_one_log_line_says_so_at_once(

@@ -34,7 +34,6 @@ def test_each_threshold_decides_at_its_very_value_and_many_small_images_win_over
     assert recommendation.use_dp is expected
     assert recommendation.reason
     assert recommendation.flag == ("--mm-encoder-tp-mode data" if expected else None)
-    assert recommendation.args == (["--mm-encoder-tp-mode", "data"] if expected else [])
 
 
 @pytest.mark.parametrize(

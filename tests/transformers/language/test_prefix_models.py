@@ -14,7 +14,6 @@ import transformers
 import tensord
 from tensord.client.transformers import prefix_cached
 
-from ..vision_models import Adapter
 from .language_models import PROMPT, generated, language_model, prompt, sharing
 
 
@@ -51,20 +50,6 @@ def test_a_model_whose_keys_no_name_covers_does_not_share(
     make: Callable[[], Any], why: str, client: tensord.Client
 ) -> None:
     refused(make(), client, why)
-
-
-def test_a_model_with_an_adapter_does_not_share_and_one_with_a_merged_adapter_has_a_name_of_its_own(
-    client: tensord.Client,
-) -> None:
-    sharing(language_model("llama"), client)
-    adapted = language_model("llama")
-    attention = adapted.model.layers[0].self_attn
-    attention.k_proj = Adapter(attention.k_proj)
-    refused(adapted, client, "adapters")
-    merged = language_model("llama")
-    with torch.no_grad():
-        merged.model.layers[0].self_attn.k_proj.weight.mul_(2)
-    assert sharing(merged, client).tally.found_tokens == 0
 
 
 @contextmanager
