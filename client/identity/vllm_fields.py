@@ -1,7 +1,8 @@
 """vLLM 0.32's configuration and environment: what is left out of an engine's names, with the reasons.
 
 Owns: these tables, for three names: that of an encoder's outputs, that of a processor's outputs, and that of KV; and
-the environment on which they depend. Does not own: the values of fields.
+the environment on which they depend. Listed is what engines of one host often have differently. Does not own: the
+values of fields.
 
 Invariants: a field that is missing in the table, each field of a class without a table, and each variable that vLLM
 knows is part of all names. So with a new version of vLLM, engines share less until the tables are extended, but never
@@ -47,7 +48,6 @@ class LeftOut(NamedTuple):
         return frozenset(name for each in out for names in each.values() for name in names.split())
 
 
-EXPERTS: Final = "for the language model's experts"
 _IN_THE_KEY: Final = "affects the processor's output, which is the encoder's input; that content is part of the key"
 _CONTENT: Final = "a path; the files there are named by their content"
 _KV: Final = "for the KV cache and the language model's attention, which run after the encoder"
@@ -69,10 +69,7 @@ TABLE: Final[Mapping[str, LeftOut]] = {
         everywhere={
             _KV: "kv_transfer_config kv_events_config",
             _BATCHES: "scheduler_config",
-            _AFTER: (
-                "speculative_config watermark_config diffusion_config structured_outputs_config reasoning_config "
-                "aux_output_config"
-            ),
+            _AFTER: "speculative_config structured_outputs_config reasoning_config",
             _MEMORY: "offload_config",
             _OPERATION: "observability_config logging_config profiler_config shutdown_timeout instance_id",
             "how encoder outputs are shared, not what they are": "ec_transfer_config ec_manager_config",
@@ -104,16 +101,12 @@ TABLE: Final[Mapping[str, LeftOut]] = {
             "part of hf_config": "hf_text_config",
             "of sampling, and of random weights, which have no name": "seed",
             "of the sequence; processors that read it are READS_LENGTH": "spec_target_max_model_len",
-            "a permission; the method is named": "allow_deprecated_quantization",
             "limits requests": "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin",
             _AFTER: (
-                "word_embeddings_untied_by_checkpoint return_sampling_mask max_logprobs logprobs_mode use_fp64_gumbel "
-                "enable_trace_replay generation_config override_generation_config logits_processors pooler_config"
+                "max_logprobs logprobs_mode generation_config override_generation_config logits_processors "
+                "pooler_config"
             ),
-            _MEMORY: (
-                "enable_sleep_mode sleep_preserve_parameter_names sleep_mode_backend sleep_mode_offload_cudagraph "
-                "enable_nccl_comm_suspend enable_cumem_allocator"
-            ),
+            _MEMORY: "enable_sleep_mode enable_cumem_allocator",
             _OPERATION: "served_model_name renderer_num_workers",
         },
         but_kv={
@@ -132,7 +125,6 @@ TABLE: Final[Mapping[str, LeftOut]] = {
             "of a run that shares nothing": (
                 "mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"
             ),
-            "another algorithm gives items other hashes": "mm_hasher_algorithm",
             "leaves the language model out": "mm_encoder_only",
             "of vLLM's own caches, and of how items travel": (
                 "mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_tensor_ipc "
@@ -150,9 +142,7 @@ TABLE: Final[Mapping[str, LeftOut]] = {
         everywhere={
             _MEMORY: "max_loras max_cpu_loras",
             "which adapter a request has; that adapter's content is in the key": "default_mm_loras",
-            _AFTER: "max_lora_cls_labels",
         },
-        but_kv={EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras"},
     ),
     "ParallelConfig": LeftOut(
         everywhere={
@@ -164,26 +154,16 @@ TABLE: Final[Mapping[str, LeftOut]] = {
                 "_data_parallel_master_port_list dp_sync_interval disable_nccl_for_dp_synchronization"
             ),
             _BATCHES: "enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold",
-            _AFTER: "enable_batch_sharded_sampling",
-            _KV: (
-                "decode_context_parallel_size dcp_kv_cache_interleave_size dcp_comm_backend dcp_q_replicate "
-                "cp_kv_cache_interleave_size _allow_auto_resolve_cp_interleave_size"
-            ),
             "which process runs what; the work of each follows from tensor_parallel_size": (
                 "world_size rank node_rank nnodes master_addr master_port distributed_executor_backend "
                 "max_parallel_loading_workers ray_runtime_env placement_group assigned_physical_gpu_ids "
                 "_coord_store_port _api_process_count _api_process_rank"
             ),
             _MEMORY: "enable_shm_tensor_arena numa_bind numa_bind_nodes numa_bind_cpus",
-            _OPERATION: (
-                "ray_workers_use_nsight distributed_timeout_seconds cpu_distributed_timeout_seconds "
-                "enable_fault_tolerance fault_tolerance_config"
-            ),
         },
         but_kv={
-            EXPERTS: (
-                "is_moe_model enable_expert_parallel enable_ep_weight_filter enable_eplb eplb_config "
-                "expert_placement_strategy all2all_backend enable_elastic_ep elastic_ep_max_dp_size"
+            "for the language model's experts": (
+                "enable_expert_parallel enable_eplb eplb_config all2all_backend elastic_ep_max_dp_size"
             ),
         },
     ),
@@ -203,12 +183,10 @@ TABLE: Final[Mapping[str, LeftOut]] = {
                 "static_forward_context"
             ),
         },
-        but_kv={EXPERTS: "fast_moe_cold_start static_all_moe_layers"},
     ),
     "LoadConfig": LeftOut(
         everywhere={
             _CONTENT: "download_dir",
-            _OPERATION: "safetensors_prefetch_num_threads safetensors_prefetch_block_size use_tqdm_on_load",
         },
     ),
     "DeviceConfig": LeftOut(
@@ -259,7 +237,7 @@ LEFT_OUT: Final = by_name(
         "where values lie, not what they are": "VLLM_CPU_KVCACHE_SPACE",
     }
 )
-"""Variable → the reason. Only those that engines of one host often have differently."""
+"""Variable → the reason."""
 CORES: Final = "VLLM_CPU_OMP_THREADS_BIND"
 """Cores of each rank, as "0-3|4,5". Their number may change the order of sums; their choice does not."""
 PROCESSOR: Final = frozenset(

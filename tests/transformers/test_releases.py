@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from transformers import cache_utils
-from transformers.generation import GenerationMixin
 
 import tensord
 from tensord.client.transformers import cached, prefix_cached, tally
@@ -136,17 +135,6 @@ def test_what_one_family_lacks_ends_no_other_ones_sharing(client: tensord.Client
     sharing(language_model("llama"), client)
     with pytest.raises(NotShared, match="DynamicSlidingWindowLayer of transformers"):
         check_model(language_model("mistral"))
-
-
-@pytest.mark.parametrize("method", ["_sample", "_prefill", "_prepare_generation_config"])
-def test_a_release_without_a_method_that_sharing_needs_is_named_with_it(
-    method: str, client: tensord.Client, monkeypatch: Patch
-) -> None:
-    model = language_model("llama")
-    check_model(model)
-    monkeypatch.delattr(GenerationMixin, method)
-    (reason,) = prefix_cached(model, client).tally.reasons
-    assert f"there is no {type(model).__name__}.{method} of transformers {transformers.__version__}" in reason
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])

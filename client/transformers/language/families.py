@@ -85,12 +85,8 @@ _MODES: Final = frozenset({GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE})
 
 def check_model(model: Any) -> str:
     """The name of the argument with which the model takes a cache. Raises NotShared unless the model is of a family in
-    the list, and the installed transformers has its methods and the classes of its cache."""
+    the list, and the installed transformers has the classes of its cache."""
     _check_family(model)
-    for name in (*_METHODS, "_prepare_generation_config"):
-        if not callable(getattr(type(model), name, None)):
-            where = f"{type(model).__name__}.{name} of transformers {transformers.__version__}"
-            raise NotShared(f"there is no {where}, which sharing needs")
     empty_cache(model)
     return cache_argument(model)
 
