@@ -113,25 +113,18 @@ class PageExchange:
             began = time.monotonic()
             puts[key] = put = self.client.put(key, list(parts), parent=parent if known else None, timeout_s=STALL_S)
             if isinstance(put.error, TimedOut):
-                self._is_late(put, began)
+                self._unanswered = put, began
             if put.state == "lost" or time.monotonic() > deadline:
                 break
         for put in puts.values():
-            self._wait(put, deadline)
+            # After one without an answer in time, the others are not waited for.
+            if put.state == "sent" and self._unanswered is None:
+                began = time.monotonic()
+                with suppress(TensordError):
+                    put.wait(max(0.0, min(STALL_S, deadline - began)))
+                if put.state == "sent":
+                    self._unanswered = put, began
         return [puts[key].state in ("stored", "existed") if key in puts else self.client.contains(key) for key in keys]
-
-    def _wait(self, put: Put, deadline: float) -> None:
-        """Waits for a put. After one without an answer in time, the others are not waited for."""
-        if put.state == "sent" and self._unanswered is None:
-            began = time.monotonic()
-            with suppress(TensordError):
-                put.wait(max(0.0, min(STALL_S, deadline - began)))
-            if put.state == "sent":
-                self._is_late(put, began)
-
-    def _is_late(self, put: Put, began: float) -> None:
-        self._unanswered = put, began
-        _log.warning("tensord: the daemon does not answer; no page is stored until it does")
 
     def _answers(self) -> bool:
         """Whether the daemon is there and has answered for every put of earlier batches."""
