@@ -5,9 +5,10 @@ of needed ones. Does not own: the outputs. The engine keeps them in its own memo
 those that `get_freed_ids` names. An output is identified by its key; so inputs, requests and (through the ring)
 processes share it. Requests and their inputs: encoder_request.py.
 Invariants: used, freeable and free tokens add up to the cache's size. An output that a request needs is never evicted
-here. If it is in the ring, a lease pins it there from `allocate` (or from the first call after it was stored) until no
-request needs it, so that other engines' puts do not evict it. Only `allocate` evicts. Queries change nothing. Only
-`store` sends messages, and no other call waits for one: `store` waits for a place, if the client has none.
+here. If it is in the ring, a lease pins it there from `allocate` (or from the first `get_freed_ids` after it was
+stored) until no request needs it, so that other engines' puts do not evict it. Only `allocate` evicts. Queries change
+nothing. Only `store` sends messages, and no other call waits for one: `store` waits for a place, if the client has
+none.
 """
 
 from __future__ import annotations
@@ -158,7 +159,6 @@ class EncoderCacheManager:
             # Each request counts as a use. The uses keep the entry in the ring once no lease pins it.
             lease = self._cache.get(wanted.key)
             known.lease = lease if lease is not None else known.lease
-            self._pin_stored()
         return evicted
 
     def lease(self, request: EncoderRequest, input_id: int) -> Lease | None:
@@ -167,12 +167,14 @@ class EncoderCacheManager:
         wanted = input_of(request, input_id)
         if self._cache is None or self._allocated.get((request.request_id, input_id)) != wanted.key:
             return None
-        self._pin_stored()
+        known = self._outputs[wanted.key]
+        if known.lease is None:
+            known.lease = self._cache.hold(wanted.key)
         return self._cache.hold(wanted.key)
 
     def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.05) -> Put | None:
         """Puts an encoder output into the ring, for all engines. Returns the put once the payload is copied; None
-        without a cache. The first call after the daemon stored it pins it, if a request still needs it.
+        without a cache. The first `get_freed_ids` after the daemon stored it pins it, if a request still needs it.
 
         Args:
             tree: as for `Client.put`.
@@ -189,7 +191,6 @@ class EncoderCacheManager:
         if (known := self._outputs.get(wanted.key)) is not None:
             # It may pin a former entry of the key, which was removed. The one that is there now is pinned anew.
             known.lease = None
-        self._pin_stored()
         return put
 
     # ---- release
@@ -218,8 +219,12 @@ class EncoderCacheManager:
 
     def get_freed_ids(self) -> list[bytes]:
         """The keys of all outputs that were evicted since the last call, for the engine to drop: each once, oldest
-        first, without those that were allocated again."""
-        self._pin_stored()
+        first, without those that were allocated again. Pins needed outputs that were stored since then."""
+        if self._cache is not None:
+            # Reads the index only, so it does not wait for the daemon.
+            for key, output in self._outputs.items():
+                if output.needs and output.lease is None:
+                    output.lease = self._cache.hold(key)
         freed = [key for key in self._evicted if key not in self._outputs]
         self._evicted.clear()
         return freed
@@ -264,14 +269,6 @@ class EncoderCacheManager:
             self._evicted.pop(key, None)
             self._evicted[key] = None
         return evicted
-
-    def _pin_stored(self) -> None:
-        """Pins needed outputs that were stored meanwhile. Reads the index, so no call waits for the daemon's answer."""
-        if self._cache is None:
-            return
-        for key, output in self._outputs.items():
-            if output.needs and output.lease is None:
-                output.lease = self._cache.hold(key)
 
 
 def compute_encoder_budget(
