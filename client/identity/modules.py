@@ -8,9 +8,8 @@ lie and whatever file they came from.
 
 The check detects every operation on a parameter (by its version counter), every new storage, and changes of a sample of
 each tensor's bytes. The sample is for writes that bypass the counter (`parameter.data.copy_`, numpy). A write that
-bypasses the counter and leaves all samples as they were is not detected; make a new `Fingerprint` after it. Tensors
-made under `torch.inference_mode()` have no counter: each check compares all of their bytes, and modules with more than
-64 KiB of such tensors have no fingerprint.
+bypasses the counter and leaves all samples as they were is not detected; make a new `Fingerprint` after it. Modules
+with tensors that were made under `torch.inference_mode()`, which have no counter, have no fingerprint.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from ...errors import UnsupportedLeaf
 from ...shm.payloads.tensors import bytes_of, check_memory
 
 _SAMPLE_BYTES: Final = 16
-_UNCOUNTED_BYTES_MAX: Final = 64 * 1024
-"""Limit on bytes of tensors without a version counter. Each call compares all of them: 35 µs (measured) at this limit,
-but 0.2 s for an encoder of 100 MiB, which is longer than encoding takes."""
 _PLACE: Final = "a tensor of the weights"
 
 
@@ -46,8 +42,8 @@ class Fingerprint:
 
     def current(self, parts: Mapping[str, Any]) -> str:
         """The fingerprint as hex text: SHA-256 over names, dtypes, shapes and bytes of the tensors. Raises
-        UnsupportedLeaf if a tensor has no plain memory, for example a quantised one or one on the meta device, or more
-        than 64 KiB of tensors were made under `torch.inference_mode()`."""
+        UnsupportedLeaf if a tensor has no plain memory, for example a quantised one or one on the meta device, or was
+        made under `torch.inference_mode()`."""
         if self._pid != os.getpid():
             # A thread that the child of a fork does not have may hold the lock, and have changed half.
             self._pid, self._lock, self._seen = os.getpid(), threading.Lock(), None
@@ -56,25 +52,18 @@ class Fingerprint:
             seen = [_identity(tensor) for tensor in tensors]
             if seen != self._seen or self._sample() != self._sampled:
                 self._seen = None
-                self._check_counted(parts, tensors)
+                if any(tensor.is_inference() for tensor in tensors):
+                    raise UnsupportedLeaf(
+                        f"weights of {' and '.join(type(part).__name__ for part in parts.values())} were made under "
+                        "torch.inference_mode(), where torch counts no changes. Make or load the model outside of "
+                        "inference_mode(), or under torch.no_grad()"
+                    )
                 self._samples = [_sample_of(tensor) for tensor in tensors if tensor.numel()]
                 # The samples are taken before the hash, so that the next check detects writes during the hash.
                 self._sampled = self._sample()
                 self._digest = _hashed(parts)
                 self._seen = seen
             return self._digest
-
-    def _check_counted(self, parts: Mapping[str, Any], tensors: list[Any]) -> None:
-        uncounted = {id(tensor): tensor for tensor in tensors if tensor.is_inference()}
-        total_bytes = sum(tensor.numel() * tensor.element_size() for tensor in uncounted.values())
-        if total_bytes <= _UNCOUNTED_BYTES_MAX:
-            return
-        names = " and ".join(type(part).__name__ for part in parts.values())
-        raise UnsupportedLeaf(
-            f"{names}: {total_bytes} bytes of its weights were made under torch.inference_mode(), where torch counts "
-            f"no changes (limit {_UNCOUNTED_BYTES_MAX}). Make or load the model outside of inference_mode(), or under "
-            "torch.no_grad()"
-        )
 
     def _sample(self) -> bytes:
         by_device: dict[Any, list[Any]] = {}
@@ -117,23 +106,18 @@ def _identity(tensor: Any) -> tuple[int, int, int]:
 
 
 def _sample_of(tensor: Any) -> Any:
-    """A view of a few bytes in the middle of a tensor, (n,) uint8; of all bytes if it has no version counter."""
+    """A view of a few bytes in the middle of a tensor, (n,) uint8."""
     check_memory(tensor, _PLACE)
     flat = _flat(tensor.detach())
-    count = len(flat)
-    if not tensor.is_inference():
-        count = min(count, max(1, _SAMPLE_BYTES // tensor.element_size()))
+    count = min(len(flat), max(1, _SAMPLE_BYTES // tensor.element_size()))
     return flat[(len(flat) - count) // 2 :][:count].view(torch.uint8)
 
 
 def _flat(tensor: Any) -> Any:
-    """A tensor's elements in memory order, (n,). For a tensor with gaps, only the element in its middle, (1,). Raises
-    UnsupportedLeaf if the tensor has gaps and no version counter."""
+    """A tensor's elements in memory order, (n,). For a tensor with gaps, only the element in its middle, (1,)."""
     strides = tensor.stride()
     dense = tensor.permute(sorted(range(tensor.ndim), key=lambda dim: -strides[dim]))
     if dense.is_contiguous():
         return dense.view(-1)
-    if tensor.is_inference():
-        raise UnsupportedLeaf("a tensor with gaps, made under torch.inference_mode(): changes in it cannot be seen")
     middle = sum(stride * (size // 2) for stride, size in zip(strides, tensor.shape, strict=True))
     return tensor.as_strided((1,), (1,), tensor.storage_offset() + middle)
