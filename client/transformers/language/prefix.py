@@ -138,11 +138,6 @@ class PrefixCached:
             self.tally.reasons.tell(error, f"prompts of {type(model).__name__} are not shared")
 
     @property
-    def model(self) -> Any:
-        """The model that was given."""
-        return self._model
-
-    @property
     def namespace(self) -> Namespace | None:
         """The namespace of the blocks, as the last call that shared made it. None before the first one."""
         return None if self._cache is None else self._cache.namespace
