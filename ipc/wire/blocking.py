@@ -23,7 +23,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from ...errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TensordError, TimedOut, Unavailable
+from ...errors import (
+    BadConfiguration,
+    DaemonUnavailable,
+    ProtocolError,
+    SocketForbidden,
+    TensordError,
+    TimedOut,
+    Unavailable,
+)
 from ..messages.control import Error
 from ..messages.schema import Message
 from ..places import CONTROL_NAME, SOCKET_PATH_BYTES_MAX
@@ -217,7 +225,7 @@ class BlockingChannel:
         self._ready.extend(arrival.messages)
         if arrival.failure is not None:
             self._failure = arrival.failure
-            if not self._served and not self._ready:
+            if not self._served and not self._ready and isinstance(arrival.failure, ProtocolError):
                 why = f"{self._name} does not speak tensord's protocol: it may be the socket of another program, or "
                 why += "tensord's metrics or page, which speak HTTP. Name the control or the status socket"
                 self._failure = type(arrival.failure)(f"{why} ({arrival.failure})")

@@ -8,9 +8,8 @@ The status socket has no order. A connection ends in CLOSED: the peer is gone, o
 refused. The daemon judges what comes when, and counts open requests; a client believes the daemon.
 
 Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
-from `close`. After a failure the connection is CLOSED and accepts nothing. A message whose descriptors this process
-could not open has no effect: a server refuses it, and a client gets an Error in its place. A server refuses requests
-over the client's limits. The connection goes on after a refusal.
+from `close`. After a failure the connection is CLOSED and accepts nothing. Descriptors that this process could not open
+are a failure. A server refuses requests over the client's limits. The connection goes on after a refusal.
 """
 
 from __future__ import annotations
@@ -49,8 +48,6 @@ STATUS_ANSWERS: Final = Kinds(answers(declared(m.StatusRequest)))
 
 Cut = ProtocolError | ProcessLimit | None
 """The error of a read that lost descriptors: ProcessLimit if this process could not open them."""
-_LOST: Final = -1
-"""In the place of the descriptors of one call that this process could not open."""
 Delivery = tuple[Any, tuple[int, ...]]
 """A message and its descriptors. The receiver of the message owns the descriptors."""
 
@@ -70,7 +67,7 @@ class Arrival(Struct):
     messages: list[Delivery] = field(default_factory=list)
     discarded: list[int] = field(default_factory=list)  # descriptors that the caller closes
     replies: bytearray = field(default_factory=bytearray)  # bytes to send to the peer before anything else
-    failure: ProtocolError | None = None  # if set, the connection is CLOSED: send `replies`, then close the socket
+    failure: Cut = None  # if set, the connection is CLOSED: send `replies`, then close the socket
 
 
 class Connection:
@@ -85,7 +82,6 @@ class Connection:
         self._limits = limits or ClientLimits()
         self._open: dict[int, type[Message]] = {}  # unanswered requests by id, on a server
         self._fds: deque[int] = deque()
-        self._limit: ProcessLimit | None = None  # why descriptors were lost
 
     @classmethod
     def control_server(cls, limits: ClientLimits) -> Connection:
@@ -111,20 +107,18 @@ class Connection:
     # ---- what comes in
 
     def receive_data(self, data: bytes, fds: Sequence[int] = (), cut: Cut = None) -> Arrival:
-        """Processes the result of one read. An error of the peer is in `Arrival.failure`."""
+        """Processes the result of one read, whose messages are lost if descriptors are. An error of the peer is in
+        `Arrival.failure`."""
         arrival = Arrival()
         self._fds.extend(fds)
-        if isinstance(cut, ProcessLimit):
-            self._fds.append(_LOST)
-            self._limit, cut = cut, None
         if not self.closed:
             try:
+                if cut is not None:
+                    raise cut
                 for frame in self._reader.feed(data):
                     self._take(frame, arrival)
                 self._refuse_undeclared()
-                if cut is not None:
-                    raise cut
-            except ProtocolError as failure:
+            except (ProtocolError, ProcessLimit) as failure:
                 arrival.failure = failure
                 self.state = ConnectionState.CLOSED
                 if self.serving:
@@ -136,7 +130,7 @@ class Connection:
     def close(self) -> list[int]:
         """Ends the connection. Returns the descriptors that no message has taken; the caller closes them."""
         self.state = ConnectionState.CLOSED
-        left = [fd for fd in self._fds if fd != _LOST]
+        left = [*self._fds]
         self._fds.clear()
         return left
 
@@ -146,32 +140,29 @@ class Connection:
         try:
             message = decode(frame, self._known)
         except UnknownMessage as unknown:
-            fds = self._fds_for("a message of unknown type", unknown.fds)
-            arrival.discarded += [fd for fd in fds if fd != _LOST]
+            arrival.discarded += self._fds_for("a message of unknown type", unknown.fds)
             if self.serving:
                 elsewhere = _of_other_socket(unknown.name)
                 arrival.replies += pack(m.Error.of(elsewhere or unknown, unknown.id))
             return
-        fds, number = self._fds_for(type(message).__name__, getattr(message, "fds", 0)), id_of(message)
-        refusal: TensordError | None = self._limit if _LOST in fds else None
-        try:
-            if self.serving:
-                refusal = self._refusal(message, refusal)
-        except ProtocolError:
-            arrival.discarded += [fd for fd in fds if fd != _LOST]
-            raise
+        fds = self._fds_for(type(message).__name__, getattr(message, "fds", 0))
+        refusal: TensordError | None = None
+        if self.serving:
+            try:
+                refusal = self._refusal(message)
+            except ProtocolError:
+                arrival.discarded += fds
+                raise
+        elif isinstance(message, m.Welcome):
+            self.state = ConnectionState.GREETED
+            self._send_bytes_max = message.limits.message_bytes_max
         if refusal is None:
-            if isinstance(message, m.Welcome):
-                self.state = ConnectionState.GREETED
-                self._send_bytes_max = message.limits.message_bytes_max
             arrival.messages.append((message, fds))
             return
-        arrival.discarded += [fd for fd in fds if fd != _LOST]
-        error = m.Error.of(refusal, number)
-        if not self.serving:
-            arrival.messages.append((error, ()))
-        elif number is not None:  # an Error without an id would end the connection
-            arrival.replies += pack(error)
+        arrival.discarded += fds
+        number = id_of(message)
+        if number is not None:  # an Error without an id would end the connection
+            arrival.replies += pack(m.Error.of(refusal, number))
 
     def _check_version(self, found: object) -> None:
         """Raises VersionMismatch. Called before the fields are decoded: another version may have other fields."""
@@ -185,14 +176,11 @@ class Connection:
         raise VersionMismatch(f"{versions}: install the same release of tensord on both sides")
 
     def _fds_for(self, name: str, count: int) -> tuple[int, ...]:
-        """The descriptors of a message. If some of them were lost, the last one is _LOST."""
-        there = list(self._fds)[:count]
-        if _LOST in there:
-            there = there[: there.index(_LOST) + 1]
-        elif count > len(there):
-            why = f"{name} declares {count} descriptors, {len(there)} came with it"
+        """The descriptors of a message."""
+        if count > len(self._fds):
+            why = f"{name} declares {count} descriptors, {len(self._fds)} came with it"
             raise ProtocolError(f"{why}: send them in the same sendmsg call as the message's first byte")
-        return tuple(self._fds.popleft() for _ in there)
+        return tuple([self._fds.popleft() for _ in range(count)])
 
     def _refuse_undeclared(self) -> None:
         waiting = len(self._fds)
@@ -224,14 +212,12 @@ class Connection:
 
     # ---- requests and their answers
 
-    def _refusal(self, message: Any, lost: TensordError | None) -> LimitReached | None:
+    def _refusal(self, message: Any) -> LimitReached | None:
         """Why a request that has come to the daemon is not carried out. None: it is, and counts as open. Raises
         ProtocolError if it may not come now."""
         kind, limits = type(message), self._limits
         if issubclass(kind, m.ControlRequest) and (remedy := self._remedy(kind)):
             raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {remedy}")
-        if lost is not None:
-            return LimitReached(f"the daemon refuses it: {lost}")
         keys, most = len(getattr(message, "keys", ())), limits.keys_per_request_max
         if keys > most:
             why = f"{kind.__name__} of {keys} keys; keys_per_request_max is {most}: ask in several requests"

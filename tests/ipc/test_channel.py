@@ -160,8 +160,8 @@ async def test_a_peer_that_never_reads_is_dropped_with_bounded_memory_and_few_de
 @pytest.mark.parametrize(
     ("data", "given", "delivered"),
     [
-        (pack(m.Renew([1])), FDS_MAX + 1, 1),
-        (pack(m.Renew([1])), 60, 1),
+        (pack(m.Renew([1])), FDS_MAX + 1, 0),
+        (pack(m.Renew([1])), 60, 0),
         (pack(m.Renew([1])), 2, 1),
         (msgpack.packb({"type": "Frobnicate", "fds": 2}), 2, 0),
         (pack(m.OpenInbox(1, 0)), 2, 0),

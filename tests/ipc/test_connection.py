@@ -229,38 +229,13 @@ def test_descriptors_go_to_the_messages_that_declare_them_or_are_handed_back(
     assert said in str(arrival.failure) if said else arrival.failure is None
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_request_whose_descriptor_the_daemon_cannot_open_is_refused_alone(attached: Pair, whole: bool) -> None:
-    data = attached.client.send(m.OpenInbox(20, 4096), m.Clear(22), fds=1)
-    limit = ProcessLimit("its limit is 64 (RLIMIT_NOFILE)")
-    arrivals = [attached.server.receive_data(data[: len(data) if whole else 3], (), limit)]
-    arrivals.append(attached.server.receive_data(data[len(data) if whole else 3 :]))
-    assert [message for arrival in arrivals for message, _ in arrival.messages] == [m.Clear(22)]
-    assert all(arrival.failure is None and not arrival.discarded for arrival in arrivals)
-    told = attached.client.receive_data(b"".join(bytes(arrival.replies) for arrival in arrivals))
-    ((error, _),) = told.messages
-    assert (error.id, error.code) == (20, "LimitReached")
-    assert "its limit is 64" in error.text
-    again = attached.client.send(m.OpenInbox(20, 4096), fds=1)
-    assert [fds for _, fds in attached.server.receive_data(again, (101,)).messages] == [(101,)]
-
-
-def test_an_answer_whose_descriptor_the_client_cannot_open_is_an_error_in_its_place(attached: Pair) -> None:
-    attached.server.receive_data(attached.client.send(m.OpenRing(20)))
-    attached.server.receive_data(attached.client.send(m.OpenRing(21)))
-    data = attached.server.send(m.WritableRing(20), fds=1)
-    lost = attached.client.receive_data(data, (), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
-    assert lost.failure is None
-    ((error, fds),) = lost.messages
-    assert (error.id, error.code, fds) == (20, "ProcessLimit", ())
-    data = attached.server.send(m.WritableRing(21), fds=1)
-    assert [fds for _, fds in attached.client.receive_data(data, (102,)).messages] == [(102,)]
-
-
-def test_descriptors_that_came_with_lost_ones_are_handed_back() -> None:
-    arrival = attaching()[1].receive_data(pack(ATTACHED), (101, 102), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
-    assert arrival.discarded == [101, 102] and arrival.failure is None
-    assert [(message.id, message.code) for message, _ in arrival.messages] == [(2, "ProcessLimit")]
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_descriptors_that_cannot_be_opened_end_the_connection_with_the_limit(side: str) -> None:
+    connection = Pair().to("attaching").server if side == "server" else attaching()[1]
+    arrival = connection.receive_data(pack(ATTACHED), (101, 102), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
+    assert isinstance(arrival.failure, ProcessLimit) and connection.closed
+    assert (arrival.messages, arrival.discarded) == ([], [101, 102])
+    assert [told["code"] for told in read(arrival.replies)] == ["ProcessLimit"] * (side == "server")
 
 
 def test_only_the_first_message_of_a_call_brings_descriptors(attached: Pair) -> None:
