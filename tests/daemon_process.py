@@ -1,5 +1,8 @@
 """A real daemon for tests: a process of its own, watched from outside, its memory removed at the end.
 
+It is forked by the server that children are forked from, which has imported all that a daemon imports: half a second
+less for each. It runs the `__main__` of `python -m tensord.daemon`, in a session of its own, but ends as a child ends.
+
 Owns: the process, a folder with its sockets and its log, the segments of its instance. Does not own clients that it did
 not make. Nothing here sleeps for a fixed time: READY comes through the daemon's own NOTIFY_SOCKET, everything else is
 polled for until a deadline.
@@ -8,7 +11,11 @@ polled for until a deadline.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
+import multiprocessing
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -17,8 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -27,8 +37,7 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.wire.blocking import BlockingChannel
 from tensord.ipc.wire.connection import Connection
 
-from .daemon_fork import Forked
-
+ROOT: Final = Path(__file__).parent.parent
 SHM_FOLDER: Final = Path("/dev/shm")
 MIB: Final = 1 << 20
 RING_BYTES: Final = 16 * MIB
@@ -38,7 +47,22 @@ PATIENCE_S: Final = 30.0
 COUNTING_OFTEN: Final = {"tensord.daemon.actors.lanes.HOLDERS_EVERY_S": 0.05}
 
 Found = TypeVar("Found")
+_PR_SET_PDEATHSIG: Final = 1
 _numbers = count(1)
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(
+    [
+        "tests.at_fork",  # first: its hook has to stand before the library's
+        "numpy.random",
+        "pytest",
+        "ctypes.util",
+        "tensord.client.core.client",
+        "tensord.client.core.async_client",
+        "tensord.daemon.app",
+        "tensord.daemon.remote_stores.directory",
+        "tests.crossings.party",
+    ]
+)
 
 
 def some(found: Found | None) -> Found:
@@ -60,6 +84,73 @@ def until(condition: Callable[[], Found], what: str, patience_s: float = PATIENC
             return found
         assert time.monotonic() < deadline, f"timed out after {patience_s} s: {what}; last seen {found!r}"
         time.sleep(0.005)
+
+
+def forked(act: Callable[..., object], *args: Any) -> ForkServerProcess:
+    """Starts `act(*args)` in a process of its own, forked by a server that has no threads."""
+    process = _forks.Process(target=act, args=args, daemon=True)
+    # Children import the test's module by its name, which begins at the root.
+    sys.path.insert(0, str(ROOT))
+    try:
+        process.start()
+    finally:
+        sys.path.remove(str(ROOT))
+    return process
+
+
+class Forked:
+    """A forked daemon, as a `subprocess.Popen` is one that was run as a program."""
+
+    def __init__(self, *order: Any) -> None:
+        self._process = forked(_become, *order)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired("a forked daemon", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def _become(
+    words: list[str],
+    environ: Mapping[str, str],
+    log: Path,
+    constants: Mapping[str, float],
+    before: tuple[str, Mapping[str, object]] | None,
+) -> None:
+    """Runs a daemon in this process."""
+    os.setsid()
+    # The server ends with the tests, and with whoever else has this descriptor. A daemon that they have left frees its
+    # memory then.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    with log.open("ab") as opened:
+        os.dup2(opened.fileno(), 1)
+        os.dup2(opened.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = ["tensord", *words]
+    for kind in (DeprecationWarning, PendingDeprecationWarning, UserWarning):
+        warnings.simplefilter("error", kind)
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        getattr(sys.modules[module], constant)  # there is one to stand for
+        setattr(sys.modules[module], constant, value)
+    if before is not None:
+        module, _, function = before[0].partition(":")
+        getattr(importlib.import_module(module), function)(**before[1])
+    runpy.run_module("tensord.daemon", run_name="__main__", alter_sys=True)
 
 
 class Daemon:
@@ -106,34 +197,27 @@ class Daemon:
         with self._notify_socket() as told:
             process = self.spawn()
             deadline = time.monotonic() + patience_s
-            ended = os.dup(process.pidfd) if isinstance(process, Forked) else os.pidfd_open(process.pid)
-            try:
-                while True:
-                    wait_s = max(0.0, deadline - time.monotonic())
-                    ready, _, _ = select.select([told.fileno(), ended], [], [], wait_s)
-                    assert ready, f"not READY after {patience_s} s:\n{self.log}"
-                    if told.fileno() in ready:
-                        if b"READY=1" in told.recv(4096).splitlines():
-                            return True
-                        continue
-                    process.wait()
+            while True:
+                if select.select([told], [], [], 0.02)[0]:
+                    if b"READY=1" in told.recv(4096).splitlines():
+                        return True
+                elif process.poll() is not None:
                     return False
-            finally:
-                os.close(ended)
+                assert time.monotonic() < deadline, f"not READY after {patience_s} s:\n{self.log}"
 
     def spawn(self) -> subprocess.Popen[bytes] | Forked:
         """Starts it without waiting for anything."""
         assert self._process is None or self._process.poll() is not None, "it runs already"
         environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
         environ["NOTIFY_SOCKET"] = str(self.folder / "notify.sock")
+        if not self.prefix:
+            self._process = Forked(self.words, environ, self.folder / "log", dict(self.constants), self.before)
+            return self._process
+        assert not self.constants and self.before is None, "a program has its own"
         with (self.folder / "log").open("ab") as log:
-            if self.prefix:
-                assert not self.constants and self.before is None, "a program has its own"
-                self._process = subprocess.Popen(
-                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
-                )
-            else:
-                self._process = Forked(self.words, environ, log.fileno(), self.constants, self.before)
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
+            )
         return self._process
 
     def refused(self, patience_s: float = PATIENCE_S) -> str:

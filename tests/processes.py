@@ -9,13 +9,12 @@
         assert child.hear() == "holding"
         child.kill()
 
-Owns: the children, all of which have ended when their `with` blocks have. They are forked from a server that has no
-threads, so starting one is quick, and inherits nothing from the tests.
+Owns: the children, all of which have ended when their `with` blocks have. They are forked as daemons are
+(daemon_process.py), so starting one is quick, and inherits nothing from the tests.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,31 +23,18 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
-from .daemon_process import PATIENCE_S, until
-
-_ROOT = str(Path(__file__).parent.parent)
-_processes = multiprocessing.get_context("forkserver")
-# First: its hook has to stand before the library's.
-_processes.set_forkserver_preload(
-    [
-        "tests.at_fork",
-        "numpy",
-        "pytest",
-        "tensord.client.core.client",
-        "tensord.client.core.async_client",
-        "tests.crossings.party",
-    ]
-)
+from .daemon_process import PATIENCE_S, ROOT, forked, until
 
 
 def python(*words: str, timeout_s: float = PATIENCE_S, **options: Any) -> subprocess.CompletedProcess[str]:
     """What an interpreter of its own says, given these words; it runs in the root of the checkout."""
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
 
 
 class Stage:
@@ -75,13 +61,8 @@ class Child:
     """Runs `act(stage, *args)` in a process of its own; what it returns is the last thing it tells."""
 
     def __init__(self, act: Callable[..., Any], *args: Any) -> None:
-        self._pipe, theirs = _processes.Pipe()
-        self._process = _processes.Process(
-            target=_perform, args=(act, theirs, args, list(warnings.filters)), daemon=True
-        )
-        # Children import the test's module by its name, which begins at the root.
-        with _on_path(_ROOT):
-            self._process.start()
+        self._pipe, theirs = Pipe()
+        self._process = forked(_perform, act, theirs, args, list(warnings.filters))
         theirs.close()
 
     @property
@@ -157,16 +138,3 @@ def _perform(act: Callable[..., Any], pipe: Connection, args: tuple[Any, ...], f
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-class _on_path:
-    """Has the children begin with `folder` first in sys.path, and this process without it."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        sys.path.insert(0, self._folder)
-
-    def __exit__(self, *_: object) -> None:
-        sys.path.remove(self._folder)
