@@ -15,119 +15,81 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Final
 
 from ..ended_cleanly import end_cleanly
-from .daemon_rounds import KINDS, AnySession, session
+from .daemon_rounds import KINDS, session
 from .points import Round
 
 _ROUNDS: Final = 60
 """The kills that one instance goes through. Then all of its memory must be free."""
-_DEPTH_FIRST: Final = 24
-_DEPTH_MAX: Final = 1024
-_TOLD_EVERY_S: Final = 10.0
+_DEPTH_BITS: Final = 10
 
 
-class Draw:
-    """Random rounds: every point of a kind is equally likely, at a random depth."""
+class Run:
+    """Plays rounds, and counts. If the load did not reach a round's point, a kill from outside ended the round."""
 
-    def __init__(self, seed: int) -> None:
-        self._chance = random.Random(seed)
-        self._depths: defaultdict[str, int] = defaultdict(lambda: _DEPTH_FIRST)
-
-    def next(self, points: Sequence[str]) -> Round:
-        point = self._chance.choice(points)
-        return Round(point, self._chance.randint(1, self._depths[point]), self._chance.randrange(1 << 31))
-
-    def played(self, turn: Round, places: tuple[str, ...]) -> None:
-        """Adapts the depth of a point: deeper next time, or less deep if the load did not reach the line."""
-        depth = self._depths[turn.point]
-        self._depths[turn.point] = max(depth, min(2 * turn.at, _DEPTH_MAX)) if places else max(1, turn.at - 1)
-
-
-class Report:
     def __init__(self) -> None:
-        self.kills = self.rounds = self.checked = 0
-        self.last: deque[tuple[Round, tuple[str, ...]]] = deque(maxlen=4)
-        self._by_group: Counter[str] = Counter()
-        self._places: defaultdict[str, set[str]] = defaultdict(set)
-        self._began = self._told_at = time.monotonic()
+        self.kills = self.checked = 0
+        self.last: deque[Round] = deque(maxlen=4)
+        self._reached: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._began = time.monotonic()
 
-    def add(self, turn: Round, places: tuple[str, ...]) -> None:
-        """Counts a round. If the load did not reach the point, a kill from outside ended the round."""
-        self.rounds += 1
-        self.kills += max(1, len(places))
-        self._by_group[turn.group] += len(places)
-        self._places[turn.group].update(places)
-        self.last.append((turn, places))
-        now = time.monotonic()
-        if now - self._told_at > _TOLD_EVERY_S:
-            self._told_at = now
-            print(f"{self.kills} kills, {now - self._began:.0f} s", flush=True)
+    def play(self, kind: str, rounds: Iterable[Round]) -> None:
+        """Plays these rounds with one instance. Raises AssertionError if an entry is lost, torn or wrong, or something
+        leaked."""
+        with session(kind) as playing:
+            for turn in rounds:
+                self.last.append(turn)
+                places = playing.play(turn)
+                self.kills += max(1, len(places))
+                self._reached[turn.group].update(places)
+            playing.finish()
+            self.checked += playing.checked
+        print(f"{self.kills} kills, {time.monotonic() - self._began:.0f} s", flush=True)
 
     def __str__(self) -> str:
         rows = [
-            f"{group:12} {self._by_group[group]:6} kills at {len(places):4} lines"
-            for group, places in sorted(self._places.items())
+            f"{group:12} {places.total():6} kills at {len(places):4} lines"
+            for group, places in sorted(self._reached.items())
         ]
-        took_s = time.monotonic() - self._began
-        end = f"{self.kills} kills in {self.rounds} rounds and {took_s:.0f} s, {self.checked} entries compared"
-        return "\n".join([*rows, end])
+        return "\n".join([*rows, f"{self.kills} kills, {self.checked} entries compared"])
 
 
-def run(kills: int, seed: int, report: Report) -> None:
-    """Plays rounds until that many processes were killed. Raises AssertionError if an entry is lost, torn or wrong, or
-    something leaked."""
-    draw = Draw(seed)
-    kinds = cycle(KINDS)
-    while report.kills < kills:
-        kind = next(kinds)
-        with session(kind) as playing:
-            for _ in range(_ROUNDS):
-                if report.kills < kills:
-                    draw.played(*play(playing, draw.next(KINDS[kind]), report))
-            playing.finish()
-            report.checked += playing.checked
-
-
-def play(playing: AnySession, turn: Round, report: Report) -> tuple[Round, tuple[str, ...]]:
-    """Plays one round, and returns it with the places at which processes died."""
-    report.last.append((turn, ()))
-    places = playing.play(turn)
-    report.last.pop()
-    report.add(turn, places)
-    return turn, places
+def drawn(chance: random.Random, points: Sequence[str]) -> Iterator[Round]:
+    """The rounds of one instance: every point is equally likely. Most kills come early, since the load may not reach a
+    later line."""
+    for _ in range(_ROUNDS):
+        at = int(2 ** chance.uniform(0, _DEPTH_BITS))
+        yield Round(chance.choice(points), at, chance.randrange(1 << 31))
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crashes", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    points = [point for points in KINDS.values() for point in points]
-    parser.add_argument("--point", help="play one round, at this point", choices=points, metavar="POINT")
+    kind_of = {point: kind for kind, points in KINDS.items() for point in points}
+    parser.add_argument("--point", help="play one round, at this point", choices=kind_of, metavar="POINT")
     parser.add_argument("--at", type=int, default=1, help="the line at which it dies, counted as lines begin")
     given = parser.parse_args(arguments)
-    report = Report()
+    run, chance, kinds = Run(), random.Random(given.seed), cycle(KINDS)
     print(f"seed {given.seed}", flush=True)
     try:
         if given.point:
-            kind = next(kind for kind, points in KINDS.items() if given.point in points)
-            with session(kind) as playing:
-                play(playing, Round(given.point, given.at, given.seed), report)
-                playing.finish()
-                report.checked += playing.checked
-        else:
-            run(given.kills, given.seed, report)
+            run.play(kind_of[given.point], [Round(given.point, given.at, given.seed)])
+        while not given.point and run.kills < given.kills:
+            kind = next(kinds)
+            run.play(kind, drawn(chance, KINDS[kind]))
     except AssertionError:
         traceback.print_exc()
         print("the last rounds, newest first; one of their crashes caused the failure:")
-        for turn, places in reversed(report.last):
-            print(f"    make crashes {turn}    # died at {', '.join(places) or 'no point'}")
-        print(report)
+        for turn in reversed(run.last):
+            print(f"    make crashes {turn}")
+        print(run)
         return 1
-    print(report)
+    print(run)
     return 0
 
 

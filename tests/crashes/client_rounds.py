@@ -13,9 +13,9 @@ from typing import Any, Final, Self
 
 import tensord
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import MIB, PATIENCE_S, Daemon, some, until
 from ..processes import Child, Stage
-from .model import NUMBERS, Model, Name, array_of, reserved_by, tree_of, version_of
+from .model import NUMBERS, Held, Model, Name, array_of, reserved_by, tree_of, version_of
 from .points import CLIENT, Round, arm, points_of
 
 POINTS: Final = points_of(CLIENT)
@@ -34,7 +34,7 @@ class Session:
     def __init__(self) -> None:
         self._daemon = Daemon(ring_bytes=16 * MIB, policy="lru", limits_claim_s=30)
         self._model = Model()
-        self._held: list[tuple[Name, int, Any]] = []
+        self._held = Held()
         self._rounds = 0
 
     @property
@@ -51,9 +51,7 @@ class Session:
             put = self._witness.put(name.key, tree_of(name, version), wait=True)
             self._model.put(name, version, put.state)
             if number % 4 == 0:
-                lease = self._witness.get(name.key)
-                assert lease is not None
-                self._held.append((name, version, lease.tree))
+                self._held.keep(name, some(self._witness.get(name.key)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,8 +100,7 @@ class Session:
         until(lambda: left.items() <= self._left().items(), f"nothing but {left} to be left")
         assert len(daemon.lanes()) == 1, f"leaked: {daemon.lanes()}"
         self._model.check(self._witness, lambda: True)
-        for name, version, tree in self._held:
-            assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
+        self._held.check()
         assert not daemon.status()["store"]["found_corrupt"]
 
     def _left(self) -> dict[str, int]:
@@ -131,7 +128,7 @@ class _Load:
         self.chance = chance
         self.version = first
         self.client = tensord.Client(socket, timeout_s=PATIENCE_S)
-        self.held: list[tuple[Name, int, Any]] = []
+        self.held = Held()
 
     def get(self, verify: bool = False) -> None:
         name = self._known()
@@ -197,10 +194,10 @@ class _Load:
         if not forked:
             code = 1
             try:
-                self._look()
+                self.held.check()
                 self.client.wait_connected(PATIENCE_S)
                 self.get()
-                self._look()
+                self.held.check()
                 code = 0
             except BaseException:
                 self.stage.fail()
@@ -208,11 +205,11 @@ class _Load:
                 os._exit(code)
         status = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
         assert status in (0, -9), "a forked process has read a wrong payload or none"
-        self._look()
+        self.held.check()
         self.client.wait_connected(PATIENCE_S)
 
     def end(self) -> None:
-        self._look()
+        self.held.check()
         self.stage.tell(None)
         self.stage.hear()
 
@@ -227,13 +224,9 @@ class _Load:
         return name, self.version, tree_of(name, self.version)
 
     def _keep(self, name: Name, lease: tensord.Lease) -> None:
-        self.held.append((name, version_of(name, lease.tree), lease.tree))
+        self.held.keep(name, lease)
         while len(self.held) > 6:
             self.held.pop(0)
-
-    def _look(self) -> None:
-        for name, version, tree in self.held:
-            assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
 
 
 _READS: Final = (_Load.get, _Load.get, _Load.get_verified, _Load.get_many, _Load.release)

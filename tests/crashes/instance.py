@@ -24,7 +24,7 @@ from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.raw import RawClient
-from .model import NUMBERS, Model, Name, array_of, fault_of_index, namespace, reserved_by, tree_of, version_of
+from .model import NUMBERS, Held, Model, Name, array_of, fault_of_index, namespace, reserved_by, tree_of, version_of
 
 PLACE_BYTES: Final = 48 << 10
 RING_BYTES: Final = 16 * MIB
@@ -68,7 +68,7 @@ class Instance:
             pressure_retry_s="50ms",
         )
         self.model = Model(lossy=small)
-        self.held: list[tuple[Name, int, Any]] = []
+        self.held = Held()
         self._puts: list[tuple[Name, int, tensord.Put]] = []
         self._others: list[tensord.Client] = []
         self._sequences: set[int] = set()
@@ -265,8 +265,7 @@ class Instance:
                 # No nearer than the load may have taken, nor further than its time to live.
                 left_s = info.expires_unix_s - time.time()
                 assert 0 < left_s <= TTL_S + 1, f"wrong: {name} expires in {left_s} s; its limit is {TTL_S} s"
-        for name, version, tree in self.held:
-            assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
+        self.held.check()
         for number in self._sequences:
             self._await(lambda number=number: self._matched(number), f"lost: sequence {number}")  # type: ignore[misc]
         self._expect_daemon()
@@ -361,7 +360,7 @@ class Instance:
         # In the small ring a use would change the order of eviction.
         lease = client.hold(name.key) if self.small else client.get(name.key)
         if lease is not None:
-            self.held.append((name, version_of(name, lease.tree), lease.tree))
+            self.held.keep(name, lease)
 
     def _matched(self, number: int) -> bool:
         match = self._cache.match(_tokens(number), timeout_s=PATIENCE_S)

@@ -96,6 +96,18 @@ def version_of(name: Name, tree: Any) -> int:
     return version
 
 
+class Held(list[tuple[Name, int, Any]]):
+    """Views that a client holds: names, versions and payloads."""
+
+    def keep(self, name: Name, lease: tensord.Lease) -> None:
+        """Asserts that the lease has a payload of `name`, and holds it."""
+        self.append((name, version_of(name, lease.tree), lease.tree))
+
+    def check(self) -> None:
+        for name, version, tree in self:
+            assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
+
+
 @dataclass
 class Model:
     """The possible versions of each name; None: not cached. `lossy`: any entry may be gone but those in `kept`."""

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ..processes import python
 from . import fuzz
 
-ROOT = Path(__file__).parents[2]
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.fuzz import fuzz
-fuzz.FINDINGS = Path({findings!r})
-{sabotage}
-sys.exit(fuzz.main({arguments!r}))
-"""
+LONG_S = 1200.0
 
 
 def fuzzed(findings: Path, *arguments: str, sabotage: str = "") -> subprocess.CompletedProcess[str]:
-    script = SCRIPT.format(findings=str(findings), sabotage=sabotage, arguments=list(arguments))
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Runs fuzzers in a process of their own, after the code of `sabotage`."""
+    program = f"""
+import sys, pathlib
+from tests.fuzz import fuzz
+fuzz.FINDINGS = pathlib.Path({str(findings)!r})
+{sabotage}
+sys.exit(fuzz.main({arguments!r}))
+"""
+    return python("-c", program, timeout_s=LONG_S, env={**os.environ, "PYTHONHASHSEED": "0"})
 
 
 @pytest.mark.parametrize("name", fuzz.TARGETS)

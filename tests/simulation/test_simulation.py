@@ -8,31 +8,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SEEDS = 50
+from ..processes import python
 
-SCRIPT = """
-import sys
-from tests.simulation import simulate
-{sabotage}
-sys.exit(simulate.main({arguments!r}))
-"""
+SEEDS = 50
+LONG_S = 1200.0
 
 
 def simulated(*arguments: str, sabotage: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(sabotage=sabotage, arguments=list(arguments))],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Runs seeds in a process of their own, after the code of `sabotage`."""
+    program = f"import sys\nfrom tests.simulation import simulate\n{sabotage}\nsys.exit(simulate.main({arguments!r}))"
+    environ = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+    return python("-c", program, timeout_s=LONG_S, env=environ)
 
 
 def test_under_many_seeds_nothing_wrong_is_shown_nothing_is_lost_and_nothing_leaks() -> None:
