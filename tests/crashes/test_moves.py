@@ -5,15 +5,12 @@ The ring evicts nothing here, so no entry may be missing. Entries with odd numbe
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-import tensord
-
 from ..daemon_process import MIB, Daemon, until
+from ..faults.payloads import has, key, payload
 
 KIB = 1 << 10
-NAMESPACE = tensord.Namespace(model="moves", revision="1", dtype="uint8", processor="none")
 ENTRIES = 16
 HOLES = (2, 5, 6, 9, 12)
 CHILDREN = range(1, ENTRIES, 2)
@@ -31,14 +28,6 @@ POINTS = {
 """Lines within each function, counted from the moment at which the free space is fragmented."""
 
 
-def key_of(number: int) -> bytes:
-    return NAMESPACE.key("move", str(number), b"")
-
-
-def payload(number: int, size_bytes: int) -> np.ndarray:
-    return np.full(size_bytes, number, np.uint8)
-
-
 @pytest.mark.parametrize("point", list(POINTS))
 def test_a_daemon_killed_while_entries_move_loses_none_and_shows_none_torn(point: str) -> None:
     for at in POINTS[point]:
@@ -49,19 +38,19 @@ def test_a_daemon_killed_while_entries_move_loses_none_and_shows_none_torn(point
             daemon.before = "tests.crashes.points:arm", {"patterns": [point], "at": at, "told": str(told)}
             daemon.start()
             with daemon.client() as client:
-                client.put(key_of(99), payload(99, LARGE_BYTES), timeout_s=5)
+                client.put(key(99), payload(99, LARGE_BYTES), timeout_s=5)
                 until(told.exists, f"line {at} of {point} in a move")
             until(lambda: not daemon.running, "the daemon's end")
             daemon.before = None
             daemon.start()
             with daemon.client() as client:
                 for number in set(range(ENTRIES)) - set(HOLES):
-                    assert there(client, number), f"{number} is lost"
-                client.put(key_of(99), payload(99, LARGE_BYTES), wait=True)
-                assert all(there(client, number) for number in {*range(ENTRIES), 99} - set(HOLES))
-                client.evict(key_of(0))
-                until(lambda: not any(there(client, number) for number in CHILDREN), "the children to end")
-                assert all(there(client, number) for number in {*range(2, ENTRIES, 2), 99} - set(HOLES))
+                    assert has(client, number), f"{number} is lost"
+                client.put(key(99), payload(99, LARGE_BYTES), wait=True)
+                assert all(has(client, number) for number in {*range(ENTRIES), 99} - set(HOLES))
+                client.evict(key(0))
+                until(lambda: not any(has(client, number) for number in CHILDREN), "the children to end")
+                assert all(has(client, number) for number in {*range(2, ENTRIES, 2), 99} - set(HOLES))
 
 
 def full_of_holes(daemon: Daemon) -> None:
@@ -71,14 +60,6 @@ def full_of_holes(daemon: Daemon) -> None:
         # Room for two more is left: the daemon lends one place ahead, and keeps room for another.
         size = int(client.status()["store"]["ring_bytes"]) // (ENTRIES + 2)
         for number in range(ENTRIES):
-            parent = key_of(0) if number in CHILDREN else None
-            client.put(key_of(number), payload(number, size), parent=parent, wait=True)
-        assert client.evict(*map(key_of, HOLES)) == len(HOLES)
-
-
-def there(client: tensord.Client, number: int) -> bool:
-    lease = client.get(key_of(number))
-    if lease is None:
-        return False
-    assert (lease.tree == number).all(), f"{number} is torn"
-    return True
+            parent = key(0) if number in CHILDREN else None
+            client.put(key(number), payload(number, size), parent=parent, wait=True)
+        assert client.evict(*map(key, HOLES)) == len(HOLES)
