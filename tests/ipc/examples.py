@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 import msgspec.inspect as mi
@@ -10,30 +11,43 @@ import msgspec.inspect as mi
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits
 from tensord.ipc.messages.schema import Message
-from tensord.ipc.wire.connection import Connection
+from tensord.ipc.wire.connection import Arrival, Connection
 
 LIMITS = ClientLimits(requests_in_flight_max=100_000)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 ATTACHED = m.Attached(2, 1, 0, 4096, 4096)
+STEPS = ("fresh", "greeting", "greeted", "attaching", "attached")
+"""How far a connection can have come."""
 
 
 def welcome(limits: ClientLimits = LIMITS) -> m.Welcome:
     return m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, limits)
 
 
-def attaching() -> tuple[Connection, Connection]:
-    """A server's and a client's connection; the client has asked to attach."""
-    server, client = Connection.control_server(LIMITS), Connection.control_client()
-    server.receive_data(client.send(HELLO))
-    client.receive_data(server.send(welcome()))
-    server.receive_data(client.send(m.Attach(2)))
-    return server, client
+class Pair(NamedTuple):
+    """A server's and a client's connection, each fed with what the other sends."""
 
+    server: Connection
+    client: Connection
 
-def attached() -> tuple[Connection, Connection]:
-    server, client = attaching()
-    client.receive_data(server.send(ATTACHED, fds=3), (0, 1, 2))
-    return server, client
+    @classmethod
+    def at(cls, step: str, limits: ClientLimits = LIMITS) -> Pair:
+        pair = cls(Connection.control_server(limits), Connection.control_client())
+        steps: tuple[Callable[[], Arrival], ...] = (
+            lambda: pair.ask(HELLO),
+            lambda: pair.answer(welcome(limits)),
+            lambda: pair.ask(m.Attach(2)),
+            lambda: pair.answer(ATTACHED, fds=(7, 8, 9)),
+        )
+        for go in steps[: STEPS.index(step)]:
+            go()
+        return pair
+
+    def ask(self, *messages: Message, fds: tuple[int, ...] = ()) -> Arrival:
+        return self.server.receive_data(self.client.send(*messages, fds=len(fds)), fds)
+
+    def answer(self, *messages: Message, fds: tuple[int, ...] = ()) -> Arrival:
+        return self.client.receive_data(self.server.send(*messages, fds=len(fds)), fds)
 
 
 def fields_of(kind: type[Any]) -> tuple[mi.Field, ...]:

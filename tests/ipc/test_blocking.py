@@ -15,14 +15,14 @@ from tensord.ipc.wire.blocking import BlockingChannel
 from tensord.ipc.wire.connection import CONTROL_REQUESTS, Connection
 from tensord.ipc.wire.frames import FrameReader, decode, pack
 
-from .examples import ATTACHED, HELLO, attached, attaching
+from .examples import ATTACHED, HELLO, Pair
 
 Sockets = tuple[socket.socket, socket.socket]
 
 
 @pytest.fixture
 def channel(sockets: Sockets) -> Iterator[BlockingChannel]:
-    channel = BlockingChannel(sockets[0], attached()[1])
+    channel = BlockingChannel(sockets[0], Pair.at("attached").client)
     yield channel
     channel.close()
 
@@ -152,7 +152,7 @@ def test_close_wakes_those_who_wait(channel: BlockingChannel, sockets: Sockets) 
 
 def test_close_closes_descriptors_that_nobody_took(no_descriptor_leaks: None) -> None:
     ours, theirs = socket.socketpair()
-    channel = BlockingChannel(ours, attaching()[1])
+    channel = BlockingChannel(ours, Pair.at("attaching").client)
     socket.send_fds(theirs, [pack(m.PutRefused(1)) + pack(ATTACHED)], [0, 1, 2])
     channel.receive(60)
     channel.close()
@@ -162,7 +162,7 @@ def test_close_closes_descriptors_that_nobody_took(no_descriptor_leaks: None) ->
 def test_the_descriptor_of_a_channel_that_is_closed_while_a_thread_sends_is_closed_by_that_thread(
     sockets: Sockets,
 ) -> None:
-    channel, held, go_on = BlockingChannel(sockets[0], attached()[1]), threading.Event(), threading.Event()
+    channel, held, go_on = BlockingChannel(sockets[0], Pair.at("attached").client), threading.Event(), threading.Event()
     write = channel._write
 
     def waits(*args: object) -> int:

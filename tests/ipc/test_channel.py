@@ -23,7 +23,7 @@ from tensord.ipc.wire.connection import FDS_MAX, Connection
 from tensord.ipc.wire.descriptors import close_all
 from tensord.ipc.wire.frames import pack, unpack
 
-from .examples import ATTACHED, LIMITS, attached, attaching
+from .examples import ATTACHED, LIMITS, Pair
 
 Sockets = tuple[socket.socket, socket.socket]
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -62,7 +62,7 @@ async def test_all_messages_of_a_peer_that_leaves_answers_unread_are_read(socket
     """Its end is an error of the socket then, after which libuv calls once and never again. So it is when answering
     fails: a request that was received is carried out."""
     ours, theirs = sockets
-    server, client = attached()
+    server, client = Pair.at("attached")
     theirs.send(client.send(*[m.Renew([number + 1]) for number in range(40)]))
     ours.send(b"never read")
     theirs.close()
@@ -76,7 +76,7 @@ async def test_no_descriptor_is_lost_in_a_burst(sockets: Sockets) -> None:
     ours, theirs = sockets
     count, opened = 3000, 0
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    server, client = attached()
+    server, client = Pair.at("attached")
 
     def send() -> None:
         channel = BlockingChannel(theirs, client)
@@ -107,7 +107,7 @@ async def test_no_descriptor_is_lost_in_a_burst(sockets: Sockets) -> None:
 async def test_a_cut_call_sends_its_descriptors_once(sockets: Sockets, full: bool) -> None:
     ours, theirs = sockets
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
-    server, client = attaching()
+    server, client = Pair.at("attaching")
     filler = [m.Error(None, "TensordError", f"{n} " + "x" * 1500) for n in range(40)]
     channel = AsyncChannel(ours, server)
     if full:
@@ -173,7 +173,7 @@ async def test_descriptors_of_what_is_refused_are_closed(
     sockets: Sockets, data: bytes, given: int, delivered: int
 ) -> None:
     ours, theirs = sockets
-    server, _ = attached()
+    server, _ = Pair.at("attached")
     fd = numbered(1)
     socket.send_fds(theirs, [data], [fd] * given)
     os.close(fd)
@@ -187,7 +187,7 @@ async def test_after_a_protocol_error_earlier_messages_are_delivered_and_the_pee
     sockets: Sockets,
 ) -> None:
     ours, theirs = sockets
-    server, _ = attached()
+    server, _ = Pair.at("attached")
     channel = AsyncChannel(ours, server)
     theirs.sendall(pack(m.Renew([1])) + pack(m.Abandon(2)) + b"\xc1" + pack(m.Abandon(3)))
     assert [message async for message, _ in channel] == [m.Renew([1]), m.Abandon(2)]
@@ -198,7 +198,7 @@ async def test_after_a_protocol_error_earlier_messages_are_delivered_and_the_pee
 
 async def test_close_closes_the_descriptors_of_what_nobody_took(sockets: Sockets) -> None:
     ours, theirs = sockets
-    server, client = attached()
+    server, client = Pair.at("attached")
     channel = AsyncChannel(ours, server)
     fd = numbered(1)
     for number in range(5):
@@ -218,7 +218,7 @@ async def test_a_channel_that_stops_reading_has_taken_all_that_had_come_and_take
     sockets: Sockets,
 ) -> None:
     ours, theirs = sockets
-    server, client = attached()
+    server, client = Pair.at("attached")
     channel = AsyncChannel(ours, server, read_bytes=64)
     for number in range(10, 20):
         theirs.sendall(client.send(m.Clear(number)))
@@ -233,7 +233,7 @@ async def test_a_channel_that_stops_reading_has_taken_all_that_had_come_and_take
 
 async def test_a_channel_stops_reading_while_nobody_takes(sockets: Sockets) -> None:
     ours, theirs = sockets
-    server, _ = attached()
+    server, _ = Pair.at("attached")
     count = 20_000
     stream = memoryview(b"".join(pack(m.Renew([n + 1] * 20)) for n in range(count)))
 

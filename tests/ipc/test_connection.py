@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 from tensord.errors import DaemonUnavailable, MessageTooLarge, ProcessLimit, ProtocolError, VersionMismatch
 from tensord.ipc.messages import control as m
 from tensord.ipc.messages.control import PROTOCOL_VERSION, ClientLimits, Message
-from tensord.ipc.wire.connection import CONTROL_REQUESTS, FDS_MAX, Arrival, Connection, ConnectionState
+from tensord.ipc.wire.connection import CONTROL_REQUESTS, FDS_MAX, Connection, ConnectionState
 from tensord.ipc.wire.frames import CONTROL_BYTES_MAX, FrameReader, pack, unpack
 
-from .examples import ATTACHED, HELLO, attaching, smallest, welcome
+from .examples import ATTACHED, HELLO, STEPS, Pair, smallest, welcome
 
 KEY = b"k" * 32
 LIMITS = ClientLimits(requests_in_flight_max=8, keys_per_request_max=4)
@@ -24,8 +23,6 @@ REQUESTS: list[Message] = [
     HELLO if kind is m.Hello else smallest(kind, **({"id": number} if hasattr(kind, "id") else {}))
     for number, kind in enumerate(CONTROL_REQUESTS.values(), 10)
 ]
-STEPS = ("fresh", "greeting", "greeted", "attaching", "attached")
-"""How far a connection can have come."""
 
 
 def read(data: bytes | bytearray) -> list[Any]:
@@ -38,40 +35,12 @@ def check(connection: Connection) -> None:
     assert len(connection._reader.held) <= CONTROL_BYTES_MAX
 
 
-class Pair:
-    """A client's and a server's connection, each fed with what the other sends."""
-
-    def __init__(self) -> None:
-        self.server = Connection.control_server(LIMITS)
-        self.client = Connection.control_client()
-
-    def ask(self, *messages: Message, fds: tuple[int, ...] = ()) -> Arrival:
-        return self.server.receive_data(self.client.send(*messages, fds=len(fds)), fds)
-
-    def answer(self, *messages: Message, fds: tuple[int, ...] = ()) -> Arrival:
-        return self.client.receive_data(self.server.send(*messages, fds=len(fds)), fds)
-
-    def to(self, step: str) -> Pair:
-        steps: tuple[Callable[[], Arrival], ...] = (
-            lambda: self.ask(HELLO),
-            lambda: self.answer(welcome(LIMITS)),
-            lambda: self.ask(m.Attach(2)),
-            lambda: self.answer(ATTACHED, fds=(7, 8, 9)),
-        )
-        for go in steps[: STEPS.index(step)]:
-            go()
-        return self
-
-    def check(self) -> None:
-        for each in (self.server, self.client):
-            check(each)
-
-
 @pytest.fixture
 def attached() -> Any:
-    pair = Pair().to("attached")
+    pair = Pair.at("attached", LIMITS)
     yield pair
-    pair.check()
+    for each in pair:
+        check(each)
 
 
 def allowed(step: str, kind: Any) -> bool:
@@ -85,7 +54,7 @@ def allowed(step: str, kind: Any) -> bool:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
 def test_a_request_out_of_turn_is_refused_with_what_to_do(step: str, request_: Message) -> None:
-    server = Pair().to(step).server
+    server = Pair.at(step, LIMITS).server
     fds = tuple(range(100, 100 + getattr(request_, "fds", 0)))
     arrival = server.receive_data(pack(request_), fds)
     if allowed(step, type(request_)):
@@ -113,11 +82,10 @@ def test_answers_to_a_server_and_requests_to_a_client_are_passed_over(attached: 
 @pytest.mark.parametrize("serving", [True, False])
 def test_another_version_is_refused_with_both_named(version: int, serving: bool) -> None:
     # Of another version only the type and the version need to be as we know them.
-    pair = Pair()
+    pair = Pair.at("fresh" if serving else "greeting")
     if serving:
         found = pair.server.receive_data(msgpack.packb({"type": "Hello", "protocol": version}))
     else:
-        pair.to("greeting")
         found = pair.client.receive_data(msgpack.packb({"type": "Welcome", "protocol": version}))
     assert type(found.failure) is VersionMismatch
     assert f"version {version}, " in str(found.failure)
@@ -130,17 +98,17 @@ def test_another_version_is_refused_with_both_named(version: int, serving: bool)
 
 
 def test_a_refused_hello_ends_the_connection_and_a_refused_attach_does_not() -> None:
-    pair = Pair().to("greeting")
+    pair = Pair.at("greeting", LIMITS)
     pair.answer(m.Error(1, "LimitReached", "clients_max"))
     assert pair.server.closed
     with pytest.raises(DaemonUnavailable, match="connect anew"):
         pair.server.send(welcome())
 
-    pair = Pair().to("attaching")
+    pair = Pair.at("attaching", LIMITS)
     pair.answer(m.Error(2, "LimitReached", "lanes_max"))
     assert pair.server.state is ConnectionState.GREETED
     assert pair.ask(m.Attach(3)).failure is None
-    pair.check()
+    check(pair.server)
 
 
 # ---- requests and their answers
@@ -151,7 +119,7 @@ def test_a_wait_keeps_the_request_open_until_it_is_answered_again(attached: Pair
     attached.answer(m.Claimed(5, "wait"))
     arrival = attached.server.receive_data(pack(m.Evict(5, [KEY])))
     assert "id 5, which is still open: choose another" in str(arrival.failure)
-    again = Pair().to("attached")
+    again = Pair.at("attached", LIMITS)
     again.ask(m.RequestClaim(5, KEY))
     again.answer(m.Claimed(5, "wait"), m.Claimed(5, "hit"))
     assert again.ask(m.Evict(5, [KEY])).failure is None
@@ -189,7 +157,7 @@ def test_a_refused_message_without_an_answer_gets_none(attached: Pair) -> None:
 
 
 def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
-    pair = Pair().to("greeting")
+    pair = Pair.at("greeting", LIMITS)
     limits = ClientLimits(message_bytes_max=1024)
     pair.client.receive_data(pack(welcome(limits)))
     with pytest.raises(MessageTooLarge, match=r"Evict of \d+ bytes; message_bytes_max is 1024"):
@@ -231,7 +199,7 @@ def test_descriptors_go_to_the_messages_that_declare_them_or_are_handed_back(
 
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_descriptors_that_cannot_be_opened_end_the_connection_with_the_limit(side: str) -> None:
-    connection = Pair().to("attaching").server if side == "server" else attaching()[1]
+    connection = Pair.at("attaching", LIMITS).server if side == "server" else Pair.at("attaching").client
     arrival = connection.receive_data(pack(ATTACHED), (101, 102), ProcessLimit("its limit is 64 (RLIMIT_NOFILE)"))
     assert isinstance(arrival.failure, ProcessLimit) and connection.closed
     assert (arrival.messages, arrival.discarded) == ([], [101, 102])
@@ -279,7 +247,7 @@ def test_mutated_streams_end_in_an_answer_or_an_error(
     side: str, begin: int, pieces: list[bytes], reads: list[tuple[int, int]]
 ) -> None:
     """A connection is fed as by a socket, and accounts for every descriptor."""
-    pair = Pair().to("attached")
+    pair = Pair.at("attached", LIMITS)
     of_side = {"control": pair.server, "client": pair.client, "status": Connection.status_server(LIMITS)}
     connection, data = of_side[side], STREAM[:begin] + b"".join(pieces)
     given_fds, back, told, failures = 0, [], bytearray(), []
