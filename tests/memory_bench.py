@@ -12,7 +12,6 @@ from mmap import mmap
 from typing import Any, Self
 
 import numpy as np
-from msgspec.structs import replace
 
 from tensord.client.reading.view import View
 from tensord.daemon.store.holes import Holes
@@ -143,36 +142,30 @@ class MemoryBench:
     def write(self, at: bytes, tree: Any, *, corrupt: bool = False) -> Slot | None:
         """Puts the payload into the ring and reserves a slot for it; None where one of them is full."""
         payload = pack(tree)
-        offset = self.allocate(span_bytes(payload.payload_bytes))
-        if offset is None:
+        slot = self._taken(at, len(payload.header), payload.payload_bytes)
+        if slot is None:
             return None
-        self._spans += 1
-        span = self.superblock.epoch << 48 | self._spans
-        slot = self.slots.take(at, span, len(payload.header) << 48 | offset, payload.payload_bytes)
-        if slot < 0:
-            self.free(offset)
-            return None
-        start = offset + SPAN_HEADER_BYTES
+        start = slot.offset + SPAN_HEADER_BYTES
         there = self.bytes[start : start + payload.payload_bytes]
         payload.write(there.data, 0)
-        header = SpanHeader(
-            at, span, payload.payload_bytes, len(payload.header), checksum_of(there), 5, 100.0, 0.0, 1000
-        )
-        if corrupt:
-            header = replace(header, checksum=header.checksum ^ 1)
-        self.bytes[offset:start] = np.frombuffer(header.pack(), np.uint8)
-        return self.index.read(slot)
+        checksum = checksum_of(there) ^ corrupt
+        header = SpanHeader(at, slot.span_id, payload.payload_bytes, len(payload.header), checksum, 5, 100.0, 0.0, 1000)
+        self.bytes[slot.offset : start] = np.frombuffer(header.pack(), np.uint8)
+        return slot
 
-    def allocate(self, size: int) -> int | None:
-        row = self.holes.take(size, LIVE)
+    def _taken(self, at: bytes, tree_bytes: int, payload_bytes: int) -> Slot | None:
+        """A place in the ring and a slot for it; None where one of them is full."""
+        row = self.holes.take(span_bytes(payload_bytes), LIVE)
         if row == EDGE:
             return None
+        self._spans += 1
         offset = int(self.table.offsets[row])
-        self._rows[offset] = row
-        return offset
-
-    def free(self, offset: int) -> None:
-        self.holes.free(self._rows.pop(offset))
+        slot = self.slots.take(at, self.superblock.epoch << 48 | self._spans, tree_bytes << 48 | offset, payload_bytes)
+        if slot < 0:
+            self.holes.free(row)
+            return None
+        self._rows[slot] = row
+        return self.index.read(slot)
 
     def put(self, at: bytes, tree: Any, *, unverified: bool = False, corrupt: bool = False) -> Slot:
         """Writes and publishes; `unverified` as a restarted daemon marks it, `corrupt` with a wrong checksum."""
@@ -205,21 +198,15 @@ class MemoryBench:
         """Copies the entry to another place, shows the copy and hides the entry; False without room for it."""
         old = self.find(at)
         assert old is not None
+        slot = self._taken(at, old.tree_bytes, old.payload_bytes)
+        if slot is None:
+            return False
         size = span_bytes(old.payload_bytes)
-        offset = self.allocate(size)
-        if offset is None:
-            return False
-        self._spans += 1
-        span = self.superblock.epoch << 48 | self._spans
-        slot = self.slots.take(at, span, old.tree_bytes << 48 | offset, old.payload_bytes)
-        if slot < 0:
-            self.free(offset)
-            return False
-        self.bytes[offset : offset + size] = self.bytes[old.offset : old.offset + size]
+        self.bytes[slot.offset : slot.offset + size] = self.bytes[old.offset : old.offset + size]
         header = SpanHeader.unpack(self.bytes[old.offset : old.offset + SPAN_HEADER_BYTES].tobytes())
-        packed = np.frombuffer(header.moved_to(span).pack(), np.uint8)
-        self.bytes[offset : offset + SPAN_HEADER_BYTES] = packed
-        self.slots.move(old.number, slot)
+        packed = np.frombuffer(header.moved_to(slot.span_id).pack(), np.uint8)
+        self.bytes[slot.offset : slot.offset + SPAN_HEADER_BYTES] = packed
+        self.slots.move(old.number, slot.number)
         self.evicted[old.span_id] = old
         return True
 
@@ -234,6 +221,6 @@ class MemoryBench:
             slot = self.evicted.pop(number)
             size = span_bytes(slot.payload_bytes)
             self.slots.release(slot.number)
-            self.free(slot.offset)
+            self.holes.free(self._rows.pop(slot.number))
             self.bytes[slot.offset : slot.offset + size] = 0xEE
         return set(freed)
