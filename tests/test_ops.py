@@ -23,7 +23,6 @@ from tensord.daemon.web import metrics
 from .client.ctl import documents
 from .daemon_process import PATIENCE_S, Daemon
 from .http_reader import asked
-from .integration.test_page import metrics_of
 
 ROOT: Final = Path(__file__).parents[1]
 OPS: Final = ROOT / "ops"
@@ -63,7 +62,7 @@ def labels_of_families() -> dict[str, set[str]]:
 def exposed(tmp_path: Path) -> set[str]:
     """The names of all series that a running daemon may expose."""
     with Daemon(remote_url=f"dir://{tmp_path}") as daemon:
-        response, text = asked(metrics_of(daemon.start()), "/metrics")
+        response, text = asked(daemon.start().socket.with_name("metrics.sock"), "/metrics")
     assert response.status == 200, text
     return {
         family.name + suffix

@@ -176,14 +176,6 @@ def test_calls_beside_a_silent_daemon_do_as_without_one(daemon: Daemon) -> None:
     assert match is not None and match.offset == len(TOKENS) - 1
 
 
-def test_the_first_match_waits_no_longer_than_others(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nobody notices in time that the daemon is away.
-    monkeypatch.setattr("tensord.client.link.absence.AWAY_S", FOR_EVER_S)
-    client = daemon.client(timeout_s=FOR_EVER_S)
-    with daemon.stopped():
-        assert tensord.PrefixCache(client, NAMESPACE, block_tokens=16).match(TOKENS) is None
-
-
 def test_who_waits_for_another_ones_value_computes_it(daemon: Daemon) -> None:
     first, second = (daemon.client(timeout_s=FOR_EVER_S) for _ in range(2))
     go_on = threading.Event()

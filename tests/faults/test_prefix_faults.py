@@ -14,15 +14,10 @@ from tensord.client.arguments.put_options import PutOptions
 from tensord.client.link import absence as silence
 from tensord.client.prefix import cache as prefix_cache
 from tensord.client.writing.outcomes import Put
-from tensord.errors import BadPrefix
-from tensord.ipc.messages import control as messages
-from tensord.shm.payloads.packing import pack
 
-from ..daemon.core.blocks import block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon, some, until
 from .payloads import cut, payload
 from .payloads import key as key_of
-from .raw import RawClient
 
 BLOCK = 16
 SYSTEM = np.arange(100, dtype=np.uint32)
@@ -154,32 +149,3 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         assert (done.state, done.error) == ("stored", None)
         assert len(evicted) == times
         assert joined(cache, tokens).shape[1] == len(tokens) - 1
-
-
-def asked(raw: RawClient, record: bytes) -> Any:
-    """What is answered to a query of these bytes."""
-    assert raw.inbox is not None
-    raw.inbox[: len(record)] = record
-    return raw.ask(lambda n: messages.MatchPrefix(n, b"sequence", 0, len(record)))
-
-
-def put_block(client: tensord.Client, key: bytes, tree: Any, prefix_bytes: int) -> Put:
-    """Puts a tree whose first leaf is said to be a block's record of so many bytes."""
-    put = Put(key)
-    client.link.puts.put(put, pack(tree), PutOptions(prefix_bytes=prefix_bytes), client._deadline(PATIENCE_S))
-    return put.wait(PATIENCE_S)
-
-
-@pytest.mark.parametrize("write_in_place", ["owner", "off"])
-def test_a_block_whose_record_is_not_its_first_leaf_and_a_query_that_is_none_are_refused(write_in_place: str) -> None:
-    record = np.frombuffer(block([1]).packed, np.uint8)
-    trees: list[Any] = [{"layers": np.zeros(40, np.uint8), "prefix": record}, b"x" * 500]
-    with Daemon(ring_bytes=8 * MIB, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
-        for tree in trees:
-            put = put_block(client, block([1]).key, tree, len(record))
-            assert put.state == "refused"
-            assert isinstance(put.error, BadPrefix)
-        with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
-            with pytest.raises(BadPrefix, match="a record begins with"):
-                asked(raw, b"\xff" * 200)
-            assert asked(raw, query(text([1, 2])).pack(text([1, 2])).tobytes()).offset == 0

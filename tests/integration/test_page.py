@@ -1,5 +1,5 @@
-"""The metrics and the page for browsers as a daemon serves them: over TCP and a Unix socket, and what it refuses. In a
-real browser: test_page_in_a_browser.py."""
+"""The page for browsers as a daemon serves it over TCP, and what it refuses. In a real browser:
+test_page_in_a_browser.py."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tensord.daemon.web.http import CONNECTIONS_MAX
 
-from ..daemon_process import MIB, Daemon, until
+from ..daemon_process import Daemon, until
 from ..http_reader import asked, connect
 
 OWN_NAMES: Final = ("localhost", "LOCALHOST:80", "127.0.0.1:9478", "[::1]:9478", "[::1]")
@@ -100,36 +99,3 @@ def test_connections_that_say_nothing_keep_no_reader_and_no_client_out(serving: 
         client.put(b"k" * 32, np.zeros(100, np.uint8), wait=True)
         assert serving.store("entries") == 1
     until(lambda: figures(port)["status"]["store"]["entries"] == 1, "newer figures")
-
-
-# ---- metrics
-
-
-def metrics_of(daemon: Daemon) -> Path:
-    return daemon.socket.with_name("metrics.sock")
-
-
-def test_puts_hits_and_misses_are_counted(serving: Daemon) -> None:
-    client = serving.client()
-    keys = [bytes([number]) * 32 for number in range(3)]
-    for key in keys:
-        client.put(key, np.zeros(MIB, np.uint8), tokens=5, wait=True)
-    for _ in range(4):
-        client.get(keys[0])
-    client.get(b"\xff" * 32)
-    serving.until(lambda now: now["store"]["hits"] == 4 and now["store"]["misses"] == 1, "the lane was drained")
-    response, text = asked(metrics_of(serving), "/metrics")
-    assert response.status == 200, text
-    samples = {
-        (each.name, *each.labels.values()): each.value
-        for family in text_string_to_metric_families(text)
-        for each in family.samples
-    }
-    assert samples["tensord_puts_total", "stored"] == 3
-    assert samples["tensord_entries",] == 3
-    assert samples["tensord_hits_total", "host"] == 4
-    assert samples["tensord_hits_total", "miss"] == 1
-    assert samples["tensord_queries_total",] == 5
-    assert samples["tensord_clients",] == 1
-    assert samples["tensord_used_bytes",] >= 3 * MIB
-    assert ("tensord_found_corrupt_total",) in samples

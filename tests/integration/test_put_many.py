@@ -24,9 +24,6 @@ from ..daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, some, unti
 from ..faults.payloads import has, key, payload
 from ..processes import Child, Stage
 
-SIZES = [8, 100, 4096, 65_536, MIB // 2, MIB - 8, MIB, 3 * MIB, 9 * MIB]
-"""Bytes of payloads."""
-
 
 def items(numbers: range, size_bytes: int = 4096) -> list[tuple[bytes, Any]]:
     return [(key(number), payload(number, size_bytes)) for number in numbers]
@@ -34,17 +31,6 @@ def items(numbers: range, size_bytes: int = 4096) -> list[tuple[bytes, Any]]:
 
 def states(puts: list[tensord.Put]) -> list[str]:
     return [put.state for put in puts]
-
-
-@pytest.mark.parametrize("write_in_place", ["owner", "off"])
-def test_payloads_of_all_sizes_are_stored_in_one_call(write_in_place: str) -> None:
-    with Daemon(ring_bytes=128 * MIB, write_in_place=write_in_place) as daemon, daemon.start().client() as client:
-        sizes = [SIZES[number * 4 % len(SIZES)] for number in range(2 * len(SIZES))]
-        batch = [(key(number), payload(number, size_bytes)) for number, size_bytes in enumerate(sizes)]
-        assert states(client.put_many(batch, wait=True)) == ["stored"] * len(batch)
-        with daemon.client() as other:
-            for number in range(len(batch)):
-                assert has(other, number, verify=True)
 
 
 def test_a_checksum_that_is_left_to_the_daemon_is_made_while_it_is_idle() -> None:

@@ -121,15 +121,6 @@ def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_att
 # ---- starting
 
 
-def test_a_second_daemon_of_an_instance_is_refused_by_name_and_the_first_goes_on() -> None:
-    with Daemon() as daemon, Daemon() as second:
-        with undisturbed(daemon.start()):
-            second.instance = daemon.instance
-            told = second.refused()
-            assert "InstanceBusy" in told and repr(daemon.instance) in told and "--instance" in told
-        second.instance = "test-none-of-the-first's"  # what it leaves is not the first one's to remove
-
-
 def test_a_ring_of_another_layout_version_is_freed_with_both_named() -> None:
     with Daemon() as daemon:
         client = daemon.start().client()
