@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -45,26 +44,6 @@ def source_of(fault: Fault, root: Path) -> Path:
     return found[0]
 
 
-def ended(command: list[str], root: Path) -> tuple[int, str]:
-    """The exit status and output of a command that runs in a copy; 124 if it was ended after STAGE_S."""
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen(
-        command,
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as running:
-        try:
-            output, _ = running.communicate(timeout=STAGE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            return 124, ""
-        return running.returncode, output
-
-
 def copied(folder: Path) -> Path:
     """A copy of the repository."""
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -82,11 +61,14 @@ def noticed(fault: Fault, copies: Queue[Path]) -> str | None:
     path.write_text(right.replace(fault.before, fault.after))
     try:
         for stage in (fault.tests, "tests --ignore=tests/mutants"):
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "loadfile", *stage.split()]
-            status, output = ended(command, copy)
-            if status:
-                failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return failed[0].split(" - ")[0] if failed else f"{stage}: exit status {status}"
+            tests = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "loadfile", *stage.split()]
+            # `timeout` ends the workers too.
+            command = ["timeout", "--signal=KILL", str(STAGE_S), *tests]
+            environ = {**os.environ, "PYTHONPATH": str(copy)}
+            ended = subprocess.run(command, cwd=copy, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+            if ended.returncode:
+                failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return failed[0].split(" - ")[0] if failed else f"{stage}: exit status {ended.returncode}"
         return None
     finally:
         path.write_text(right)
