@@ -19,7 +19,7 @@ from tensord.client.reading.lease import Lease, Recipes, RingReader
 from tensord.client.reading.ring_mapping import Handle, RingMapping, mapping_under
 from tensord.client.reading.view import View
 from tensord.client.writing.outcomes import Put
-from tensord.client.writing.put import Commit, PutPayload, Reservation
+from tensord.client.writing.put import PutPayload, Reservation
 from tensord.client.writing.puts import Puts
 from tensord.errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
 from tensord.ipc.messages import control as messages
@@ -257,8 +257,12 @@ class Process:
             options = options._replace(parent=at(parent))
         self.world.model.puts(number, version)
         put, deadline = Put(at(number)), self.world.now + self.world.chance.choice([0.0, 0.1, 1.0])
+
+        def commit(key: bytes, filled: PutPayload, given: PutOptions, wait: bool, timeout_s: float | None) -> Put:
+            self.puts.put(put, filled, options, deadline)
+            return put
+
         if way == "produced":
-            commit = self._committer(put, options, deadline)
             try:
                 reserved = Reservation(to_fill(tree), 32, self.limits.object_bytes_max, commit)
             except ObjectTooLarge:
@@ -275,13 +279,6 @@ class Process:
             self.puts.put(put, pack(tree), options, deadline)
         # The caller's again. No reader may see these bytes.
         array_of(number, tree)[:] = 0xEE
-
-    def _committer(self, put: Put, options: PutOptions, deadline: float) -> Commit:
-        def commit(key: bytes, filled: PutPayload, given: PutOptions, wait: bool, timeout_s: float | None) -> Put:
-            self.puts.put(put, filled, options, deadline)
-            return put
-
-        return commit
 
     def put_many(self, versions: Mapping[int, int]) -> None:
         """Puts payloads by number and version in one call."""
