@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from random import Random
 
 import pytest
-from replaying import policies, synthetic, traces
+from replaying import policies, traces
 from replaying.traces import Trace
 
 pytest.importorskip("libcachesim")
@@ -79,23 +78,3 @@ def test_the_store_keeps_nearly_what_an_ideal_cache_keeps_where_nothing_fragment
     assert ideal == lru
     # One place in twenty is free ahead.
     assert 0.95 * ideal.prefix_hits < real.prefix_hits <= ideal.prefix_hits < ideal.blocks
-
-
-def test_objects_are_counted_by_number_and_by_bytes(tmp_path: Path) -> None:
-    (tmp_path / "apache_images.csv").write_text("0,/a,1000\n1,/b,3000\n2,/a,1000\n3,/b,3000\n4,/c,9000\n")
-    (tmp_path / "none").mkdir()
-    source = next(source for source in traces.SOURCES if source.name == "web-images")
-    trace = traces.load(source, tmp_path, tmp_path / "none")
-    assert trace is not None
-    assert trace.total_bytes == traces.OBJECT_SCALE * 13000
-    for name in ("tensord", "tensord-ideal", "lru", "belady"):
-        counts = policies.replay(name, trace, traces.OBJECT_SCALE * 6000, "lru")
-        assert (counts.hits, counts.blocks) == (2, 5), name
-        assert (counts.hit_bytes, counts.bytes) == (traces.OBJECT_SCALE * 4000, traces.OBJECT_SCALE * 17000), name
-
-
-@pytest.mark.parametrize("name", synthetic.WORKLOADS)
-def test_a_made_up_workload_is_always_the_same_and_something_of_it_is_counted(name: str) -> None:
-    asked = [list(synthetic.WORKLOADS[name](Random(1))) for _ in range(2)]
-    assert asked[0] == asked[1]
-    assert sum(each[2] for each in asked[0] if each is not None) >= synthetic.RING // 10
