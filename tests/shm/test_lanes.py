@@ -1,189 +1,80 @@
-"""Lanes against plain sets and lists, over real shared memory; and how long a lane lives, by real kernel locks."""
+"""Lanes over real shared memory, and how long a lane lives, by real kernel locks."""
 
 from __future__ import annotations
 
 import os
 import threading
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.errors import LayoutMismatch
-from tensord.shm.lanes.lane import HEAD_AT, PINS_AT, SPARE_END, VIEW_WORDS, Lane
+from tensord.shm.lanes.lane import HEAD_AT, VIEW_WORDS, Lane
 from tensord.shm.ring.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS
 
+from ..daemon_process import some
 from ..memory_bench import attached, lane_file, memory_file
 
-SPANS = st.integers(1, (1 << 64) - 1)
+
+def test_the_daemon_sees_the_pins_of_views_of_batches_and_of_nobody_else() -> None:
+    lane, reader = attached()
+    scratch = np.empty(LANE_WORDS, np.uint64)
+
+    def pins(lane: Lane) -> list[int]:
+        found = sorted(reader.pins(scratch).tolist())
+        assert reader.pinned == len(found) == lane.in_use
+        return found
+
+    word = lane.pin(7)
+    root, several = np.zeros(3, np.uint8), np.zeros(3, np.uint8)
+    words = lane.take_many(LANE_WORDS)
+    for number, each in enumerate(words):
+        lane.words[each] = 100 + number
+    lane.tie_many(words, several)
+    assert pins(lane) == [7, *range(100, 100 + len(words))]
+    lane.tie(word, root)
+    view = root[1:]
+    del root
+    assert len(pins(lane)) == VIEW_WORDS
+    del view, several
+    assert pins(lane) == []
+    loose = lane.pin(8)
+    lane.freeze()
+    with pytest.raises(IndexError):
+        lane.pin(9)
+    assert lane.take_many(3) == []
+    lane.unpin(loose)
+    assert reader.pins(scratch).tolist() == [8], "nobody clears words that a forked process has too"
+    assert not reader.abandoned()
+    del lane
+    assert reader.abandoned()
+    reader.close()
 
 
-class LaneAgainstSets(RuleBasedStateMachine):
-    """`pinned` maps words to span ids; `roots` are the arrays that hold served words, `batches` those of many."""
-
-    @initialize()
-    def start(self) -> None:
-        self.lane, self.reader = attached()
-        self.scratch = np.empty(LANE_WORDS, np.uint64)
-        self.pinned: dict[int, int] = {}
-        self.roots: dict[int, np.ndarray[Any, Any]] = {}
-        self.batches: list[tuple[np.ndarray[Any, Any], list[int]]] = []
-        self.logged: list[int] = []
-        self.drained = 0
-        self.misses = 0
-        self.frozen: list[int] | None = None
-        self.suspended = False
-        self.logged_by_freeze = 0
-
-    def loose(self) -> list[int]:
-        batched = {word for _, words in self.batches for word in words}
-        return [word for word in self.pinned if word not in self.roots and word not in batched]
-
-    @rule(span=SPANS)
-    def pin(self, span: int) -> None:
-        if self.suspended or len(self.pinned) == VIEW_WORDS:
-            with pytest.raises(IndexError):
-                self.lane.pin(span)
-            return
-        word = self.lane.pin(span)
-        assert word not in self.pinned
-        assert PINS_AT <= word < PINS_AT + LANE_WORDS
-        self.pinned[word] = span
-
-    @precondition(lambda self: self.loose())
-    @rule(data=st.data())
-    def unpin(self, data: st.DataObject) -> None:
-        word = data.draw(st.sampled_from(sorted(self.loose())))
-        self.lane.unpin(word)
-        del self.pinned[word]
-
-    @precondition(lambda self: self.loose())
-    @rule(data=st.data())
-    def serve(self, data: st.DataObject) -> None:
-        word = data.draw(st.sampled_from(sorted(self.loose())))
-        root = np.zeros(3, np.uint8)
-        self.lane.tie(word, root)
-        self.lane.log(self.pinned[word])
-        self.roots[word] = root
-        self.logged.append(self.pinned[word])
-
-    @precondition(lambda self: self.roots)
-    @rule(data=st.data(), by_view=st.booleans())
-    def the_last_view_dies(self, data: st.DataObject, by_view: bool) -> None:
-        word = data.draw(st.sampled_from(sorted(self.roots)))
-        if by_view:
-            view = self.roots.pop(word)[1:]
-            assert view[0] == 0
-            if self.frozen is None:
-                assert self.lane.words[word] == self.pinned[word]
-            del view
-        else:
-            del self.roots[word]
-        del self.pinned[word]
-
-    @rule(wanted=st.sampled_from([0, 1, 5, 100, VIEW_WORDS - 3, VIEW_WORDS + 9]), span=st.integers(1, 1 << 60))
-    def pin_many(self, wanted: int, span: int) -> None:
-        free = 0 if self.suspended else VIEW_WORDS - len(self.pinned)
-        words = self.lane.take_many(wanted)
-        assert len(words) == len(set(words)) == min(wanted, free)
-        assert not self.pinned.keys() & set(words)
-        root = np.zeros(3, np.uint8)
-        self.lane.tie_many(words, root)
-        for i, word in enumerate(words):
-            self.lane.words[word] = self.pinned[word] = span + i
-        self.batches.append((root, words))
-
-    @precondition(lambda self: self.batches)
-    @rule(data=st.data())
-    def a_batch_dies(self, data: st.DataObject) -> None:
-        _, words = self.batches.pop(data.draw(st.integers(0, len(self.batches) - 1)))
-        for word in words:
-            del self.pinned[word]
-
-    @rule(spans=st.lists(SPANS, max_size=5))
-    def log(self, spans: list[int]) -> None:
-        for span in spans:
-            self.lane.log(span)
-        self.logged += spans
-
-    @rule(size=st.sampled_from([0, 1, 700, LANE_LOG_WORDS - 1, LANE_LOG_WORDS, LANE_LOG_WORDS + 5, 20_000]))
-    def log_many(self, size: int) -> None:
-        spans = np.arange(len(self.logged) + 1, len(self.logged) + 1 + size, dtype=np.uint64)
-        self.lane.log_many(spans)
-        self.logged += spans.tolist()
-
-    @precondition(lambda self: self.frozen is None)
-    @rule()
-    def miss(self) -> None:
-        self.lane.log_miss()
-        self.misses += 1
-
-    @rule()
-    def drain(self) -> None:
-        until = len(self.logged) if self.frozen is None else self.logged_by_freeze
-        fresh = self.logged[self.drained : until]
-        drained = self.reader.drain()
-        if drained is None:
-            assert not fresh
-            assert not self.misses
-            return
-        kept = fresh[-LANE_LOG_WORDS:]
-        assert drained.span_ids.tolist() == kept
-        assert drained.lost == len(fresh) - len(kept)
-        assert drained.misses == self.misses
-        assert self.reader.hits == until
-        self.drained, self.misses = until, 0
-
-    @precondition(lambda self: self.frozen is None)
-    @rule()
-    def freeze(self) -> None:
-        self.lane.freeze()
-        self.suspended = True
-        self.frozen = sorted(self.pinned.values())
-        self.logged_by_freeze = len(self.logged)
-
-    @rule()
-    def suspend(self) -> None:
-        self.lane.suspend()
-        self.suspended = True
-
-    @precondition(lambda self: not self.pinned)
-    @rule()
-    def resume(self) -> None:
-        self.lane.resume()
-        self.suspended = self.frozen is not None
-
-    @invariant()
-    def the_daemon_sees_exactly_the_pins(self) -> None:
-        expected = sorted(self.pinned.values()) if self.frozen is None else self.frozen
-        assert sorted(self.reader.pins(self.scratch).tolist()) == expected
-        assert self.reader.pinned == len(expected)
-        assert self.lane.in_use == len(self.pinned)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "lane"):
-            return
-        if self.frozen is None:
-            for word in self.loose():
-                self.lane.unpin(word)
-        self.roots.clear()
-        self.batches.clear()
-        self.lane.resume()
-        if self.frozen is None:
-            assert sorted(self.lane.free) == [*range(SPARE_END, PINS_AT + LANE_WORDS)]
-            assert not len(self.reader.pins(self.scratch))
-        assert not self.reader.abandoned()
-        del self.lane
-        assert self.reader.abandoned()
-        self.reader.close()
-
-
-TestLaneAgainstSets = LaneAgainstSets.TestCase
-TestLaneAgainstSets.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+@given(st.lists(st.sampled_from([1, 5, 700, LANE_LOG_WORDS - 1, LANE_LOG_WORDS, 20_000]), max_size=6), st.booleans())
+def test_hits_come_in_their_order_and_those_that_were_overwritten_are_counted(sizes: list[int], often: bool) -> None:
+    lane, reader = attached()
+    logged: list[int] = []
+    drained = misses = 0
+    for size in (*sizes, 0):
+        spans = range(len(logged) + 1, len(logged) + 1 + size)
+        lane.log_many(np.array(spans, np.uint64))
+        logged += spans
+        lane.log(len(logged) + 1)
+        logged.append(len(logged) + 1)
+        lane.log_miss()
+        misses += 1
+        if often or not size:
+            found = some(reader.drain())
+            kept = logged[drained:][-LANE_LOG_WORDS:]
+            assert (found.span_ids.tolist(), found.misses) == (kept, misses)
+            assert found.lost == len(logged) - drained - len(kept)
+            drained, misses = len(logged), 0
+    assert reader.drain() is None and reader.hits == len(logged)
+    reader.close()
 
 
 def test_a_file_that_is_not_a_lane_is_refused() -> None:
