@@ -35,8 +35,8 @@ from ...ipc.wire.descriptors import no_descriptor
 from ...shm.index.index import SPAN, IndexReader, slot_at
 from ...shm.lanes.lane import Lane
 from ...shm.ring.layout import LANE_WORDS, PAGE_BYTES
-from ...shm.ring.segments import ADDRESS_LIMIT, FILE_LIMIT, create_inbox, prefault, punch
-from ...shm.ring.unshared import Unshared
+from ...shm.ring.segments import ADDRESS_LIMIT, FILE_LIMIT, address_of, create_inbox, prefault, punch
+from ...shm.ring.unshared import unshared
 from .wire import Granted
 
 QUERY_BYTES: Final = PREFIX_BYTES_MAX
@@ -48,8 +48,9 @@ class WritableMemory:
     def __init__(self, fd: int) -> None:
         """Maps the memory. The caller keeps `fd`."""
         size_bytes = os.fstat(fd).st_size
-        self._mapped = Unshared(fd, size_bytes)
-        self.bytes = memoryview(self._mapped.memory).cast("B")
+        memory = unshared(fd, size_bytes)
+        self.bytes = memoryview(memory)
+        self._address = address_of(memory)
         self._is_mapped = bytearray(-(-size_bytes // PAGE_BYTES))
         """For each page 1 if `prepare` has mapped it."""
 
@@ -66,7 +67,7 @@ class WritableMemory:
         """Maps the pages of a place, which the daemon has allocated. Returns the first one and that after the last."""
         first, end = offset // PAGE_BYTES, -(-(offset + size_bytes) // PAGE_BYTES)
         if self._is_mapped.find(0, first, end) >= 0:
-            prefault(self._mapped.address + first * PAGE_BYTES, (end - first) * PAGE_BYTES, write=False)
+            prefault(self._address + first * PAGE_BYTES, (end - first) * PAGE_BYTES, write=False)
             self._is_mapped[first:end] = b"\1" * (end - first)
         return first, end
 
