@@ -34,14 +34,6 @@ def with_one() -> Iterator[Daemon]:
         yield running
 
 
-def writes_half(stage: Stage, socket: Path, share: float) -> None:
-    client = RawClient(socket, writes="in place")
-    (place,) = client.borrow(payload(2).nbytes + 64)
-    client.write(place, payload(2), share)
-    stage.tell("half written")
-    stage.hear()
-
-
 def writes_whole(stage: Stage, socket: Path, writes: str) -> None:
     client = RawClient(socket, writes=writes)
     (place,) = client.borrow(payload(2).nbytes + 64)
@@ -50,19 +42,6 @@ def writes_whole(stage: Stage, socket: Path, writes: str) -> None:
     client.submit(key(2), place, client.write(place, payload(2)))
     stage.tell("sent")
     stage.hear()
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_half_sent_put_never_shows_and_its_span_is_freed(with_one: Daemon, share: float) -> None:
-    used, grants = with_one.store("used_bytes"), with_one.store("grants")
-    with Child(writes_half, with_one.socket, share) as writer:
-        assert writer.hear() == "half written"
-        assert with_one.store("grants") == grants + 1 and with_one.store("used_bytes") > used
-        assert not with_one.client().contains(key(2))
-        writer.kill()
-    with_one.until(lambda s: (s["store"]["used_bytes"], s["store"]["grants"]) == (used, grants), "its place to go")
-    assert not with_one.client().contains(key(2))
-    assert with_one.client().put(key(2), payload(2), wait=True).state == "stored"
 
 
 @pytest.mark.parametrize("writes", ["in place", "inbox"])
