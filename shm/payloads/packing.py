@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -52,7 +51,6 @@ _packer: Final = Packer(use_bin_type=True, unicode_errors="surrogatepass")
 _dtypes: Final[dict[DType, tuple[str, DType | None]]] = {}
 """Of plain dtypes: the name, and the dtype as which it is copied if that is another one. Sized dtypes are not kept: two
 equal ones may have different names, and the header must not depend on which of them came first."""
-_torch: Final[dict[str, ModuleType]] = {}
 _singles: Final[dict[tuple[DType, tuple[int, ...]], tuple[bytes, int, DType, DType | None]]] = {}
 """The headers of trees that are one array: header, payload bytes, dtype of the copy, and the same if the array is
 viewed as it."""
@@ -103,9 +101,6 @@ class Whole:
         ndarray((self.payload_bytes,), np.uint8, memory, start)[...] = self._memory
 
 
-write: Final = Packed.write
-
-
 def pack(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
     """The payload of a tree of dict, list, tuple, str, bytes, int (64 bits), float, bool, None, numpy arrays and
     scalars, and torch tensors (detached, and copied from their device now). A long list of ints or of floats costs
@@ -139,13 +134,6 @@ def pack_spec(tree: Any, depth_max: int = form.DEPTH_MAX) -> Packed:
     return _Packing(depth_max, takes_specs=True).packed(tree)
 
 
-def _find_torch() -> ModuleType | None:
-    torch = loaded_torch()
-    if torch is not None:
-        _torch["torch"] = torch
-    return torch
-
-
 class _Packing:
     """One walk over one tree. Collects the header's tokens and the leaves, in the tree's order."""
 
@@ -157,8 +145,7 @@ class _Packing:
         self._tokens: list[Any] = [form.FORMAT]
         self._sources: list[Source] = []
         self._nodes = 1
-        # Once loaded, torch stays.
-        self._torch = _torch.get("torch") or _find_torch()
+        self._torch = loaded_torch()
 
     def packed(self, tree: Any) -> Packed:
         if type(tree) is ndarray:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from tensord.shm.payloads.dtypes import dtype_named
-from tensord.shm.payloads.packing import pack, write
+from tensord.shm.payloads.packing import pack
 from tensord.shm.payloads.recipe import recipe
 
 from ..daemon_process import PATIENCE_S
@@ -45,7 +45,7 @@ def test_an_array_that_changes_its_shape_before_the_copy_writes_nothing_beside_i
     array.resize(5000, refcheck=False)
     memory = np.full(payload.payload_bytes + 64, 0xA5, np.uint8)
     with pytest.raises(ValueError, match="broadcast"):
-        write(payload, memory.data, 0)
+        payload.write(memory.data, 0)
     assert (memory[payload.payload_bytes :] == 0xA5).all()
 
 
@@ -72,9 +72,9 @@ def test_an_array_costs_ten_calls_and_a_leaf_twelve(name: str) -> None:
     single = np.zeros(4096, dtype)
     leaves = {f"layer{i}": np.zeros((16, 10), dtype) for i in range(40)}
     for tree in (single, leaves):
-        write(pack(tree), memory, 0)
-    assert calls(lambda: write(pack(single), memory, 0)) <= SINGLE_CALLS_MAX
-    assert calls(lambda: write(pack(leaves), memory, 0)) <= LEAF_CALLS_MAX * len(leaves)
+        pack(tree).write(memory, 0)
+    assert calls(lambda: pack(single).write(memory, 0)) <= SINGLE_CALLS_MAX
+    assert calls(lambda: pack(leaves).write(memory, 0)) <= LEAF_CALLS_MAX * len(leaves)
 
 
 @pytest.mark.parametrize("strided", [False, True])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tensord.errors import BadTree
 from tensord.shm.payloads.dtypes import dtype_named
-from tensord.shm.payloads.packing import pack, write
+from tensord.shm.payloads.packing import pack
 from tensord.shm.payloads.recipe import recipe
 
 Array = np.ndarray[Any, Any]
@@ -95,7 +95,7 @@ def packed(tree: Any) -> tuple[bytes, Array]:
     """A tree's header, and its payload, written over memory that held something else, between bytes of others."""
     payload = pack(tree)
     memory = np.full(payload.payload_bytes + 128, 0xA5, np.uint8)
-    write(payload, memory.data, 64)
+    payload.write(memory.data, 64)
     assert (memory[:64] == 0xA5).all() and (memory[64 + payload.payload_bytes :] == 0xA5).all(), "beside the payload"
     return payload.header, memory[64 : 64 + payload.payload_bytes].copy()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import UnsupportedLeaf
-from tensord.shm.payloads.packing import pack, write
+from tensord.shm.payloads.packing import pack
 from tensord.shm.payloads.recipe import Recipe, recipe
 
 from .test_packing import LEAF_CALLS_MAX, calls
@@ -292,7 +292,7 @@ def test_memory_that_is_freed_before_it_is_copied_is_not_read(grown: bool, dtype
     assert tensor.data_ptr() != before_it_moved
     found = "was allocated anew meanwhile" if grown else "has 0"
     with pytest.raises(UnsupportedLeaf, match=rf"^tree\['out'\]\[0\] is a torch tensor that needs .* which {found}:"):
-        write(payload, memory.data, 0)
+        payload.write(memory.data, 0)
     assert (memory[64:] == 0xA5).all()
     if not grown:
         with pytest.raises(UnsupportedLeaf, match=r"^tree is a torch tensor that needs .* bytes of its storage"):
@@ -303,6 +303,6 @@ def test_memory_that_is_freed_before_it_is_copied_is_not_read(grown: bool, dtype
 def test_a_plain_tensor_costs_at_most_twelve_calls(dtype: Any) -> None:
     tensors = {f"layer{i}": tensor_of(dtype, (16, 10), i) for i in range(40)}
     memory = memoryview(bytearray(1 << 20))
-    write(pack(tensors), memory, 0)
+    pack(tensors).write(memory, 0)
     # A complex tensor may be a conjugate view: one more question.
-    assert calls(lambda: write(pack(tensors), memory, 0)) <= (LEAF_CALLS_MAX + dtype.is_complex) * len(tensors)
+    assert calls(lambda: pack(tensors).write(memory, 0)) <= (LEAF_CALLS_MAX + dtype.is_complex) * len(tensors)
