@@ -105,16 +105,11 @@ def test_a_graph_is_valid_if_every_dependency_first_runs_earlier(steps: list[Age
     ("fields", "said"),
     [
         ({"agent_id": ""}, "agent_id = '': Expected `str` of length >= 1"),
-        ({"agent_id": "x" * 129}, "agent_id = 'xx.* of length <= 128"),
-        ({"agent_id": 7}, "agent_id = 7: Expected `str`"),
         ({"agent_id": "\ud800"}, "surrogates, which cannot be sent"),
-        ({"depends_on": "abc"}, "depends_on = 'abc': Expected `array`"),
         ({"depends_on": ("a", "")}, r"depends_on = .*length >= 1 - at `\$\[1\]`"),
         ({"depends_on": ("a", "\ud83d", "\ude00")}, "surrogates"),  # each is half of a letter, that both together are
         ({"depends_on": ("a",) * (DEPENDENCIES_MAX + 1)}, "depends_on = .* of length <= 64"),
         ({"step_index": -1}, "step_index = -1: Expected `int` >= 0"),
-        ({"step_index": True}, "step_index = True: Expected `int`, got `bool`"),
-        ({"estimated_tokens": float("nan")}, "estimated_tokens = nan: Expected `int`"),
         ({"is_optional": 1}, "is_optional = 1: Expected `bool`"),
     ],
 )

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tensord.shm.ring.cgroups import Cgroup, available_bytes, cgroups
-
-from ..memory_cgroup import memory_cgroup
 
 MIB = 1 << 20
 UNLIMITED = 9223372036854771712
@@ -112,29 +107,6 @@ def test_what_the_kernel_can_take_back_is_not_used(
     (found,) = cgroups(None, tmp_path, proc)
     figures = {line.split()[0]: int(line.split()[1]) for line in stat.splitlines()}
     assert found.used_bytes == pytest.approx(sum(figures[each] for each in stays) + kernel_bytes, abs=MIB)
-
-
-@pytest.fixture
-def limited() -> Iterator[Path]:
-    """A real cgroup v1 of 300 MiB, where this process may make one."""
-    with memory_cgroup(1, 300 * MIB) as folder:
-        yield folder
-
-
-def test_a_process_in_a_real_cgroup_v1_chooses_a_ring_that_fits(limited: Path) -> None:
-    """A ring of 2.9 GiB was chosen in a group of 300 MiB, and the daemon was killed as it filled it."""
-    script = (
-        "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
-        "from tensord.daemon.config.config import Config\n"
-        "from tensord.daemon.gauges.sources.host import HostSource\n"
-        "print(Config.load([], {}).ring_bytes, HostSource().read(0.0)['host'].total_bytes)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(limited)], capture_output=True, text=True, check=True, timeout=600
-    )
-    ring_bytes, gauge_bytes = map(int, done.stdout.split())
-    assert ring_bytes < 300 * MIB // 2
-    assert gauge_bytes == 300 * MIB
 
 
 def test_what_a_cgroup_leaves_is_available_if_it_is_less_than_what_the_machine_has(tmp_path: Path) -> None:
