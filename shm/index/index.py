@@ -240,9 +240,8 @@ class IndexWriter:
         self._repair_fingerprints()
 
     @classmethod
-    def create(cls, geometry: IndexGeometry, memory: memoryview | mmap | bytearray | None = None) -> IndexWriter:
-        """An empty index over zeroed `memory`, by default new private memory. Every slot's seq becomes 1."""
-        memory = bytearray(geometry.index_bytes) if memory is None else memory
+    def create(cls, geometry: IndexGeometry, memory: memoryview | mmap | bytearray) -> IndexWriter:
+        """An empty index over zeroed `memory`. Every slot's seq becomes 1."""
         slots_of(cells_of(memory, geometry))[:, :, 0] = 1
         GenerationWriter.create(memory, geometry)
         return cls(memory, geometry)
