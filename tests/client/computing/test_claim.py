@@ -14,6 +14,7 @@ import pytest
 
 import tensord
 from tensord.client.computing.claim import Claim
+from tensord.daemon.forms.limits import StoreLimits
 from tensord.errors import BadKey, UsageError
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -138,11 +139,13 @@ def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tm
         claim.stored()
         with pytest.raises(BadKey):
             client.claim(b"short")
-    with Daemon({"tensord.daemon.config.limits.CLAIMS_PER_CLIENT_MAX": 1}) as daemon:
+    with Daemon() as daemon:
         client = daemon.start().client()
         mine = client.claim(wanted)
         becomes(mine, "compute")
-        becomes(client.claim(key(next(_numbers))), "alone")
+        others = [client.claim(key(next(_numbers))) for _ in range(StoreLimits.claims_per_client_max)]
+        becomes(others[-1], "alone")
+        assert others[-2].state == "compute"
         os.kill(daemon.pid, signal.SIGKILL)
         until(lambda: not client.connected, "the client to notice")
         assert mine.state == "alone", "its claim is gone with the daemon"
