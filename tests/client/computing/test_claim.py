@@ -14,7 +14,6 @@ import pytest
 
 import tensord
 from tensord.client.computing.claim import Claim
-from tensord.daemon.forms.limits import StoreLimits
 from tensord.errors import BadKey, UsageError
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -143,7 +142,7 @@ def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tm
         client = daemon.start().client()
         mine = client.claim(wanted)
         becomes(mine, "compute")
-        others = [client.claim(key(next(_numbers))) for _ in range(StoreLimits.claims_per_client_max)]
+        others = [client.claim(key(next(_numbers))) for _ in range(1024)]
         becomes(others[-1], "alone")
         assert others[-2].state == "compute"
         os.kill(daemon.pid, signal.SIGKILL)
