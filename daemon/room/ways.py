@@ -285,7 +285,7 @@ class Ways(OverEntries):
         table = self._table
         for gap in sorted(survey.gaps(size), key=lambda gap: gap[0] - gap[1])[:GAPS_MAX]:
             rows = self._entries_in(gap)
-            found = self._way_around(size, rows[:: 1 + len(rows) // OLD_MAX], may_go, rows_max=len(rows))
+            found = self._way_around(size, rows[:: 1 + len(rows) // OLD_MAX], may_go, rows_max=self._table.count)
             if found is not None and found.victims:
                 return table.offsets[found.victims[0]], table.end(found.victims[-1])
         return None

@@ -92,6 +92,18 @@ def test_no_entry_goes_whose_end_would_free_no_page(make: Make) -> None:
     assert stand.stored() == set() and resident(stand) == 0
 
 
+def test_a_stretch_for_a_large_entry_may_have_more_pages_of_the_system_in_it_than_there_are_entries(make: Make) -> None:
+    stand, gone, kept = make(24 * PAGE_BYTES), {1, 3, 7, 9, 13, 15, 19, 21}, {5, 11, 17}
+    for number in range(24):
+        assert stand.put(number, PAGE_BYTES - SPAN_HEADER_BYTES) == "stored"
+    evict(stand, *gone)
+    limit(stand, 16)
+    evict(stand, *{*range(24)} - gone - kept)
+    assert resident(stand) == 16 and stand.stored() == kept
+    assert stand.put(100, 10 * PAGE_BYTES - SPAN_HEADER_BYTES) == "stored"
+    assert resident(stand) == 16 and len(stand.stored() & kept) == 2
+
+
 def test_the_lower_of_limit_and_pressure_holds(make: Make) -> None:
     stand = full(make)
     limit(stand, 20)
