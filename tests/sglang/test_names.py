@@ -34,16 +34,10 @@ def _other_pool(*given: Any, **fields: Any) -> dict[str, Any]:
     return {"pool": lambda: mha_pool(*given, **fields)}
 
 
-MLA: dict[str, Any] = {"is_mla_model": True, "tp_size": 2}
 TOLD_APART: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "by another name": ({}, {"config": {"model_name": "by another name"}}, 3),
     "data parallel": ({}, {"config": {"dp_rank": 1}}, 3),
     "metrics": ({}, {"config": {"enable_storage_metrics": True}}, 3),
-    "ranks of an mla model": (
-        {"pool": mla_pool, "config": MLA},
-        {"pool": mla_pool, "config": {**MLA, "tp_rank": 1}},
-        3,
-    ),
     "tp rank": ({"config": {"tp_size": 2}}, {"config": {"tp_size": 2, "tp_rank": 1}}, 0),
     "pp rank": ({"config": {"pp_size": 2}}, {"config": {"pp_size": 2, "pp_rank": 1}}, 0),
     "cp rank": ({"config": {"attn_cp_size": 2}}, {"config": {"attn_cp_size": 2, "attn_cp_rank": 1}}, 0),

@@ -7,7 +7,6 @@ import pickle
 import threading
 from collections.abc import Callable
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tensord.ipc.messages import control as messages
 from ..daemon_process import PATIENCE_S, Daemon
 from ..processes import Child, Stage
 from .conftest import patient
-from .vision_models import FAMILIES, Family, Watch, clip, encoded, image_features, llava, on_entry, pixels, same
+from .vision_models import FAMILIES, Family, clip, encoded, image_features, llava, on_entry, pixels, same
 
 Meeting = Callable[..., tuple[list[Any], list[Any]]]
 
@@ -150,23 +149,6 @@ def test_two_processes_share(daemon: Daemon, client: tensord.Client) -> None:
     model = cached(llava(), client)
     assert same(image_features(model, pixels(1)).pooler_output[0], torch.from_numpy(features))
     assert tally(model) == EncoderTally(found=1)
-
-
-def test_nobody_waits_for_what_there_was_no_room_for(rows: Watch) -> None:
-    family = FAMILIES["clip tower"]
-    numbers = range(1, 9)
-    with Daemon(ring_bytes="1MiB", limits_claim_s=PATIENCE_S, limits_claim_s_max=PATIENCE_S) as full:
-        full.start()
-        client, other = (full.client(timeout_s=PATIENCE_S) for _ in range(2))
-        pinned: list[Any] = []
-        while client.put(key := sha256(bytes([len(pinned)])).digest(), bytes(8192), wait=True).state == "stored":
-            pinned.append(client.get(key))
-        for each in (client, other):
-            model = cached(family.make(), each)
-            calls = rows(family, model)
-            family.call(model, family.inputs(*numbers))
-            full.until(lambda status: status["store"]["claims_held"] == 0, "claims to be given back")
-            assert (full.store("entries"), calls) == (len(pinned), [len(numbers)])
 
 
 # ---- the model itself

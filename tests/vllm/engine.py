@@ -103,9 +103,8 @@ class Engine:
         log: a file for what the engine prints.
         socket: the daemon's; with it the engine has tensord's connector, without it none.
         separate: vLLM's own processes instead of one.
-        connector: more of vLLM's ec_transfer_config, over what is here.
+        settings: more of the connector's.
         environ: more of its environment.
-        a_picture: what stands for a picture in the model's prompts.
         options: more keyword arguments of vLLM's LLM, over what the program has.
     """
 
@@ -116,24 +115,22 @@ class Engine:
         *,
         socket: Path | None = None,
         separate: bool = False,
-        connector: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
-        a_picture: str = "<image> ",
         **options: Any,
     ) -> None:
         if socket is not None:
             options["ec_transfer_config"] = {
                 "ec_connector": "TensordECConnector",
                 "ec_role": "ec_both",
-                "ec_connector_extra_config": {"tensord.socket": str(socket), "tensord.canary": 0},
-                **(connector or {}),
+                "ec_connector_extra_config": {"tensord.socket": str(socket), "tensord.canary": 0, **(settings or {})},
             }
         self._log = log
         self._counts = log.with_suffix(".counts")
         self._counts.touch()
         self._counted = 0
         ours, theirs = socket_pair()
-        told = {"model": str(model), "separate": separate, "a_picture": a_picture, "engine": options}
+        told = {"model": str(model), "separate": separate, "engine": options}
         environ = {
             **quiet_environ(),
             "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(separate)),
@@ -230,11 +227,6 @@ class Engine:
     def go(self) -> None:
         """Ends a stop."""
         self._say("go")
-
-    def finish(self) -> int:
-        """Ends it in good order, and gives its exit status."""
-        self._say("end")
-        return self._process.wait(PATIENCE_S)
 
     def close(self) -> None:
         """Ends it and all of its processes, whatever they do."""

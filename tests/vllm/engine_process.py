@@ -60,8 +60,8 @@ class EngineProcess:
     """The engine and the commands: each method that begins with `do_` is one.
 
     Args:
-        options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "a_picture" (a picture in a
-            prompt), "engine" (keyword arguments for vLLM's LLM that are added to those here).
+        options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "engine" (keyword arguments
+            for vLLM's LLM that are added to those here).
     """
 
     def __init__(self, talk: Talk, options: dict[str, Any]) -> None:
@@ -74,7 +74,6 @@ class EngineProcess:
             type(current_platform).is_sleep_mode_available = lambda platform: True
         self._talk = talk
         self._separate: bool = options["separate"]
-        self._a_picture: str = options["a_picture"]
         executor = {} if self._separate else {"distributed_executor_backend": "uni"}
         self._llm: Any = LLM(
             **{
@@ -133,7 +132,7 @@ class EngineProcess:
         """
         from vllm import SamplingParams
 
-        prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures=self._a_picture * len(pictures), text=text)}
+        prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures="<image> " * len(pictures), text=text)}
         if pictures:
             prompt["multi_modal_data"] = {"image": [picture(number) for number in pictures]}
         if uuids:
@@ -168,16 +167,11 @@ class EngineProcess:
         """From now on each run of the encoder takes so much longer."""
         sys.modules["engine_worker"].encode_s = seconds  # type: ignore[attr-defined]
 
-    def do_apply_model(self, factor: float, around: bool = False) -> None:
-        """Multiplies the encoder's parameters by `factor`. `around`: without vLLM."""
-
-        def change(model: Any) -> None:
-            for name, parameter in model.named_parameters():
-                if "language_model" not in name:
-                    parameter.data.mul_(factor)
-
-        core = self._llm.llm_engine.engine_core.engine_core
-        change(core.model_executor.driver_worker.get_model()) if around else self._llm.apply_model(change)
+    def do_double_weights(self) -> None:
+        """Doubles the encoder's parameters around vLLM's methods."""
+        for name, parameter in self._core.model_executor.driver_worker.get_model().named_parameters():
+            if "language_model" not in name:
+                parameter.data.mul_(2)
 
     def do_engine(self, method: str, **arguments: Any) -> Any:
         """Calls a method of vLLM's engine. Gives its result if that is a truth value."""
@@ -186,11 +180,10 @@ class EngineProcess:
 
     def do_sleep_and_lose_kv(self) -> None:
         """Sleeps and wakes up. The KV cache is lost, as on a GPU; on the CPU vLLM keeps it."""
-        core = self._llm.llm_engine.engine_core.engine_core
-        core.sleep(1)
-        for tensor in core.model_executor.driver_worker.worker.model_runner.kv_caches:
+        self._core.sleep(1)
+        for tensor in self._core.model_executor.driver_worker.worker.model_runner.kv_caches:
             tensor.zero_()
-        core.wake_up()
+        self._core.wake_up()
 
     def do_metrics(self, label: str | None = None) -> dict[str, float]:
         """vLLM's own metrics: counters and gauges by name, summed over their labels; by the values of `label`, if one
@@ -212,7 +205,7 @@ class EngineProcess:
 
     def do_held(self) -> dict[str, int]:
         """What the KV connector holds, by kind."""
-        manager = self._scheduler.connector._manager
+        manager = self._core.scheduler.connector._manager
         held = {name: len(getattr(manager, f"_{name}")) for name in ("states", "loading", "storing")}
         return {**held, "pins": manager._pins, "bytes to put": self._kv_worker._copies.places.taken_bytes}
 
@@ -277,9 +270,9 @@ class EngineProcess:
         def scheduled(output: Any) -> None:
             self._computed += output.total_num_scheduled_tokens
 
-        self._after(self._scheduler, "schedule", scheduled)
+        self._after(self._core.scheduler, "schedule", scheduled)
         for place, (owner, method, there) in PLACES.items():
-            connector = getattr(self._scheduler, owner)
+            connector = getattr(self._core.scheduler, owner)
             if connector is not None:
                 self._passed[place] = 0
                 self._after(connector, method, partial(self._pass_if, place, there))
@@ -303,20 +296,20 @@ class EngineProcess:
         if place in self._stops:
             self._stops.remove(place)
             self._talk.say(stopped=place)
-            self.obey(until="go")
+            self.obey()
 
     @property
-    def _scheduler(self) -> Any:
-        return self._llm.llm_engine.engine_core.engine_core.scheduler
+    def _core(self) -> Any:
+        return self._llm.llm_engine.engine_core.engine_core
 
     # ---- life
 
-    def obey(self, until: str) -> None:
-        """Does what it is told, until it is told `until`, which has no answer."""
+    def obey(self) -> None:
+        """Does what it is told, until it is told "go", which has no answer."""
         while True:
             command = self._talk.hear()
             name = command.pop("do")
-            if name == until:
+            if name == "go":
                 return
             try:
                 done = getattr(self, f"do_{name}")(**command)
@@ -324,10 +317,6 @@ class EngineProcess:
                 self._talk.say(error=traceback.format_exc())
             else:
                 self._talk.say(answer=done)
-
-    def close(self) -> None:
-        """Ends the engine in good order."""
-        self._llm.llm_engine.engine_core.shutdown()
 
 
 def picture(number: int) -> Any:
@@ -353,8 +342,7 @@ def main() -> None:
         talk.say(error=traceback.format_exc())
         return
     talk.say(answer="up")
-    engine.obey(until="end")
-    engine.close()
+    engine.obey()
 
 
 if __name__ == "__main__":

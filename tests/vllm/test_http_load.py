@@ -80,27 +80,6 @@ def test_no_request_fails_or_is_answered_wrongly_while_daemon_and_ring_come_and_
     assert until(shared_again, "a hit in the shared processor cache once the daemon stays")
 
 
-def test_an_item_of_one_api_process_is_not_processed_by_another(servers: ApiServers, daemon: Daemon) -> None:
-    def looked() -> dict[int, int]:
-        """How often each API process has looked for an item."""
-        rows = [row for row in daemon.client_rows() if row["name"].endswith(" frontend") and not row["orphaned"]]
-        return {row["pid"]: row["hits"] + row["misses"] for row in rows}
-
-    def counted() -> list[float]:
-        return [servers.metric(f"vllm:mm_cache_{name}_total") for name in ("queries", "hits")]
-
-    if not daemon.running:
-        daemon.start()
-    until(lambda: len(looked()) == FRONTENDS, "all API processes to be attached")
-    first, before, replies = looked(), counted(), [servers.ask(PICTURES)]
-    while any(looked()[pid] == count for pid, count in first.items()):
-        replies.append(servers.ask(PICTURES))
-        assert len(replies) < 100, f"of {FRONTENDS} API processes some were never asked"
-    assert set(replies) == {replies[0]}
-    asked, hits = (now - then for now, then in zip(counted(), before, strict=True))
-    assert (asked, hits) == (len(replies), len(replies) - 1), "only the first of all requests was processed"
-
-
 def disturbances(daemon: Daemon, servers: ApiServers) -> dict[str, Callable[[random.Random], None]]:
     """What is done meanwhile, by name. After each the daemon and all processes run."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ import pytest
 from tensord.testing.fake_card import FakeCard
 
 from ..client.device.card import CARD, card_folder, watching
-from ..daemon_process import PATIENCE_S, Daemon, until
-from .api_servers import ApiServers, Reply
+from ..daemon_process import PATIENCE_S, Daemon
+from .api_servers import ApiServers
 
 TOTAL_BYTES: Final = 100 << 20
 SERVER_BYTES: Final = 60 << 20
@@ -71,30 +70,3 @@ def test_an_idle_server_sleeps_to_make_room_and_answers_as_before_once_it_is_wok
     stand.server.wake()
     assert stand.used() == SERVER_BYTES
     assert stand.server.ask(1) == before
-
-
-def test_a_server_that_answers_its_clients_is_left_alone(stand: Stand) -> None:
-    # Of different lengths: equal ones would end together, and leave the server idle in between.
-    right = {tokens: stand.server.ask(2, tokens=tokens) for tokens in (140, 170, 200)}
-    told: list[tuple[int, Reply]] = []
-    over = threading.Event()
-
-    def ask(tokens: int) -> None:
-        while not over.is_set():
-            told.append((tokens, stand.server.ask(2, tokens=tokens)))
-
-    clients = [threading.Thread(target=ask, args=(tokens,)) for tokens in right]
-    try:
-        for client in clients:
-            client.start()
-        until(lambda: stand.server.metric(RUNNING) >= len(clients) - 1, "the server is busy", PATIENCE_S)
-        made = stand.room("80MiB", wait="2s")
-    finally:
-        over.set()
-        if slept := stand.server.sleeps():
-            stand.server.wake()
-        for client in clients:
-            client.join()
-    assert made.returncode == 1 and "left alone" in made.stdout, made
-    assert not slept and stand.used() == SERVER_BYTES
-    assert all(reply == right[tokens] for tokens, reply in told)

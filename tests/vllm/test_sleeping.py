@@ -40,34 +40,19 @@ class CardStand:
         self.daemon = daemon
         self._model = model
         self._start_engine = start_engine
-        self.engine = self.start(ENGINE_BYTES, **SLEEPS)
+        self.engine = self.start(ENGINE_BYTES, SLEEPS)
         self.engine.wait_up()
 
-    def start(self, size_bytes: int, *, kv: dict[str, Any] | None = None, **extra: Any) -> Engine:
-        """Starts another engine, which takes so many bytes of the card when it loads its model.
-
-        Args:
-            kv: the settings of its KV connector; without them it has none.
-            extra: the settings of its EC connector.
-        """
-        shares_kv: dict[str, Any] = {}
-        if kv is not None:
-            shares_kv["kv_transfer_config"] = {
-                "kv_connector": "TensordKVConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {"tensord.socket": str(self.daemon.socket), **kv},
-            }
+    def start(self, size_bytes: int, settings: dict[str, Any], **options: Any) -> Engine:
+        """Starts another engine, which takes so many bytes of the card when it loads its model."""
         return self._start_engine(
             self._model,
+            socket=self.daemon.socket,
+            settings=settings,
             separate=True,
             environ={"ENGINE_CARD": f"{self.card.folder} {self.card.name} {size_bytes}"},
             enable_sleep_mode=True,
-            **shares_kv,
-            ec_transfer_config={
-                "ec_connector": "TensordECConnector",
-                "ec_role": "ec_both",
-                "ec_connector_extra_config": {"tensord.socket": str(self.daemon.socket), "tensord.canary": 0, **extra},
-            },
+            **options,
         )
 
     def used(self) -> int:
@@ -192,20 +177,13 @@ def test_somebody_elses_sleep_is_ended_by_nobody_else(stand: CardStand) -> None:
     assert stand.answers(name)[name] == before
 
 
-def test_two_engines_that_do_not_fit_on_a_card_take_turns(stand: CardStand) -> None:
-    picture = fresh()
-    before = stand.engine.generate(picture)
-    both = OTHERS_BYTES + ENGINE_BYTES  # under pressure
-    with stand.start(OTHERS_BYTES, **SLEEPS) as other:
-        other.wait_up()
-        for _ in range(2):
-            until(lambda: stand.used() < both, "one engine sleeps", PATIENCE_S)
-            assert other.generate(picture) == before
-            assert stand.engine.generate(picture) == before
-
-
 def test_an_engine_sleeps_where_only_its_kv_connector_asks_for_it(stand: CardStand) -> None:
-    with stand.start(0, kv=SLEEPS) as both:
+    kv = {
+        "kv_connector": "TensordKVConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"tensord.socket": str(stand.daemon.socket), **SLEEPS},
+    }
+    with stand.start(0, {}, kv_transfer_config=kv) as both:
         both.wait_up()
         both.generate()
         stand.asleep()

@@ -65,16 +65,6 @@ def test_a_conversation_goes_on_from_its_own_answer(family: Any, client: tensord
     assert torch.equal(again.sequences, generated(family, follow_up).sequences)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES), indirect=True)
-def test_a_family_of_the_list_continues_from_a_cache_as_if_it_had_computed_the_whole_prompt(family: Any) -> None:
-    ids = prompt(PROMPT)
-    with torch.no_grad():
-        whole = family(input_ids=ids).logits[:, -1]
-        past = {cache_argument(family): computed(family, ids, (23, 47))}
-        parts = family(input_ids=ids[:, 47:], use_cache=True, **past).logits[:, -1]
-    assert torch.allclose(whole, parts, rtol=1e-4, atol=1e-4 * whole.abs().max().item())
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_next"], indirect=True)
 def test_a_loop_of_ones_own_continues_from_a_stored_cache_bit_for_bit(family: Any, client: tensord.Client) -> None:
     ids = prompt(PROMPT)

@@ -204,14 +204,11 @@ def test_what_is_stored_is_dropped_once_there_is_a_daemon_again() -> None:
 # ---- whatever happens, in whatever order
 
 
-@st.composite
-def _acts(draw: st.DrawFn) -> list[tuple[str, int]]:
-    kinds = st.sampled_from(["add", "add", "step", "step", "other", "abort", "preempt", "starve", "feed", "reset"])
-    return draw(st.lists(st.tuples(kinds, st.integers(0, 3)), min_size=1, max_size=25))
+ACTS = st.sampled_from(["add", "add", "step", "step", "other", "abort", "preempt", "starve", "feed", "reset"])
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(acts=_acts())
+@given(acts=st.lists(st.tuples(ACTS, st.integers(0, 3)), min_size=1, max_size=25))
 def test_after_any_course_of_events_answers_are_right_and_nothing_is_held(
     shared: Daemon, acts: list[tuple[str, int]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,16 @@ pytestmark = pytest.mark.usefixtures("patient")
 # ---- sharing
 
 
-@pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_pictures_encoded_by_one_engine_are_not_encoded_by_another(shared: Daemon, runner: str) -> None:
+@pytest.mark.parametrize(
+    ("runner", "dtype"), [("v1", torch.float32), ("v1", torch.bfloat16), ("v2", torch.float16)], ids=str
+)
+def test_pictures_encoded_by_one_engine_are_not_encoded_by_another(
+    shared: Daemon, runner: str, dtype: torch.dtype
+) -> None:
     """Model Runner V2, what GPUs use by default, calls the connector in its own way. The runner itself needs a GPU."""
     with (
-        Steps(shared.socket, ranks=2, runner=runner) as one,
-        Steps(other_name(shared.socket, 1), ranks=2, runner=runner) as another,
+        Steps(shared.socket, ranks=2, runner=runner, dtype=dtype) as one,
+        Steps(other_name(shared.socket, 1), ranks=2, runner=runner, dtype=dtype) as another,
     ):
         pictures = [fresh() for _ in range(3)]
         encode(attached(one), *pictures)
@@ -37,15 +42,6 @@ def test_pictures_encoded_by_one_engine_are_not_encoded_by_another(shared: Daemo
         assert another.encoded == []
         # One rank stores what all ranks load.
         assert (counted(one, "saves"), counted(another, "hits"), counted(another, "loads")) == (3, 3, 6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_dtypes_come_back_bit_for_bit(shared: Daemon, dtype: torch.dtype) -> None:
-    with (
-        Steps(shared.socket, dtype=dtype, wait_s_max=60) as one,
-        Steps(other_name(shared.socket, 1), dtype=dtype) as another,
-    ):
-        assert finds(another, encode(one))
 
 
 def test_two_requests_with_one_name_for_two_pictures_never_cross(first: Steps, second: Steps) -> None:
@@ -66,25 +62,23 @@ def test_two_requests_with_one_name_for_two_pictures_never_cross(first: Steps, s
         assert np.array_equal(lease.tree, encoded(item(number)).numpy())
 
 
-def test_one_name_for_two_pictures_in_one_request_is_not_shared(first: Steps) -> None:
-    name = f"clients-{fresh()}"
-    features = [feature(item(fresh()), name, 1), feature(item(fresh()), name, 2 + ROWS)]
-    before = counted(first, "unshared")
-    first.run(request(*features))
-    assert counted(first, "unshared") == before + 1
+def a_handle() -> Any:
+    stands_in = item(fresh())
+    stands_in["address"] = stands_in.pop("pixel_values")
+    stands_in["address"].data = 4096  # type: ignore[assignment]
+    return stands_in
 
 
-@pytest.mark.parametrize("data", [None, "handle"])
-def test_an_input_whose_content_is_elsewhere_is_not_shared(first: Steps, data: str | None) -> None:
-    before = counted(first, "unshared")
-    stands_in = None
-    if data is not None:
-        stands_in = item(fresh())
-        stands_in["address"] = stands_in.pop("pixel_values")
-        stands_in["address"].data = 4096  # type: ignore[assignment]
-    asked = request(feature(stands_in, f"clients-{fresh()}"))
+@pytest.mark.parametrize(
+    "make",
+    [lambda: [item(fresh()), item(fresh())], lambda: [None], lambda: [a_handle()]],
+    ids=["one name for two pictures", "no content", "a handle"],
+)
+def test_an_input_whose_name_does_not_tell_its_content_is_not_shared(first: Steps, make: Callable[[], Any]) -> None:
+    name, before = f"clients-{fresh()}", counted(first, "unshared")
+    asked = request(*(feature(data, name, 1 + number * (ROWS + 1)) for number, data in enumerate(make())))
     settled(first, asked)
-    assert not first.connector.has_cache_item(asked.mm_features[0].identifier)
+    assert not first.connector.has_cache_item(name)
     first.connector.request_finished(asked)
     assert counted(first, "unshared") == before + 1
 

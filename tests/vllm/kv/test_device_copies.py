@@ -72,23 +72,6 @@ def from_ring(stand: WorkerStand) -> int:
     return sum(size for source, _, size in stand.card.copied if begin <= source < begin + len(view.ring))
 
 
-def test_copies_wait_for_what_the_card_was_told_before(stand: WorkerStand, card: Accelerator) -> None:
-    with card.hold():
-        stand.write(5)
-        job = stand.store([1], [[1, 2], []])
-        assert stand.worker.get_finished() == []
-        assert not stand.client.contains(key(1))
-    stand.finished(job)
-    stand.stored(1)
-    expected = stand.blocks(0, [1, 2])
-    with card.hold():
-        # A block that an earlier step cleared for its next user is loaded after that.
-        stand.zero()
-        job = stand.load([1], [[20, 21], []])
-    stand.finished(job)
-    assert np.array_equal(stand.blocks(0, [20, 21]), expected)
-
-
 def test_pins_are_held_while_the_card_reads_the_ring(stand: WorkerStand) -> None:
     with_chunk(stand, 1)
     with loads(stand).hold():
@@ -118,13 +101,6 @@ def test_a_sleep_waits_for_copies_of_the_kv_cache_that_it_frees(stand: WorkerSta
     settling.join()
     assert order == ["copied", "settled"]
     stand.finished(job)
-
-
-def test_the_ring_is_read_without_a_buffer_where_it_is_registered(stand: WorkerStand, card: Accelerator) -> None:
-    expected = with_chunk(stand, 1)
-    assert np.array_equal(loaded(stand, 1), expected)
-    assert from_ring(stand) == CHUNK_BYTES
-    assert list(card.driver.ranges.values()) == [RING_BYTES]
 
 
 def test_a_ring_that_cannot_be_registered_is_read_through_a_buffer_and_said_once(

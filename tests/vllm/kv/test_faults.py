@@ -202,16 +202,6 @@ def test_a_request_aborted_before_its_load_is_done_leaves_nothing_held(kv: KVSta
     assert kv.second.generate(text=text) == right
 
 
-def test_an_engine_that_is_killed_in_a_load_leaves_no_pin(kv: KVStand, kv_model: Path, engines: StartEngines) -> None:
-    text = fresh_text()
-    kv.store(kv.first, text=text)
-    with engines(kv_model, **with_kv(kv.daemon.socket)) as (dying,):
-        _begin_and_stop(dying, text, "loading")
-        assert kv.daemon.status()["pins"] > 0
-        dying.kill()
-    kv.unpinned()
-
-
 def _begin_and_stop(engine: Engine, text: str, place: str) -> None:
     engine.stop_at(place)
     engine.begin(text=text)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 
 from tensord.client.vllm import plugin
@@ -20,7 +18,7 @@ from tensord.client.vllm.processor.caches import TensordReceiverCache, TensordSe
 from tensord.errors import BadConfiguration
 
 from ...daemon_process import PATIENCE_S
-from ..tiny_llava import IMAGE, PICTURE_TOKENS, write_tiny_llava
+from ..tiny_llava import IMAGE, PICTURE_TOKENS
 from .stand import UPDATES, an_item, feature, fresh, is_whole
 
 
@@ -137,29 +135,3 @@ def test_a_picture_is_processed_by_one_frontend_for_all(
         hashes = made["mm_hashes"]["image"]
         filled = engine.get_and_update_features(list(map(feature, hashes, made["mm_kwargs"]["image"])))
         assert [f.data for f in filled] == list(wanted["mm_kwargs"]["image"])
-
-
-def test_frontends_of_one_model_in_two_folders_share_what_was_processed(
-    renderers: Callable[..., list[Any]], config: VllmConfig, tmp_path: Path
-) -> None:
-    folder = write_tiny_llava(tmp_path / "elsewhere")
-    moved = EngineArgs(model=str(folder), dtype="float32", max_model_len=256, enforce_eager=True)
-    frontends = renderers(config, moved.create_engine_config())
-    for frontend in frontends:
-        # Each has made an item of this form.
-        rendered(frontend, [a_picture(970 + frontends.index(frontend))])
-    first, second = (rendered(frontend, [a_picture(972)]) for frontend in frontends)
-    assert first["mm_hashes"] == second["mm_hashes"]
-    assert frontends[1].mm_processor_cache.make_stats() == (1, 2)
-
-
-def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(
-    renderers: Callable[..., list[Any]], config: VllmConfig
-) -> None:
-    frontends = renderers(config, config)
-    hash = fresh()
-    rendered(frontends[0], [a_picture(11)], [hash])
-    rendered(frontends[1], [a_picture(12)], [hash])
-    assert frontends[1].mm_processor_cache.make_stats() == (0, 1)
-    rendered(frontends[0], [None], [hash])
-    assert frontends[0].mm_processor_cache.make_stats() == (1, 2), "to the one that it was given to, it does"
