@@ -229,13 +229,9 @@ class Engine:
         self._say("go")
 
     def close(self) -> None:
-        """Ends it and all of its processes, whatever they do."""
-        self.kill()
-        self._socket.close()
-
-    def kill(self) -> None:
-        """SIGKILL to it and all of its processes, and waits for its end."""
+        """SIGKILL to it and all of its processes, whatever they do, and waits for its end."""
         kill_session(self._process)
+        self._socket.close()
 
     def __enter__(self) -> Self:
         return self

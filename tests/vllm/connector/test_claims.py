@@ -14,7 +14,7 @@ from tests.daemon_process import PATIENCE_S, Daemon, until
 
 from ..conftest import fresh
 from ..step_bench import ROWS, Steps, answers, other_name, request, right
-from .stand import NOTHING_HELD, counted, settled
+from .stand import counted, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -31,26 +31,6 @@ def test_an_engine_waits_for_a_picture_that_another_encodes(first: Steps, second
     until(first.step, "the picture to be encoded")
     assert right([waiting], answers([second], waiting))
     assert second.encoded == before
-
-
-@pytest.mark.parametrize("stops", [False, True])
-def test_an_engine_that_waits_for_one_that_gives_up_encodes_itself_or_stops_waiting_and_leaves_nothing(
-    shared: Daemon, first: Steps, second: Steps, stops: bool
-) -> None:
-    picture = fresh()
-    settled(first, first.add(request(picture)))
-    second.add(waiting := request(picture))
-    until(lambda: second.step() is not None and shared.store("claims_waiting"), "the other to wait")
-    if stops:
-        second.finish(waiting)
-        assert second.held == NOTHING_HELD
-    first.finish(*list(first.requests.values()))
-    if stops:
-        # What is granted to who waits no more is given back.
-        shared.until(lambda s: s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no claim to be left")
-    else:
-        until(lambda: waiting.request_id in second.step(), "the other's answer")
-        assert second.encoded[-1] == f"picture-{picture}"
 
 
 def test_waiting_ends_at_its_bound(shared: Daemon) -> None:

@@ -215,7 +215,7 @@ def test_after_any_course_of_events_answers_are_right_and_nothing_is_held(
     # Engines of its own for each course: those whose weights changed share nothing in the next one.
     with Steps(shared.socket) as first, Steps(other_name(shared.socket, 1)) as second:
         _go_through(first, second, acts)
-    shared.until(lambda s: s["pins"] == s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no trace")
+        shared.until(lambda s: s["pins"] == s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no trace")
 
 
 def _go_through(first: Steps, second: Steps, acts: list[tuple[str, int]]) -> None:

@@ -47,6 +47,7 @@ UNHOLDABLE: dict[str, tuple[MultiModalKwargsItem, list[ResolvedPromptUpdate]]] =
     "an object": (an_item_of([torch.ones(2), object()]), UPDATES),
     "a target that is no known index": (an_item(), [PromptInsertion("image", SOMEWHERE, [1, 2]).resolve(0)]),
     "a mask of another length": (an_item(), [PromptInsertion("image", [1], WHOLE).resolve(0)]),
+    "no prompt updates": (an_item(), []),
 }
 
 

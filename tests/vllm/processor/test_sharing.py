@@ -224,9 +224,3 @@ def test_a_name_that_looks_like_a_content_hash_never_stands_for_content(pair: Pa
     pair.p0.get_and_update_item((an_item(1), UPDATES), hash)
     note(hash, follows=True)
     assert pair.p0.is_cached([hash]) == pair.more().is_cached([hash]) == [False]
-
-
-def test_an_item_without_prompt_updates_is_passed_through(pair: Pair) -> None:
-    hash, item = fresh(), an_item()
-    assert pair.p0.get_and_update_item((item, []), hash) == (item, [])
-    assert pair.p0.is_cached([hash]) == [False]
