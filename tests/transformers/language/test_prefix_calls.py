@@ -64,12 +64,15 @@ def test_a_call_that_shares_generates_the_tokens_of_a_call_that_does_not(
 
 def test_a_cache_that_the_caller_gets_is_its_own_and_may_be_changed_at_once(client: tensord.Client, llama: Any) -> None:
     shared = prefix_cached(llama, client, block_tokens=16)
-    first = generated(shared, prompt(PROMPT))
-    for own in (lambda: cache_of(first), lambda: shared.past_key_values(prompt(PROMPT)).cache):
-        for layer in own().layers:
+
+    def zero(cache: Any) -> None:
+        for layer in cache.layers:
             layer.keys.zero_()
             layer.values.zero_()
-        assert shared.flush()
+
+    zero(cache_of(generated(shared, prompt(PROMPT))))
+    assert shared.flush()
+    zero(shared.past_key_values(prompt(PROMPT)).cache)
     again = generated(shared, prompt(PROMPT))
     assert shared.tally.found_tokens == PROMPT - 1
     assert torch.equal(again.sequences, generated(llama, prompt(PROMPT)).sequences)
