@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 
-import tensord
 from tensord.client.vllm.encoder.steps import NOTHING, Report
-from tests.daemon_process import MIB, Daemon
+from tests.daemon_process import Daemon
 
-from ..conftest import fresh, keys
-from ..step_bench import Steps, attached, encoded, feature, item, other_name, request, right
+from ..conftest import fresh
+from ..step_bench import Steps, attached, encoded, feature, item, other_name, request
 from .stand import encode, settled
 
 pytestmark = pytest.mark.usefixtures("patient")
-
-
-def test_an_entry_evicted_between_scheduler_and_worker_is_loaded_all_the_same(
-    shared: Daemon, first: Steps, second: Steps
-) -> None:
-    there = keys(shared)
-    picture = encode(first)
-    (key,) = keys(shared) - there
-    asked = second.add(request(picture))
-    settled(second, asked)
-
-    def evict() -> None:
-        with tensord.Client(shared.socket) as client:
-            assert client.evict(key) == 1
-            for number in range(40):
-                assert client.put(bytes([number]) * 32, np.full(MIB, 7, np.uint8), wait=True).state == "stored"
-
-    before = list(second.encoded)
-    results = second.step(between=evict)
-    assert right([asked], [results[asked.request_id]])
-    assert second.encoded == before
 
 
 def test_all_ranks_load_and_leases_are_held_until_all_are_done(shared: Daemon) -> None:
