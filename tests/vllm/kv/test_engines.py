@@ -21,6 +21,7 @@ from .conftest import (
     StartEngines,
     asked,
     fresh_text,
+    replace_all,
     with_kv,
 )
 
@@ -39,6 +40,15 @@ def test_a_second_engine_computes_only_its_own_suffix_of_a_shared_system_prompt(
     assert loaded >= len(system) - BLOCK_TOKENS
     assert computed == alone + ANSWER_TOKENS - 1
     assert alone <= 2 * BLOCK_TOKENS
+
+
+def test_an_answer_is_made_of_the_loaded_blocks(kv: KVStand, client: tensord.Client) -> None:
+    text = fresh_text()
+    right, keys = kv.store(kv.first, text=text)
+    replace_all(client, keys, np.zeros_like)
+    answer, computed = asked(kv.second, text=text)
+    assert answer != right
+    assert computed <= 2 * BLOCK_TOKENS
 
 
 def test_a_new_engine_finds_what_was_stored_before_a_kill_and_a_restart_of_the_daemon(
@@ -137,6 +147,25 @@ def test_preempted_requests_answer_as_others(kv: KVStand, kv_model: Path, engine
         for name, text in zip(names, texts, strict=True):
             assert answers[name] == kv.plain.generate(text=text, tokens=64)
         kv.settled(small)
+
+
+def test_each_of_an_engines_ranks_loads_what_another_engine_of_as_many_stored(
+    kv: KVStand, kv_model: Path, engines: StartEngines
+) -> None:
+    text = fresh_text()
+    options = {**with_kv(kv.daemon.socket), "separate": True, "tensor_parallel_size": 2}
+    with engines(kv_model, clients=3, **options) as (one,):
+        there = kv.keys()
+        right = one.generate(text=text)
+        blocks = len(text) // BLOCK_TOKENS
+        until(lambda: len(kv.keys() - there) >= 2 * blocks and one.ask("step") is not None, "both ranks' blocks")
+    with engines(kv_model, clients=3, **options) as (other,):
+        assert other.generate(text=text) == right
+        tokens = other.ask("metrics", label="source")
+        assert tokens["external_kv_transfer"] >= len(text) - BLOCK_TOKENS
+        assert tokens["local_compute"] <= 2 * BLOCK_TOKENS
+    # Half of each sum was made on each rank, and half of each block is of each rank.
+    assert asked(kv.second, text=text)[1] > len(text)
 
 
 def test_a_model_with_sliding_windows_loads_the_windows_end(
