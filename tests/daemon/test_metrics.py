@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -136,17 +134,6 @@ def test_a_scrape_gets_the_metrics_in_the_format_that_it_asks_for(serving: Servi
 def test_no_request_bytes_end_the_metrics_server(serving: Serving, said: bytes, status: bytes) -> None:
     assert serving.say(said).split(b" ")[1] == status
     assert serving.ask()[0].status == 200
-
-
-def test_an_answer_that_is_being_made_is_not_cut_off(serving: Serving) -> None:
-    """Its route takes ANSWER_S_MAX, others wait for its place meanwhile, and have no request."""
-    serving.health = None
-    with ExitStack() as opened:
-        asking = opened.enter_context(serving.connect())
-        asking.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
-        for _ in range(4 * CONNECTIONS_MAX):
-            opened.enter_context(serving.connect())
-        assert b"did not answer within" in b"".join(iter(partial(asking.recv, 65536), b""))
 
 
 def test_figures_that_cannot_be_had_are_an_error_of_the_server_s(serving: Serving) -> None:

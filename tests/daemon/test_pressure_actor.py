@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tensord.daemon.actors.pressure import PressureActor
-from tensord.daemon.gauges.gauges import Gauges
-from tensord.daemon.gauges.sources.host import HostSource
-from tensord.daemon.governor.forms.events import Sampled
-from tensord.daemon.process.logs import logger
 from tensord.errors import DeviceFull
 from tensord.ipc.messages import control as messages
-from tensord.ipc.messages.modes import Tier
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from ..faults.raw import RawClient
@@ -32,18 +25,6 @@ def test_a_sample_that_shows_pressure_hastens_the_next_one(tmp_path: Path) -> No
         beside.write_text("host 1GiB 100GiB\n")
         beside.rename(file)
         daemon.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == 1 << 30, "the next sample")
-
-
-async def test_a_stall_has_a_sample_taken_at_once() -> None:
-    samples: asyncio.Queue[Sampled] = asyncio.Queue()
-    gauges = Gauges([(Tier.HOST, [HostSource()])], logger("test"))
-    actor = PressureActor(gauges, clock=time.monotonic, report=samples.put_nowait, every_s=lambda: 3600.0)
-    running = asyncio.create_task(actor.run())
-    async with asyncio.timeout(PATIENCE_S):
-        await samples.get()
-        actor.sample_now()
-        await samples.get()
-    running.cancel()
 
 
 # ---- a device that only its owners measure: a report is as old as its reading, and not as its message

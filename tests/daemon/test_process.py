@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import structlog
 
 from tensord.daemon.process import give_way, logs
 from tensord.daemon.process.give_way import GivesWay
-from tensord.daemon.process.logs import FORGOTTEN_S, REPEATS_MAX, Repeats
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.schema import PROTOCOL_VERSION
 from tensord.ipc.wire.frames import pack
@@ -60,14 +58,6 @@ def test_a_console_line_is_key_value_and_json_is_json_on_any_stream() -> None:
     assert (line["level"], line["part"], line["event"]) == ("warning", "store", "refused")
     assert line["time"].endswith("Z") and failed["level"] == "error"
     assert failed["exception"].startswith("Traceback") and failed["exception"].endswith("OSError: disc gone")
-
-
-def test_a_line_that_cannot_be_written_is_lost_alone() -> None:
-    with open("/dev/full", "w") as full:
-        logs.setup("info", "console", {}, full)
-        logs.logger("store").info("put stored")
-        with suppress(OSError):
-            full.close()
 
 
 def test_a_line_is_one_line_and_has_no_character_that_a_terminal_obeys() -> None:
@@ -130,15 +120,6 @@ def test_a_client_of_another_version_that_tries_again_and_again_is_logged_once(d
     until(lambda: daemon.log.count("protocol error;") > 1, "the line of the other reason")
     assert daemon.log.count("protocol error;") == 2
     assert daemon.log.count("protocol version") == 1
-
-
-def test_an_old_repeat_counts_as_new_and_the_memory_has_a_limit() -> None:
-    repeats = Repeats()
-    assert repeats.is_new("a", 0)
-    assert not repeats.is_new("a", FORGOTTEN_S)
-    assert repeats.is_new("a", 2 * FORGOTTEN_S + 1)
-    assert all(repeats.is_new(number, 3 * FORGOTTEN_S) for number in range(REPEATS_MAX))
-    assert repeats.is_new("a", 2 * FORGOTTEN_S + 2), "the oldest was forgotten"
 
 
 # ---- processors

@@ -151,14 +151,6 @@ def test_no_manager_is_no_error(address: str) -> None:
     notifier.close()
 
 
-def test_a_manager_that_does_not_read_makes_nobody_wait(manager: socket.socket) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
-    told = [notifier.send("X=" + "x" * 10_000) for _ in range(5_000)]
-    assert told[0]
-    assert not told[-1]
-    notifier.close()
-
-
 def test_variables_for_this_process_are_not_inherited(manager: socket.socket) -> None:
     environ = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}
     Notifier(environ).close()

@@ -94,14 +94,6 @@ def test_sizes_that_no_daemon_wrote_are_refused_and_the_ring_is_left_as_it_is(
     assert ring.stat().st_size == before
 
 
-@pytest.mark.parametrize("size_bytes", [1, 64])
-def test_an_index_that_is_too_short_for_a_superblock_is_refused(daemon: Daemon, size_bytes: int) -> None:
-    daemon.kill()
-    os.truncate(segment(daemon, "index"), size_bytes)
-    log = daemon.refused()
-    assert f"the index has {size_bytes} bytes" in log and "tensorctl purge" in log and "Traceback" not in log
-
-
 @pytest.mark.parametrize(
     ("at", "value"),
     [

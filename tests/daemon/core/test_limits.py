@@ -199,24 +199,3 @@ def test_a_ring_that_stops_growing_early_refuses_what_waited(make: Make) -> None
     answer = stand.answered(1, request)
     assert answer is not None and answer.error is not None and answer.error.code == "ObjectTooLarge"
     assert stand.put(2, 2000) == "ObjectTooLarge"
-
-
-# ---- what status and watchers are told
-
-
-def test_puts_are_counted_by_outcome_and_bytes_by_what_has_them(make: Make) -> None:
-    stand = make()
-    stand.put(1, 100, tokens=5)
-    assert stand.put(1) == "existed"
-    assert stand.put(2, tree=0) == "BadMessage"
-    stand.begin(2)
-    status = stand.store.status()
-    assert status["puts"] == {"stored": 1, "existed": 1, "refused": 1}
-    assert (status["entries"], status["tokens"], status["put_bytes"]) == (1, 5, 100)
-    assert (status["used_bytes"], status["lent_bytes"], status["grants"]) == (320 + SPAN, SPAN, 1)
-    assert status["largest_free_bytes"] == 4096 - 320 - SPAN
-    rows = stand.store.reports.by_uid()
-    assert rows[1001] | {"claims": 0} == {
-        "span_bytes": 320, "entries": 1, "tokens": 5, "claims": 0, "namespaces": 0, "lent_bytes": 0,
-    }  # fmt: skip
-    assert (rows[1002]["span_bytes"], rows[1002]["lent_bytes"]) == (SPAN, SPAN)

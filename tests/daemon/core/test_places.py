@@ -9,7 +9,7 @@ import pytest
 from tensord.daemon.forms.events import Pressed
 from tensord.daemon.room import lending
 from tensord.ipc.messages import control as messages
-from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, span_bytes
+from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
 from .stand import Stand, key
 
@@ -52,13 +52,6 @@ def by_offset(stand: Stand) -> list[int]:
     """The numbers of what is stored, in the order in which it lies in the ring."""
     found = {number: stand.find(key(number)) for number in stand.stored()}
     return sorted(found, key=lambda number: found[number].offset)  # type: ignore[union-attr]
-
-
-def nothing_moves(stand: Stand) -> None:
-    """As if all entries were blocks of sequences."""
-    stand.store.parts.blocks.check_invariants = lambda: None  # type: ignore[method-assign]
-    for row in stand.store.parts.table.by_key.values():
-        stand.store.parts.table.records[row] = 1
 
 
 # ---- who
@@ -212,16 +205,6 @@ def test_room_for_later_puts_takes_nothing_that_was_just_put(policy: str) -> Non
     stand.check()
 
 
-def test_a_place_that_no_hole_has_room_for_takes_one_scan_and_no_move_among_equally_cold_entries() -> None:
-    stand = full(1 << 20, policy="hazard")
-    scans = stand.store.counters.scans
-    for number in range(2000, 2030):
-        stand.now += 0.01
-        assert stand.put(number, 10_000) == "stored"
-    assert stand.store.counters.scans - scans <= 30 and not stand.store.counters.moves
-    stand.check()
-
-
 def test_pinned_entries_stay_and_a_place_that_cannot_be_made_costs_no_entry() -> None:
     stand = full()
     # Every fourth entry is in use: no gap is wider than three entries.
@@ -235,16 +218,6 @@ def test_pinned_entries_stay_and_a_place_that_cannot_be_made_costs_no_entry() ->
     stand.check()
     stand.views.clear()
     assert stand.put(902, 8000) == "stored"
-
-
-def test_a_place_is_made_where_the_pins_leave_room_though_the_coldest_entries_lie_elsewhere() -> None:
-    stand = full(128 << 10)
-    held = by_offset(stand)[:80:2]
-    for number in held:
-        stand.pin(number)
-    nothing_moves(stand)
-    assert stand.put(900, 9000) == "stored"
-    assert stand.stored() >= set(held)
 
 
 def filled(ring_bytes: int, policy: str = "hazard") -> Stand:
@@ -272,25 +245,6 @@ def test_a_place_is_made_out_of_thousands_of_small_entries(policy: str) -> None:
     assert stand.put(900_000, 2 << 20) == "stored"
     stand.check()
     assert len(stand.store.parts.table.by_key) > there // 2, "what is not in the way stays"
-
-
-def test_pins_in_a_stretch_that_is_being_cleared_end_neither_the_request_nor_the_entries() -> None:
-    stand = filled(8 << 20)
-    request, before, pinned = stand.ask(1, 2 << 20), stand.store.counters.evictions["capacity"], 0
-    for _ in range(1000):
-        stand.go_on()
-        if stand.moves:
-            stand.move()
-        elif stand.scans:
-            hidden, held = list(stand.store.parts.spans.hidden.values()), []
-            if hidden and pinned < 3 and stand.store.counters.evictions["capacity"] > before:
-                # A reader holds an entry that is about to go.
-                held = [stand.store.parts.table.span_ids[hidden[0]]]
-                pinned += 1
-            stand.scan(held)
-    answer = stand.answered(1, request)
-    assert answer is not None and answer.error is None and pinned == 3
-    stand.check()
 
 
 def scattered(*clients: int) -> Stand:
@@ -333,53 +287,6 @@ def test_a_place_waits_for_places_of_a_stopped_client_for_a_moment_only() -> Non
     stand.pass_time(lending.UNUSED_S)
     assert refusal(stand, 1, request).code == "StoreFull"
     assert sum(isinstance(answer, messages.PlacesWanted) for answer in stand.answers[2]) == 1
-
-
-def test_only_a_full_store_asks_whether_a_block_is_worth_its_room() -> None:
-    stand = stand_of()
-    stand.store.policy.admits = lambda *facts: False  # type: ignore[method-assign]
-    assert [stand.put(0, 1000), stand.put(1, 1000, parent=key(0))] == ["stored"] * 2, "there is room"
-    for number in range(100, 160):
-        assert stand.put(number, 1000) == "stored"
-    assert stand.put(2, 1000, parent=key(159)) == "StoreFull"
-    assert stand.put(3, 1000) == "stored", "an entry without a parent is always stored"
-    stand.send(1, messages.Clear(5))
-    stand.settle()
-    assert [stand.put(0, 1000), stand.put(1, 1000, parent=key(0))] == ["stored"] * 2, "there is room again"
-    stand.check()
-
-
-def test_a_request_ends_although_each_victim_turns_out_to_be_in_use() -> None:
-    stand = full(256 << 10)
-    scans, there = stand.store.counters.scans, len(stand.stored())
-    request = stand.ask(1, 5000)
-    for _ in range(10):
-        while stand.scans:
-            # Readers come between the choice and the scan.
-            table, spans = stand.store.parts.table, stand.store.parts.spans
-            stand.scan(table.span_ids[row] for row in spans.hidden.values())
-        stand.go_on()
-    assert refusal(stand, 1, request).code == "StoreFull"
-    assert stand.store.counters.scans - scans <= 4 and len(stand.stored()) > there - 10
-    stand.check()
-
-
-def test_pages_of_the_system_come_back_for_a_place_before_an_entry_goes() -> None:
-    stand = stand_of(64 * PAGE_BYTES)
-    payload = PAGE_BYTES - SPAN_HEADER_BYTES
-    for number in range(64):
-        assert stand.put(number, payload) == "stored"
-    nothing_moves(stand)
-    order = by_offset(stand)
-    stand.send(1, messages.Evict(5, [key(number) for number in (*order[20:36:2], *order[44:])]))
-    stand.settle()
-    stand.press(45 * PAGE_BYTES)
-    assert stand.store.parts.holes.largest_bytes < 5 * PAGE_BYTES <= stand.store.parts.holes.total_bytes
-    there = stand.stored()
-    stand.ask(1, 5 * PAGE_BYTES - SPAN_HEADER_BYTES)
-    stand.settle()
-    assert stand.places[1] and stand.stored() == there
-    stand.check()
 
 
 def test_a_place_is_made_though_nothing_around_the_largest_hole_may_go() -> None:

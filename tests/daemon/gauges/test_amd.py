@@ -131,14 +131,6 @@ def test_a_driver_that_refuses_is_a_failure_that_says_so(cards: Cards, begin: Be
     assert not isinstance(failed, GaugeAbsent), "the driver is said to be loaded: somebody should look"
 
 
-def test_a_broken_amdsmi_package_does_not_keep_the_library_from_being_read(
-    cards: Cards, begin: Begin, tmp_path: Path
-) -> None:
-    (tmp_path / "amdsmi.py").write_text("raise KeyError('AMDSMI_LIB')\n")
-    cards.show(Card(1))
-    assert begin(PYTHONPATH=ahead(tmp_path)).gauges() == {"0000:65:00.0": [1, 80 * GIB]}
-
-
 def test_gpus_of_the_amdsmi_package_have_the_same_names(cards: Cards, begin: Begin, tmp_path: Path) -> None:
     """It tells the PCI address as text, of which pyrsmi makes a number with the domain elsewhere."""
     (tmp_path / "amdsmi.py").write_text(

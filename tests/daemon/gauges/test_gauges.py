@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,21 @@ LOG = logger("test")
 
 
 class Scripted:
-    """A source that answers, or raises, what it is told to; one that hangs, once it is told to go on."""
+    """A source that answers, or raises, what it is told to."""
 
-    def __init__(self, name: str, answer: Result | BaseException, *, hangs: bool = False) -> None:
+    def __init__(self, name: str, answer: Result | BaseException) -> None:
         self.name = name
         self.answer = answer
-        self.hangs = hangs
-        self.begun, self.go_on = threading.Event(), threading.Event()
         self.reads = 0
-        self.closed = 0
 
     def read(self, now: float) -> Result:
-        self.begun.set()
-        assert not self.hangs or self.go_on.wait(30.0)
         self.reads += 1
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
     def close(self) -> None:
-        self.closed += 1
+        pass
 
 
 def wanted(**settings: Any) -> sections.GaugesSection:
@@ -105,34 +99,6 @@ def test_a_missing_source_is_tried_again_at_intervals() -> None:
     assert source.reads == 1
     source.answer = {CARD: Reading(1, 2)}
     assert set(sampled(gauges, ABSENT_S)) == {CARD}
-
-
-def test_a_source_that_hangs_has_one_thread_however_many_samples_are_taken() -> None:
-    stuck = Scripted("stuck", {}, hangs=True)
-    gauges = Gauges([(Tier.DEVICE, [stuck])], LOG)
-    for now in range(20):
-        gauges.begin(float(now))
-        assert stuck.begun.wait(30.0)
-    assert [each.name for each in threading.enumerate() if "stuck" in each.name] == ["tensord-gauge-stuck"]
-    assert stuck.reads == 0
-    stuck.go_on.set()
-    gauges.close()
-    until(lambda: stuck.closed, "the source to be closed")
-    assert (stuck.reads, stuck.closed) == (1, 1)
-
-
-def test_a_source_without_a_thread_is_a_failure_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    gauges = Gauges([(Tier.DEVICE, [Scripted("one", {CARD: Reading(1, 2)})])], LOG)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        gauges.begin(0.0)
-    (state,) = gauges.take(0.0).sources
-    assert state.problem and "can't start new thread" in state.why
-    assert sampled(gauges, 1.0)[CARD].used_bytes == 1
-    gauges.close()
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), MemoryError(), RuntimeError()])

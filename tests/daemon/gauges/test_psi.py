@@ -111,19 +111,6 @@ def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(files: li
     assert [(line["event"], line["log_level"], "absent" in line["why"]) for line in lines] == [(NONE, "info", True)]
 
 
-def test_a_trigger_that_the_kernel_removes_is_logged(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    files.append(Path("a"))
-    reading, writing = os.pipe()
-    os.close(reading)
-    monkeypatch.setattr(psi, "_armed", lambda file: writing)  # polls as an error
-
-    with capture_logs() as lines:
-        asyncio.run(watch_stalls(lambda: None, LOG))
-    assert [(line["event"], line["why"]) for line in lines if line["log_level"] == "warning"] == [
-        ("stall trigger ended; samples at intervals only", "the kernel removed it")
-    ]
-
-
 def test_this_kernel_takes_the_trigger(files: list[Path]) -> None:
     files.append(MACHINE)
     try:

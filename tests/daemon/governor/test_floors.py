@@ -7,7 +7,7 @@ import pytest
 from tensord.daemon.forms.events import Tick
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, Make, Stand, refused
+from .stand import GPU, MIB, Make, Stand
 
 
 def known() -> Stand:
@@ -59,17 +59,6 @@ def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: M
     stand.sample(0.97)
     assert stand.device()["floor_blocks"] == 0
     assert sum(len(order.keys) for order in stand.orders()) == 10
-
-
-def test_a_floor_holds_and_victims_are_offloaded_though_nobody_knows_the_size_of_the_device(make: Make) -> None:
-    stand = make(block_bytes=MIB, max_entries=3)
-    stand.open(1)
-    for number in range(4):
-        stand.register(1, number, MIB, tokens=0)
-    assert [(order.kind, order.reason) for order in stand.orders()] == [("offload", "budget")]
-    stand.serve_requests()
-    refused(stand.register(1, 4, MIB), "BelowFloor")
-    assert len(stand.orders()) == 1
 
 
 def test_requests_of_made_up_devices_are_not_counted(make: Make) -> None:

@@ -73,12 +73,6 @@ def test_many_agents_are_told_in_parts(make: Make) -> None:
     assert len(stand.turned) > 1 and len(told(stand)[0]) == 3000
 
 
-def test_a_step_that_is_very_far_is_still_nearer_than_none(make: Make) -> None:
-    stand = make()
-    register(stand, 1, "w", [AgentStep("late", step_index=(1 << 63) - 1)])
-    assert distance(stand, "late") < UNKNOWN
-
-
 def test_workflows_and_their_steps_together_are_limited(make: Make) -> None:
     stand = make(workflows_max=2, workflow_steps_max=9)
     register(stand, 1, "a", PLAN)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ import pytest
 from tensord.daemon.forms.effects import Send
 from tensord.daemon.forms.events import ClientJoined, PrefixAsked
 from tensord.daemon.forms.outbox import StoreOutbox
-from tensord.daemon.prefix.index import LOOKS_MAX
-from tensord.daemon.prefix.matching import USES_MAX, USES_SLICE, Matching
+from tensord.daemon.prefix.matching import Matching
 from tensord.daemon.prefix.nodes import LAYOUTS_MAX
 from tensord.daemon.reports.counters import StoreCounters
 from tensord.daemon.store.commit import BAD_BLOCK, NO_PARENT
@@ -30,55 +28,12 @@ from .stand import SCOPE, SequenceStore, item, query
 # ---- matches
 
 
-def test_many_siblings_stay_in_their_order_whatever_comes_and_goes() -> None:
-    stand = SequenceStore(4 << 20)
-    heads = Random(3).sample(range(1_000_000), 1000)
-    keys = {head: stand.put([head, 1, 2]).blocks[0] for head in heads}
-    spans, table = stand.store.spans, stand.store.table
-    for at in range(0, 1000, 100):
-        group = heads[at : at + 30]
-        spans.hide([stand.row(keys[head]) for head in group], "capacity")
-        stand.scan({table.span_ids[stand.row(keys[head])] for head in group if head % 2})
-        for head in group:
-            if not head % 2:
-                del keys[head]
-    gone = [head for head in heads[50:90] if head in keys]
-    spans.hide([stand.row(keys[head]) for head in gone], "capacity")
-    for head in gone:
-        del keys[head]
-    stand.check()
-    for last in (0, 9):  # which stand right before and right behind
-        assert all(stand.offset([head, 1, last]) == (2 if head in keys else 0) for head in heads)
-
-
 def test_tokens_that_look_like_folded_ones_are_not_taken_for_a_picture() -> None:
     stand, picture = SequenceStore(), item("image", 20, 4)
     tokens = np.arange(1, 65, dtype=np.uint32)
     stand.put(tokens.tolist(), media=[picture])
     assert stand.offset([*tokens.tolist(), 1], [picture]) == 64
     assert stand.offset(fold(tokens, [picture]).tolist()) == 20
-
-
-def test_a_block_whose_text_in_the_ring_was_overwritten_can_still_be_removed() -> None:
-    stand = SequenceStore()
-    keys = [stand.put([head, 1, 2]).blocks[0] for head in range(100)]
-    for key in keys[::2]:
-        offset = stand.store.table.offsets[stand.row(key)]
-        stand.store.ring_memory[offset + 192 + 64 + 96 : offset + 192 + 64 + 96 + 12] = b"\xff" * 12
-    for key in keys[::2]:
-        stand.end_all(key)
-    stand.check()
-    assert all(stand.offset([head, 1, 9]) == 2 * (head % 2) for head in range(100))
-
-
-def test_a_match_gives_up_after_looks_max_probes_for_snapshots() -> None:
-    stand = SequenceStore(8 << 20, block_tokens=4096)
-    stand.put(range(1, 2 * LOOKS_MAX), [2])
-    others = [1, 2, *range(5000, 5000 + LOOKS_MAX + 20)]
-    stand.put(others, range(3, LOOKS_MAX))
-    assert stand.offset(range(1, 2000)) == 2
-    stand.put([1, 2, *range(9000, 9000 + LOOKS_MAX)], range(LOOKS_MAX, LOOKS_MAX + 3))
-    assert stand.offset(range(1, 2000)) == 0
 
 
 # ---- refusals
@@ -276,17 +231,6 @@ def test_a_match_names_keys_and_its_uses_are_counted_afterwards_but_not_of_what_
     counters = asked.outbox.counters
     assert (counters.prefix_queries, counters.prefix_hits) == (2, 1)
     assert (counters.prefix_tokens_asked, counters.prefix_tokens_matched) == (43, 39)
-
-
-def test_uses_are_counted_in_slices_and_those_that_are_too_many_are_lost_the_oldest_first() -> None:
-    stand = SequenceStore()
-    stand.put(range(1, 64 * 16 + 1))
-    asked = Asked(stand)
-    for _ in range(USES_MAX // 64 + 5):
-        asked.ask(range(1, 64 * 16 + 1))
-    assert asked.outbox.counters.prefix_uses_lost == 5 * 64
-    asked.matching.advance(1.0)
-    assert len(asked.uses) == USES_SLICE and asked.matching.due
 
 
 @pytest.mark.parametrize(

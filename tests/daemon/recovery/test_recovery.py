@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Iterable
-from mmap import mmap
-from typing import Any
 
 import pytest
 
 from tensord.daemon.recovery.recovery import Recovery
 from tensord.daemon.store.grants import LentGrant
 from tensord.daemon.store.table import LIVE, WITHDRAWN
-from tensord.shm.index.index import PLACE, PLACE_UNVERIFIED
+from tensord.shm.index.index import PLACE_UNVERIFIED
 from tensord.shm.lanes.records import NO_KEY, RECORD
-from tensord.shm.ring import segments
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
 from ..store.rows import RowStore, key_of, reuse_word
@@ -253,21 +249,6 @@ def test_entries_without_their_parents_end_and_the_others_are_tied_again() -> No
     finish(after)
 
 
-def test_a_circle_of_parents_is_no_family() -> None:
-    store = RowStore()
-    store.put(key_of(0))
-    store.put(key_of(1), parent=key_of(0))
-    for number, parent in ((0, 1), (1, 0)):
-        row = store.table.by_key[key_of(number)]
-        made = store.header(row)
-        lie = type(made)(made.key, made.span_id, 100, made.tree_bytes, 0, 0, 1.0, 0.0, 0, parent=key_of(parent))
-        store.ring[store.table.offsets[row] :][:SPAN_HEADER_BYTES] = lie.pack()
-    after, _ = taken_over(store)
-    assert stored(after) == set()
-    after.scan()
-    finish(after)
-
-
 def test_victims_come_in_the_order_of_last_uses_and_a_use_is_newer_than_the_puts_before_it() -> None:
     store = RowStore(8 * SPAN)
     for number in (3, 1, 2):
@@ -314,23 +295,6 @@ def test_pages_that_are_not_in_memory_are_withdrawn() -> None:
     assert [after.table.offsets[row] for row in withdrawn] == [page, 5 * page, 60 << 10]
     after.scan()
     finish(after)
-
-
-def test_a_slot_that_names_a_place_outside_of_memory_makes_no_page() -> None:
-    ring_fd = os.memfd_create("ring")
-    os.ftruncate(ring_fd, 64 << 10)
-    ring: Any = mmap(ring_fd, 64 << 10)
-    store = RowStore(ring=ring)
-    for number in range(40):
-        store.put(key_of(number), 832)
-    segments.punch(ring_fd, 0, 32 << 10)
-    before = os.fstat(ring_fd).st_blocks
-    damaged = store.slots.at(store.table.slots[store.table.by_key[key_of(39)]])
-    store.slots.words[damaged + PLACE] = 64 << 48 | 1 << 40
-    after, found = taken_over(store, missing=[(0, 32 << 10)])
-    assert stored(after) == set(range(32, 39)) and found.corrupt == 33
-    assert os.fstat(ring_fd).st_blocks == before
-    os.close(ring_fd)
 
 
 def put_into(store: RowStore, grant: LentGrant, number: int, offset: int) -> int:

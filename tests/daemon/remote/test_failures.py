@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tensord.daemon.forms.effects import AskGenerations, RemoveRemote
-from tensord.daemon.forms.events import RemoteDone, RemoteSaved
 from tensord.daemon.remote.link import FAILURES_MAX, FIRST_S, LONGEST_S
 from tensord.errors import TierFull, TierReadOnly, TierRefused, TierTooLarge, TierUnavailable
 from tensord.ipc.messages import control as messages
@@ -141,25 +140,10 @@ def test_writes_are_tried_again_from_time_to_time_and_one_that_succeeds_ends_it(
     assert len(stand.writes) == 1
 
 
-def test_an_object_that_is_too_large_says_nothing_of_others_and_a_probe_that_shows_nothing_is_followed_by_another(
-    stand: RemoteStand,
-) -> None:
+def test_an_object_that_is_too_large_says_nothing_of_others(stand: RemoteStand) -> None:
     offer(stand, 0)
     stand.write_remote(error=TierTooLarge("larger than the limit"))
     assert not stand.turned["writes"] and state(stand) == (False, False, "")
-    offer(stand, 9)
-    stand.write_remote(error=FULL)
-    stand.now += FIRST_S
-    for number, error in enumerate([TierTooLarge("larger than all"), TierUnavailable("reset by peer")], 1):
-        offer(stand, number)
-        stand.write_remote(error=error)
-        assert stand.turned["writes"] == [str(FULL)]
-    offer(stand, 3)
-    stand.do(RemoteDone(stand.writes.popleft()[0], RemoteSaved(0, written=False)))
-    assert stand.counted["there"] == 1 and stand.turned["writes"] == [str(FULL)], "it was there already"
-    offer(stand, 4)
-    stand.write_remote()
-    assert stand.turned["writes"] == [str(FULL), ""]
 
 
 def test_a_full_store_is_rid_of_keys(stand: RemoteStand) -> None:

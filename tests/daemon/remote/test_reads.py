@@ -254,29 +254,9 @@ def test_nobody_waits_for_other_hosts_once_the_store_is_left_alone(stand: Remote
     assert verdicts(stand).count("compute") == 2 * FAILURES_MAX
 
 
-def test_while_another_host_is_waited_for_other_keys_are_sought(
-    stand: RemoteStand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetches, "LOOK_S_LEAST", 5.0)  # as with many keys
-    stand.others[key(1)] = stand.now
-    ask(stand, within_s=1.0)
-    stand.pass_time(1.1)
-    assert verdicts(stand) == ["wait"]
-    assert ask(stand, 2, number=2).answer == "wait"
-
-
-@pytest.mark.parametrize("how", ["abandons", "leaves", "is refused", "has left before", "has given up before"])
+@pytest.mark.parametrize("how", ["abandons", "leaves", "is refused"])
 def test_a_claim_of_which_nothing_comes_is_withdrawn(stand: RemoteStand, how: str) -> None:
-    ask(stand, within_s=0.3)
-    match how:
-        case "has left before":
-            stand.leave(1)
-        case "has given up before":
-            stand.now += 0.31
-            seek = stand.seeks.popleft()
-            stand.go_on()
-            stand.send(1, messages.Abandon(stand.last(1).token))
-            stand.seeks.append(seek)
+    ask(stand)
     stand.settle()
     match how:
         case "abandons":
@@ -287,13 +267,6 @@ def test_a_claim_of_which_nothing_comes_is_withdrawn(stand: RemoteStand, how: st
             assert stand.put(1, claim=stand.last(1).token, parent=key(2), settles=False) == "ParentGone"
     assert stand.withdrawn == [key(1)]
     assert stand.counted["withdrawn"] == 1
-
-
-def test_a_claim_stays_until_the_entry_is_written(stand: RemoteStand) -> None:
-    ask(stand, within_s=0.5)
-    stand.settle()
-    stand.put(1, claim=stand.last(1).token, cost_ms=9.0)
-    assert key(1) in stand.remote and not stand.withdrawn
 
 
 @pytest.mark.parametrize("why", ["its cost is unknown", "it is not worth it", "the queue is full", "the store fails"])

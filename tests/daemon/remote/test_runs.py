@@ -6,7 +6,7 @@ import pytest
 
 from tensord.daemon.forms.events import RemoteEntry
 from tensord.daemon.remote.fetches import RUN_KEYS_MAX
-from tensord.errors import Corrupt, TierUnavailable
+from tensord.errors import Corrupt
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
@@ -48,29 +48,6 @@ def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(stand: RemoteS
     stand.settle()
     assert counted(stand) == [2]
     assert stand.find(key(3)) is None
-
-
-def test_keys_of_another_namespace_than_the_first_end_a_run(stand: RemoteStand) -> None:
-    stand.send(1, messages.FetchRun(1, [key(0), key(1, b"other ns"), key(2)], 0.5))
-    assert stand.seeks[0].keys == (key(0),)
-
-
-def test_two_clients_that_ask_for_the_same_run_wait_for_one_answer(stand: RemoteStand) -> None:
-    stand.remote = chain(3)
-    fetch(stand, 0, 1, 2)
-    fetch(stand, 0, 1, 2, client=2)
-    assert len(stand.seeks) == 1
-    assert not counted(stand, 2)
-    stand.settle()
-    assert counted(stand) == counted(stand, 2) == [3]
-
-
-def test_a_client_that_claims_a_key_of_a_run_computes_it(stand: RemoteStand) -> None:
-    stand.remote = chain(2)
-    fetch(stand, 0, 1)
-    assert ask(stand, client=2, number=0).answer == "compute"
-    stand.settle()
-    assert verdicts(stand, 2) == ["compute"] and counted(stand) == [2]
 
 
 def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make) -> None:
@@ -117,17 +94,6 @@ def test_a_run_ends_at_a_key_that_is_evicted_by_name_and_has_nothing_after_an_in
     assert stand.find(key(2)) is None
 
 
-def test_a_store_that_fails_is_answered_with_what_is_in_the_ring(stand: RemoteStand) -> None:
-    stand.put(0)
-    for _ in range(3):
-        fetch(stand, 0, 1, 2)
-        stand.seek(error=TierUnavailable("connection refused"))
-    assert counted(stand) == [1, 1, 1]
-    fetch(stand, 0, 1, 2)
-    assert counted(stand) == [1, 1, 1, 1], "the store is left alone now"
-    assert not stand.seeks
-
-
 def test_the_entries_after_one_that_cannot_be_read_are_not_stored(stand: RemoteStand) -> None:
     stand.remote = chain(4)
     fetch(stand, 0, 1, 2, 3)
@@ -147,10 +113,3 @@ def test_entries_are_stored_after_their_parents_in_whatever_order_they_are_read(
         assert not stand.store.parts.table.by_key
     stand.read_remote()
     assert counted(stand) == [4]
-
-
-def test_entries_that_the_store_says_are_each_others_parents_are_refused(stand: RemoteStand) -> None:
-    stand.remote = {key(0): RemoteEntry(64, 16, parent=key(1)), key(1): RemoteEntry(64, 16, parent=key(0))}
-    fetch(stand, 0, 1)
-    stand.settle()
-    assert counted(stand) == [0] and stand.counted == {"failed": 2} and not stand.store.parts.own.grants

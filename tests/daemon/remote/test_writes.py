@@ -6,11 +6,9 @@ The whole core with deadlines, full stores and pressure that ends: tests/daemon/
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from tensord.daemon.forms.effects import SaveRemote
 from tensord.daemon.forms.events import LimitsChanged, RemoteEntry
 from tensord.daemon.remote import link, writes
 from tensord.errors import TierTimedOut
@@ -90,13 +88,6 @@ def test_a_full_queue_drops_what_is_new_and_counts_it(stand: RemoteStand, monkey
     assert len(stand.remote) == 3
 
 
-def test_what_has_ended_before_its_turn_is_not_written(stand: RemoteStand) -> None:
-    publish(stand, 2)
-    stand.send(1, messages.Clear(1))
-    stand.settle()
-    assert len(stand.remote) == 1
-
-
 @pytest.mark.parametrize("how", ["evicted", "full"])
 def test_a_span_that_is_written_is_not_reused(make: Make, how: str) -> None:
     stand = make(2 * SPAN, **REMOTE)
@@ -108,26 +99,6 @@ def test_a_span_that_is_written_is_not_reused(make: Make, how: str) -> None:
     # `write_remote` compares the bytes.
     stand.write_remote()
     assert (stand.find(key(1)) is None) == (how == "evicted")
-
-
-def test_a_key_that_is_put_again_while_it_waits_is_written_as_it_is_then(stand: RemoteStand) -> None:
-    publish(stand, 2)
-    name = key(1)
-    stand.send(1, messages.Clear(1))
-    assert stand.put(name, 80, settles=False) == "stored"
-    stand.settle()
-    assert stand.remote[name].payload_bytes == 80
-
-
-def test_an_entry_in_the_row_of_a_former_one_is_written(stand: RemoteStand) -> None:
-    stand.put(1, cost_ms=9.0)
-    by_key = stand.store.parts.table.by_key
-    row = by_key[key(1)]
-    stand.send(1, messages.Clear(1))
-    stand.settle()
-    stand.put(2, cost_ms=9.0)
-    assert by_key[key(2)] == row
-    assert set(stand.remote) == {key(1), key(2)}
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -171,14 +142,6 @@ def test_every_key_that_is_evicted_by_name_is_removed_however_many_wait(stand: R
     assert not stand.counted["removals_dropped"]
 
 
-def test_removals_beyond_those_that_may_wait_are_counted(stand: RemoteStand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "REMOVED_MAX", 10)
-    stand.send(1, messages.Evict(1, [key(1)]))
-    stand.send(1, messages.Evict(2, [key(2)]))
-    stand.send(1, messages.Evict(3, [key(number) for number in range(3, 25)]))
-    assert (len(stand.room.writes.removed_keys), stand.counted["removals_dropped"]) == (10, 13)
-
-
 def test_a_write_waits_for_the_removal_of_its_key(stand: RemoteStand) -> None:
     stand.put(1, cost_ms=9.0)
     stand.send(1, messages.Evict(3, [key(1)]))
@@ -188,67 +151,3 @@ def test_a_write_waits_for_the_removal_of_its_key(stand: RemoteStand) -> None:
     stand.settle()
     assert set(stand.remote) == {key(1), key(2)}
     assert stand.counted == {"written": 3}
-
-
-def staying(stand: RemoteStand, *numbers: int) -> set[int]:
-    """Those of the victims that stay for now."""
-    outbox = stand.store.parts.outbox
-    outbox.now = stand.now
-    rows = [stand.store.parts.table.by_key[key(number)] for number in numbers]
-    stay = stand.room.writes.staying(rows, stand.now)
-    stand.take(outbox.take())
-    return {number for number, row in zip(numbers, rows, strict=True) if row in stay}
-
-
-def waits(stand: RemoteStand) -> bool:
-    """Whether giving memory back waits for the store."""
-    return stand.room.writes.waits
-
-
-def full(make: Make, count: int = 8, **limits: Any) -> RemoteStand:
-    """Entries of which nobody knows what computing costs."""
-    stand = make(**{**REMOTE, **limits})
-    for number in range(count):
-        stand.put(number)
-    assert not stand.remote
-    return stand
-
-
-def written(stand: RemoteStand) -> list[bytes]:
-    """The keys that are being written."""
-    return [write.key for write, _ in stand.writes if isinstance(write, SaveRemote)]
-
-
-@pytest.mark.parametrize("why", ["written", "not worth it", "fetched", "child", "no writes", "no store"])
-def test_nothing_for_the_store_goes_at_once(make: Make, why: str) -> None:
-    off: dict[str, dict[str, Any]] = {"no writes": {"remote_writes": False}, "no store": {"remote_s": 0.0}}
-    stand = make(**{**REMOTE, **off.get(why, {})})
-    if why == "fetched":
-        stand.remote[key(1)] = FOUND
-        stand.send(1, messages.RequestClaim(1, key(1), 0.5))
-        stand.settle()
-    elif why == "child":
-        stand.put(0)
-        stand.put(1, parent=key(0))
-    elif why == "not worth it":
-        stand.remote[key(2)] = FOUND
-        stand.send(1, messages.RequestClaim(1, key(2), 0.5))
-        stand.seek(answer_s=0.1)
-        stand.put(1, cost_ms=1.0)
-    else:
-        stand.put(1, cost_ms=9.0 if why == "written" else 0.0)
-    assert staying(stand, 1) == set() and not written(stand)
-    assert not waits(stand)
-
-
-def test_what_is_about_to_go_is_written_before_what_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "QUEUED_MAX", 4)
-    stand = full(make)
-    for number in range(10, 15):
-        stand.put(number, cost_ms=9.0, settles=False)
-    assert len(stand.room.writes.queue) == 4, "it is full"
-    assert staying(stand, 0, 1) == {0, 1}
-    stand.write_remote()
-    assert written(stand) == [key(0)]
-    stand.write_remote()
-    assert written(stand) == [key(1)]

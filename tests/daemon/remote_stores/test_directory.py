@@ -3,7 +3,6 @@ is wrong."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -17,12 +16,12 @@ import pytest
 
 from tensord.daemon.remote_stores.directory import LEFTOVER_S, DirectoryStore
 from tensord.daemon.remote_stores.store import open_store
-from tensord.errors import TierFull, TierReadOnly, TierRefused, TierTooLarge, TierUnavailable
+from tensord.errors import TierFull, TierTooLarge, TierUnavailable
 from tests.daemon_process import until
 from tests.processes import Child
 
 from .conformance import MIB, AnyStore, Backend, write_on
-from .entries import calls, get, heads, key_of, made, put
+from .entries import calls, get, key_of, made, put
 
 ROOT = Path(__file__).parents[3]
 
@@ -117,23 +116,6 @@ def test_files_of_killed_writers_count_towards_the_bytes(backend: Folder) -> Non
     put(store, made(20, 5 * MIB))
 
 
-@pytest.mark.parametrize("planted", ["symlink", "fifo"])
-def test_what_is_no_file_in_an_objects_place_is_a_miss_and_replaced(backend: Folder, planted: str) -> None:
-    store = DirectoryStore(backend.root)
-    put(store, made(1))
-    path = backend.path(key_of(1))
-    path.unlink()
-    if planted == "symlink":
-        path.symlink_to("/etc/hostname")
-    else:
-        os.mkfifo(path)
-    assert get(store, key_of(1)) is None
-    assert heads(store, [key_of(1)]) == [None]
-    store.remove([key_of(1)])
-    put(store, made(1))
-    assert get(store, key_of(1)) is not None
-
-
 def test_a_missing_folder_is_named_and_used_once_it_is_there(tmp_path: Path) -> None:
     root = tmp_path / "mount"
     store = open_store(f"dir://{root}")
@@ -219,9 +201,6 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
     assert any(folder.iterdir())
 
 
-TAG = key_of(1)[:8]
-
-
 @pytest.mark.root
 @pytest.mark.parametrize("what", ["the file", "its folder"])
 def test_an_object_that_may_not_be_read_is_a_counted_miss_and_the_others_are_served(what: str) -> None:
@@ -253,18 +232,6 @@ said(get, store, key_of(1))
     assert said.startswith("TierRefused ") and "give uid 65534 access" in said
 
 
-def test_a_generation_with_nonsense_is_refused_and_said(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path)
-    assert store.raise_generation(TAG, 3) == 3
-    nonsense = tmp_path / "tensord-1" / "gen" / TAG.hex() / "99999999999"
-    nonsense.touch()
-    for call in (lambda: store.generations([TAG]), lambda: store.raise_generation(TAG, 1)):
-        with pytest.raises(TierRefused, match=f"{nonsense} is beyond the last generation, .*: remove it"):
-            call()
-    nonsense.unlink()
-    assert store.generations([TAG]) == [3]
-
-
 def test_a_directory_whose_mount_is_gone_is_away_and_not_empty(tmp_path: Path) -> None:
     root, mounted = tmp_path / "mount", tmp_path / "elsewhere"
     root.mkdir()
@@ -283,22 +250,3 @@ def test_a_directory_whose_mount_is_gone_is_away_and_not_empty(tmp_path: Path) -
     assert get(store, key_of(2)) is None
     put(store, made(2))
     assert get(store, key_of(2)) is not None
-
-
-def test_an_object_that_may_not_be_removed_keeps_no_other_from_going(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = DirectoryStore(tmp_path)
-    for number in (1, 2, 3):
-        put(store, made(number))
-    real, kept = os.unlink, key_of(2).hex()
-
-    def unlink(path: Path) -> None:
-        if path.name == kept:
-            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
-        real(path)
-
-    monkeypatch.setattr(os, "unlink", unlink)
-    with pytest.raises(TierReadOnly, match=kept):
-        store.remove([key_of(1), key_of(2), key_of(3)])
-    assert [get(store, key_of(number)) is None for number in (1, 2, 3)] == [True, False, True]

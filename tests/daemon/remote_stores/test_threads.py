@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 from queue import Queue
@@ -68,22 +67,6 @@ def test_an_entry_is_read_back_whole_whether_or_not_its_checksum_was_known_when_
 def named(kind: str = "") -> list[threading.Thread]:
     """This process's threads of a kind."""
     return [thread for thread in threading.enumerate() if thread.name.startswith(f"{THREAD_NAME}-{kind}")]
-
-
-def niceness(kind: str) -> set[int]:
-    """Of this process's threads of a kind."""
-    numbers = [thread.native_id for thread in named(kind)]
-    return {os.getpriority(os.PRIO_PROCESS, number) for number in numbers if number is not None}
-
-
-def test_threads_that_write_give_way_to_programs_and_those_that_read_do_not(tmp_path: Path) -> None:
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    running = Running(DirectoryStore(tmp_path))
-    for request in (Seek((KEY,)), RemoveRemote((KEY,))):
-        assert running.outcome(request).error is None
-    assert niceness("write") == {max(own, 10)}
-    assert niceness("read") == {own}
-    running.close()
 
 
 def test_puts_that_end_after_the_store_was_closed_ask_nothing_of_it(tmp_path: Path) -> None:

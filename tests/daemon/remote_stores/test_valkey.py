@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -202,35 +202,13 @@ def test_a_connection_that_the_server_has_ended_is_replaced(backend: Redis, open
     assert get(store, key_of(1)) is not None
 
 
-@pytest.mark.parametrize(
-    "says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$abc\r\n", b"*1\r\n", b"$99999999999999999\r\n"]
-)
-def test_a_server_that_is_no_redis_is_named_or_left_when_its_time_is_over(says: bytes, opened: Opened) -> None:
-    with socket.socket() as listening:
-        listening.bind((HOST, 0))
-        listening.listen()
-        url = f"redis://{HOST}:{listening.getsockname()[1]}"
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection, suppress(OSError):  # of a client that has gone
-                    connection.sendall(b"-ERR\r\n" * 2)  # to CLIENT SETINFO
-                    connection.sendall(says)
-                    while connection.recv(65536):
-                        pass
-
-        server = threading.Thread(target=serve)
-        server.start()
-        store = opened(url, 0.5)
+def test_a_server_that_is_no_redis_is_named(opened: Opened) -> None:
+    with ThreadingHTTPServer((HOST, 0), BaseHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        url = f"redis://{HOST}:{web.server_port}"
         with pytest.raises(TierUnavailable, match=url):
-            store.get_into(key_of(1), memoryview(bytearray(1000)))
-        store.close()
-        listening.shutdown(socket.SHUT_RDWR)
-        server.join()
+            get(opened(url), key_of(1))
+        web.shutdown()
 
 
 def test_without_redis_py_the_extra_is_named() -> None:

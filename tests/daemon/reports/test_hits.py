@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.reports import hits
-from tensord.daemon.reports.hits import FAR, MULTIPLES, SAMPLED_PER_S_MAX, SLOTS, HitCurve, ReuseDistances
+from tensord.daemon.reports.hits import MULTIPLES, SLOTS, HitCurve, ReuseDistances
 
-from ..store.rows import key_of
 from .stand import SPAN, LifetimesStand
 
 
@@ -72,32 +69,6 @@ def test_an_entry_removed_explicitly_is_no_hit_under_lru_either() -> None:
     stand.end(1)
     ask(stand, 1)
     assert told(stand)["since_start"] == {"requests": 2, "here": 0, "lru": 0}
-
-
-def test_many_uses_thin_the_sample_so_that_they_take_a_bounded_part_of_the_event_loop() -> None:
-    stand = LifetimesStand(1 << 30, buckets=1024, ring=bytearray(1 << 20))
-    stand.hits.__init__(stand.rows.table, 1 << 30, lambda: 1 << 30)  # type: ignore[misc]
-    rows = np.array([stand.put(number) for number in range(1000)])
-    second = 10.0
-    for _ in range(9):
-        second += 2
-        for _ in range(SAMPLED_PER_S_MAX // len(rows)):
-            stand.hits.used(rows, second)
-    assert told(stand)["sampled"] == 1, "as many in a second as may be"
-    for _ in range(2 * SAMPLED_PER_S_MAX // len(rows)):
-        stand.hits.used(rows, second + 2)
-    assert told(stand)["sampled"] == 2
-    counts = told(stand)["since_start"]
-    assert counts["here"] == counts["requests"] - 1000, "but for the puts"
-
-
-def test_the_sample_has_what_a_new_daemon_found() -> None:
-    stand = LifetimesStand(10 * SPAN)
-    rows = [stand.rows.put(key_of(number)) for number in range(3)]
-    stand.hits.recovered(np.array(rows))
-    assert told(stand)["sampled_keys"] == 3
-    stand.read(0)
-    assert told(stand)["since_start"] == {"requests": 1, "here": 1, "lru": 1}
 
 
 Request = tuple[int, int]
@@ -199,14 +170,3 @@ def test_the_curve_is_within_3_points_of_exact_caches_of_each_size(name: str) ->
     assert every["requests"] == pytest.approx(len(requests))
     for size_bytes, ratio in every["points"]:
         assert ratio == pytest.approx(exact(requests, size_bytes), abs=0.03)
-
-
-def test_older_requests_count_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hits, "HALVE_AFTER", 1000)
-    curve = HitCurve()
-    curve.asked(2000, here=False)
-    for distance_bytes in (FAR, 100):
-        for _ in range(1000):
-            curve.sampled(distance_bytes, 1, here=False)
-    points = curve.as_dict(1000)["points"]
-    assert points[-1][1] > 0.6

@@ -3,7 +3,6 @@ once it went, and that it was never there."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core import reports as described
-from tensord.daemon.core.reports import COMPARED
 from tensord.daemon.replacement import POLICIES
 from tensord.daemon.reports.counters import BOUNDS_S, Histogram
-from tensord.daemon.reports.removal_history import REASONS, REMOVED, RemovalHistory
 from tensord.ipc.messages import control as messages
 
 from ..store.rows import TAG, key_of
@@ -124,17 +121,6 @@ def test_a_removed_entry_is_announced_with_reason_age_idle_time_uses_and_worth(p
     assert {reason: each["sum"] for reason, each in told.items()} == {"capacity": 40.0, "ttl": 70.0, "explicit": 80.0}
 
 
-def test_a_damaged_header_breaks_no_figure() -> None:
-    stand = LifetimesStand()
-    row = stand.put(1)
-    offset = stand.rows.table.offsets[row]
-    stand.rows.ring_memory[offset + 64 : offset + 190] = b"\xff" * 126
-    stand.now = 9.0
-    assert stand.entry(1)["created_unix_s"] in (UNIX_AT_ZERO_S, UNIX_AT_ZERO_S + 9)
-    stand.end(1)
-    assert 0 <= stand.status()["idle_at_eviction_s"]["explicit"]["sum"] <= 9.0
-
-
 @settings(max_examples=100)
 @given(st.lists(st.floats(min_value=-10, max_value=1e9) | st.sampled_from(BOUNDS_S)))
 def test_every_amount_is_in_the_one_bucket_that_it_fits(amounts: list[float]) -> None:
@@ -150,35 +136,6 @@ def test_every_amount_is_in_the_one_bucket_that_it_fits(amounts: list[float]) ->
     expected = [sum(low < max(0.0, a) <= high for a in amounts) for low, high in zip(lows, highs, strict=True)]
     assert told["counts"] == expected
     assert told["sum"] == pytest.approx(sum(max(0.0, amount) for amount in amounts))
-
-
-def gone(key: bytes, number: int = 0, reason: str = "capacity") -> dict[str, Any]:
-    figures = {"at": float(number), "age_s": 10.0 + number, "idle_s": 1.0 + number, "uses": number}
-    return {"key": key, "reason": reason, **figures, "worth": 0.5 * number}
-
-
-def add(history: RemovalHistory, *gone: dict[str, Any]) -> None:
-    batch = np.zeros(len(gone), REMOVED)
-    for record, each in zip(batch, gone, strict=True):
-        whole = {**each, "key": np.frombuffer(each["key"], np.uint64), "reason": REASONS.index(each["reason"])}
-        for name, value in whole.items():
-            record[name] = value
-    history.add(batch)
-
-
-def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
-    chance, history = random.Random(1), RemovalHistory(100)
-    keys = [chance.randbytes(32) for _ in range(60)]
-    model: list[dict[str, Any]] = []
-    for number in range(1000):
-        reasons = ["capacity", "ttl", "explicit"]
-        batch = [gone(chance.choice(keys), number, chance.choice(reasons)) for _ in range(chance.choice([1, 1, 2, 7]))]
-        add(history, *batch)
-        model += batch
-        assert len(history) == min(len(model), 100)
-        key = chance.choice(keys)
-        latest = [each for each in model[-100:] if each["key"] == key]
-        assert history.find(key) == ({n: v for n, v in latest[-1].items() if n != "key"} if latest else None)
 
 
 def why(stand: LifetimesStand, number: int, **leased: bool) -> dict[str, Any]:
@@ -225,17 +182,6 @@ def test_the_entry_that_why_names_as_next_victim_is_evicted_next_and_asking_chan
         for stand in stands:
             stand.put(number)
         assert asked.stored(range(2000)) == other.stored(range(2000))
-
-
-def test_among_many_entries_the_share_of_colder_ones_is_estimated_from_a_sample() -> None:
-    stand = LifetimesStand(1200 * SPAN, buckets=1024)
-    for number in range(1000):
-        stand.now += 1
-        stand.put(number)
-    for number in (0, 250, 500, 750, 999):
-        standing = why(stand, number)["standing"]
-        assert COMPARED - 1 <= standing["compared"] <= COMPARED
-        assert abs(standing["colder"] / standing["compared"] - number / 1000) < 0.15
 
 
 def test_an_entry_in_use_is_compared_with_none() -> None:
@@ -302,17 +248,6 @@ def test_why_shows_what_the_policy_remembers_of_an_evicted_key() -> None:
     assert back["gone"] == {**told["gone"], "gone_s": back["gone"]["gone_s"]}, "that it went before is still told"
     assert back["remembered"] is None
     assert back["standing"]["uses"] == told["remembered"]["uses"] + 1
-
-
-def test_a_victim_under_scan_is_shown_as_leaving() -> None:
-    stand = LifetimesStand(SPAN)
-    stand.put(1)
-    stand.rows.spans.hide(stand.rows.policy.victims(1), "capacity")
-    assert (why(stand, 1)["state"], why(stand, 1)["reason"]) == ("leaving", "capacity")
-    stand.rows.spans.begin_scan()
-    assert (why(stand, 1)["state"], why(stand, 1)["reason"]) == ("leaving", "capacity")
-    stand.rows.spans.scanned(set())
-    assert why(stand, 1)["state"] == "gone"
 
 
 def test_a_key_that_was_never_put_is_unknown() -> None:

@@ -163,21 +163,6 @@ def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_c
     assert stand.device()["ordered_entries"] == 5
 
 
-def test_an_entry_too_large_for_what_may_go_does_not_hold_up_smaller_ones(make: Make) -> None:
-    stand = card(make, 0, block_bytes=4)
-    stand.register(1, 1, 50)
-    stand.register(1, 2, 5)
-    stand.serve_requests()
-    assert stand.reading(95) == [2]
-
-
-def test_entries_ordered_for_a_budget_count_as_gone(make: Make) -> None:
-    stand = card(make, 10, max_entries=10)
-    stand.register(1, 11, 10)
-    assert [order.reason for order in stand.orders()] == ["budget"]
-    assert stand.reading(94, after_s=READING_S) == [], "the 10 bytes that must go are ordered already"
-
-
 def test_a_pass_that_lowered_nothing_by_a_sample_begun_after_it_is_shown_and_not_repeated(make: Make) -> None:
     stand = card(make, 10, pass_share=0.1)
     stand.reading(90)

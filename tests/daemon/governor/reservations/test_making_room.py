@@ -74,22 +74,6 @@ def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) ->
     assert card.stand.orders(1, "promote") == []
 
 
-def test_what_the_daemon_asked_back_counts_for_further_promotions(make: Make) -> None:
-    stand = make()
-    stand.open(1)
-    stand.register(1, 1, 100 * MIB, tokens=0, agent="a")
-    stand.sample(0.5)
-    stand.pass_time(700)
-    stand.sample(0.5)
-    (order,) = stand.orders(1)
-    stand.carry_out(1, order)
-    stand.ask(1, messages.RegisterWorkflow, "w", [messages.AgentStep("b"), messages.AgentStep("a", step_index=1)])
-    stand.sample(0.6)
-    assert stand.orders(1, "promote")
-    refused(stand.reserve(2, 150, promotes=True), "DeviceFull")
-    assert isinstance(stand.reserve(2, 140, promotes=True), messages.Reserved)
-
-
 # ---- each state of a reservation crossed with what may happen
 
 
