@@ -6,8 +6,6 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tensord.errors import DaemonUnavailable, MessageTooLarge, ProcessLimit, ProtocolError, VersionMismatch
 from tensord.ipc.messages import control as m
@@ -227,39 +225,3 @@ def test_nothing_on_the_status_socket_can_change_anything(request_: Message) -> 
     server = Connection.status_server(ClientLimits())
     arrival = server.receive_data(pack(request_), ())
     assert arrival.messages == []
-
-
-# ---- hostile peers
-
-VALID = [request for request in REQUESTS if type(request) not in (m.Hello, m.Attach)]
-STREAM = b"".join(map(pack, VALID))
-FDS = sum(getattr(request, "fds", 0) for request in VALID)
-
-
-@pytest.mark.parametrize("side", ["control", "status", "client"])
-@settings(max_examples=150)
-@given(
-    begin=st.integers(0, len(STREAM)),
-    pieces=st.lists(st.binary(max_size=20) | st.slices(len(STREAM)).map(STREAM.__getitem__), max_size=6),
-    reads=st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 3))),
-)
-def test_mutated_streams_end_in_an_answer_or_an_error(
-    side: str, begin: int, pieces: list[bytes], reads: list[tuple[int, int]]
-) -> None:
-    """A connection is fed as by a socket, and accounts for every descriptor."""
-    pair = Pair.at("attached", LIMITS)
-    of_side = {"control": pair.server, "client": pair.client, "status": Connection.status_server(LIMITS)}
-    connection, data = of_side[side], STREAM[:begin] + b"".join(pieces)
-    given_fds, back, told, failures = 0, [], bytearray(), []
-    for size, fds in ((1, FDS), *reads, (len(data), 0)):
-        arrival = connection.receive_data(data[:size], range(given_fds, given_fds + fds))
-        data, given_fds = data[size:], given_fds + fds
-        back += [fd for _, taken in arrival.messages for fd in taken] + arrival.discarded
-        told += arrival.replies
-        if arrival.failure is not None:
-            failures.append(arrival.failure)
-        check(connection)
-    assert sorted(back + connection.close()) == list(range(given_fds))
-    assert len(failures) <= 1
-    if connection.serving and failures:
-        assert [each["code"] for each in read(told) if each["id"] is None][-1] == failures[0].code

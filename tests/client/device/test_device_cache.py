@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -256,27 +255,6 @@ def test_a_closed_cache_holds_nothing_and_the_daemon_knows(cache: DeviceCache, v
     until_counted(running, "released", 3)
     gc.collect()
     assert vram.cached_bytes >= 3 * ENTRY_BYTES
-
-
-def test_the_child_of_a_fork_has_an_empty_closed_cache_and_the_parent_goes_on(
-    cache: DeviceCache, vram: FakeVram, running: Daemon
-) -> None:
-    put_some(cache, vram, range(3))
-    lease = held(cache, key(0))
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            found = (cache.closed, len(cache), cache.put(key(9), vram, wait=True).state, cache.get(key(0)))
-            del lease
-            status = 0 if found == (True, 0, "lost", None) else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert len(cache) == 3
-    assert put_some(cache, vram, range(3, 4))[0].state == "registered"
-    until(lambda: device_row(running)["entries"] == 4, "the daemon to know all of them")
-    assert np.array_equal(host_values(lease.tree), values(0))
 
 
 def test_many_threads_put_get_and_delete_while_the_card_fills_and_empties(

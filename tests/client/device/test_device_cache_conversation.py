@@ -144,41 +144,6 @@ Conversation.TestCase.settings = settings(max_examples=60, stateful_step_count=4
 TestWhateverCrossesBothSidesKnowTheSameEntries = Conversation.TestCase
 
 
-def test_a_key_put_anew_while_its_old_registration_is_refused_leaves_both_sides_in_agreement() -> None:
-    conversation = Conversation()
-    conversation.connect_anew()
-    conversation.sample(share=0.99)
-    conversation.turn(turns=1)
-    conversation.put_anew(KEYS[0], 1)
-    conversation.deliver_up(count=2)
-    conversation.teardown()
-
-
-def test_a_key_put_anew_while_its_order_is_answered_key_by_key_stays_registered() -> None:
-    conversation = Conversation()
-    conversation.wait(30.0)
-    conversation.sample(0.75)
-    conversation.put_anew(KEYS[0], 2)
-    conversation.put(KEYS[4], 1, 1)
-    conversation.deliver_down(2)
-    conversation.turn(1)
-    conversation.put_anew(KEYS[0], 1)
-    conversation.put(KEYS[1], 1, 1)
-    # The order has timed out, so that the daemon rejects its acknowledgement as a whole.
-    conversation.wait(30.0)
-    conversation.wait(30.0)
-    conversation.teardown()
-
-
-def test_many_offloads_that_end_unacknowledged_leave_both_sides_in_agreement() -> None:
-    conversation = Conversation()
-    for _ in range(4):
-        conversation.send_away({KEYS[0]})
-    conversation.deliver_up(4)
-    conversation.send_away({KEYS[0], KEYS[1]})
-    conversation.teardown()
-
-
 # ---- one order by itself
 
 

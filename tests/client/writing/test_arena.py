@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 import time
-from bisect import bisect_left
 from collections.abc import Sequence
-from mmap import mmap
-from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
-import pytest
-
 from tensord.client.writing.arena import Arena
-from tensord.client.writing.memory import Inbox, RingMemory
+from tensord.client.writing.memory import Inbox
 from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.wire import Granted
-from tensord.errors import DaemonUnavailable, LimitReached, TimedOut
-from tensord.shm.index.index import IndexReader
-from tensord.shm.ring.layout import LANE_BYTES, LANE_WORDS, PAGE_BYTES
+from tensord.errors import LimitReached
+from tensord.shm.ring.layout import LANE_BYTES, PAGE_BYTES
 
-from ...daemon_process import PATIENCE_S, some
-from ...memory_bench import MemoryBench, key
+from ...daemon_process import PATIENCE_S
+from ...memory_bench import key
 
 
 def soon() -> float:
@@ -116,67 +107,6 @@ def test_a_place_that_a_large_put_waits_for_is_not_taken_by_a_small_one_of_anoth
     assert smaller[0] == 0 and 65536 not in smaller
 
 
-def test_a_client_that_is_asked_for_unused_places_gives_back_all_of_them() -> None:
-    places, wire = arena()
-    places.granted(1, [Granted(number, 4096 * number, 4096) for number in range(1, 9)])
-    in_use = places.take(1024)
-    places.give_back()
-    assert in_use is not None and places.left_bytes == 0
-    assert sorted(number for *_, numbers in wire.asked for number in numbers) == sorted(
-        {*range(1, 9)} - {in_use[0].number}
-    )
-
-
-def test_twice_the_places_taken_in_the_last_second_are_kept_and_the_others_go_back() -> None:
-    places, wire = arena()
-    places.granted(1, [Granted(number, 4096 * number, 4096) for number in range(1, 9)])
-    taken = [places.take(4096) for _ in range(2)]
-    for given_back in (2, 6):
-        places.rest()
-        assert len([number for *_, numbers in wire.asked for number in numbers]) == given_back
-    assert all(taken) and places.left_bytes == 0
-
-
-def test_a_place_of_the_ring_is_pinned_unless_it_was_taken_back_or_its_lane_is_full_or_frozen() -> None:
-    with MemoryBench() as bench:
-        slot = some(bench.write(key(1), np.zeros(100)))
-        granted = Granted(1, slot.offset, 1024, slot.span_id, slot.number, slot.seq)
-        lane = bench.lane()
-        index = IndexReader(mmap(bench.index_fd, bench.geometry.index_bytes), bench.geometry)
-        memory = RingMemory(bench.ring_fd, lane, index)
-        pins = [memory.hold(granted) for _ in range(LANE_WORDS)]
-        assert all(pin is not None for pin in pins)
-        with pytest.raises(IndexError):
-            memory.hold(granted)
-        pins.clear()
-        bench.slots.revoke(slot.number)
-        assert memory.hold(granted) is None
-        gc.collect()
-        assert not bench.pins()
-        lane.freeze()
-        assert memory.hold(granted) is None, "a frozen lane is not taken for a full one"
-
-
-def test_a_connection_may_end_while_a_put_asks_for_further_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    places, _ = arena()
-    places.granted(1, [Granted(1, 0, 1024), Granted(2, 1024, 4096)])
-    looks = 0
-
-    def looked(grants: list[Any], key: tuple[int]) -> int:
-        nonlocal looks
-        looks += 1
-        found = bisect_left(grants, key)
-        if looks == 2:
-            places.end(DaemonUnavailable("it went away"))
-        return found
-
-    monkeypatch.setattr("tensord.client.writing.arena.bisect_left", looked)
-    assert places.take(4096) is not None
-    assert looks == 2, "the second one is for further places, and finds a grant that is too small"
-    with pytest.raises(DaemonUnavailable):
-        places.wait_for(4096, soon())
-
-
 def test_a_payload_stays_until_its_record_was_carried_out_whenever_its_put_ends() -> None:
     written = settled = 5
     places: list[object] = []
@@ -206,34 +136,9 @@ def test_a_payload_stays_until_its_record_was_carried_out_whenever_its_put_ends(
 LANE = 3
 
 
-def outcomes_and_words() -> tuple[Outcomes, memoryview, memoryview]:
-    """The outcomes of a connection that nobody rings, and the daemon's words `settled` and `refusals`."""
-    wire: Any = SimpleNamespace(
-        bells=0, ring_to_wait=lambda: None, wait_for_bell=lambda seen, timeout_s: threading.Event().wait(timeout_s)
-    )
-    settled, refusals, lane = (memoryview(bytearray(size)).cast("Q") for size in (64, 64, LANE_BYTES))
-    return Outcomes(lane, settled, refusals, LANE, wire), settled, refusals
-
-
-def test_no_put_counts_as_stored_while_a_refusal_is_still_unread() -> None:
-    """The daemon settles both, and its message is read later."""
-    outcomes, settled, refusals = outcomes_and_words()
-    first, second = Put(key(1)), Put(key(2))
-    outcomes.note(first, 1)
-    outcomes.note(second, 2)
-    refusals[LANE] += 1
-    settled[LANE] = 2
-    assert [first.state, second.state] == ["sent", "sent"]
-    with pytest.raises(TimedOut, match=r"was not acknowledged within 0\.01 s"):
-        second.wait(0.01)
-    with pytest.raises(TimedOut, match="was not acknowledged within 5 s"):
-        second.wait_until(0.0, 5.0)
-    outcomes.refused(1, LimitReached("full"))
-    assert [first.state, second.state] == ["refused", "stored"]
-
-
 def test_a_refusal_that_comes_before_the_put_is_noted_is_not_lost() -> None:
-    outcomes, settled, refusals = outcomes_and_words()
+    settled, refusals, lane = (memoryview(bytearray(size)).cast("Q") for size in (64, 64, LANE_BYTES))
+    outcomes = Outcomes(lane, settled, refusals, LANE, cast(Any, Asked()))
     refusals[LANE] += 1
     outcomes.refused(1, LimitReached("full"))
     settled[LANE] = 1
