@@ -12,7 +12,6 @@ import pytest
 
 from tensord.client.ctl import doctor
 from tensord.client.ctl.doctor import Finding, Level, fail, findings_text, ok, warn
-from tensord.client.ctl.leftovers import Leftover
 from tensord.client.ctl.output import WIDTH
 from tensord.shm.ring import segments
 
@@ -50,42 +49,6 @@ def test_only_a_user_s_own_daemon_loses_its_memory_at_logout_and_logind_is_asked
     (tmp_path / "busctl").write_text("#!/bin/sh\necho b true\n")
     (tmp_path / "busctl").chmod(0o755)
     assert doctor.removes_ipc()
-
-
-RING = {"tensord.a.ring": 3 << 20}
-
-
-@pytest.mark.parametrize(
-    ("served", "level", "said"),
-    [
-        (True, OK, "no shared memory without"),
-        (False, WARN, "3.00 MiB in 1 segment of uid 7, and no daemon serves it"),
-        (False, WARN, "`tensorctl purge --instance a`"),
-    ],
-)
-def test_memory_that_no_daemon_serves_is_named(served: bool, level: Level, said: str) -> None:
-    (finding,) = doctor.leftovers([Leftover("a", RING, 7, served)])
-    assert finding.level is level
-    assert said in finding.text + finding.remedy
-    assert "tensord.a.ring" not in finding.text
-
-
-@pytest.mark.parametrize(
-    ("shm_free_bytes", "ready_bytes", "level", "said"),
-    [
-        (10 * GIB, 0, OK, "the ring of 4.00 GiB fits; 10.0 GiB are free in /dev/shm"),
-        (3 * GIB, 0, FAIL, "smaller ring_bytes"),
-        # Memory that the ring already has is not required again.
-        (3 * GIB, 2 * GIB, OK, "fits"),
-        (0, 4 * GIB, OK, "has its memory"),
-    ],
-)
-def test_memory_must_hold_what_the_ring_lacks(
-    monkeypatch: pytest.MonkeyPatch, shm_free_bytes: int, ready_bytes: int, level: Level, said: str
-) -> None:
-    monkeypatch.setattr(segments, "shm_free_bytes", lambda: shm_free_bytes)
-    monkeypatch.setattr("tensord.shm.ring.cgroups.available_bytes", lambda: 1 << 60)
-    judge(doctor.memory(4 * GIB, ready_bytes), level, said)
 
 
 def test_memory_that_no_file_can_be_made_in_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,10 +26,6 @@ def laid(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
 
 
-def test_the_package_carries_what_the_checkout_has() -> None:
-    assert install.SHIPPED.resolve() == CHECKOUT / "systemd"
-
-
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     """The steps since the last call."""
@@ -86,32 +82,6 @@ def test_a_unit_is_brought_up_to_date_and_a_changed_configuration_is_neither_rep
     assert config.read_text() == "mine" and not unit.exists()
 
 
-def test_the_units_of_a_user_stand_in_the_home_and_run_the_program_of_the_environment(tmp_path: Path) -> None:
-    places = install.user_places(tmp_path, {})
-    texts = install.texts(places, install.start_word(PROGRAM, tmp_path))
-    assert {str(path.relative_to(tmp_path)) for path in texts} == {
-        ".config/tensord/tensord.toml",
-        *(f".config/systemd/user/{unit.name}" for unit in (install.SHIPPED / "user").iterdir()),
-    }
-    assert f"ExecStart={PROGRAM}\n" in texts[tmp_path / ".config/systemd/user/tensord.service"]
-    reload = f"ExecReload={PROGRAM.with_name('tensorctl')} reload\n"
-    assert reload in texts[tmp_path / ".config/systemd/user/tensord.service"]
-    assert install.user_places(tmp_path, {"XDG_CONFIG_HOME": "/c"}).units == Path("/c/systemd/user")
-
-
-def test_the_link_that_pipx_makes_is_what_the_user_s_unit_runs(tmp_path: Path) -> None:
-    program = tmp_path / ".local/share/pipx/venvs/tensord/bin/tensord"
-    program.parent.mkdir(parents=True)
-    program.touch()
-    assert install.start_word(program, tmp_path) == str(program)
-    link = tmp_path / ".local/bin/tensord"
-    link.parent.mkdir(parents=True)
-    link.symlink_to(program)
-    assert install.start_word(program, tmp_path) == "%h/.local/bin/tensord"
-    other = tmp_path / "venv/bin/tensord"
-    assert install.start_word(other, tmp_path) == str(other), "another environment than the one that pipx links"
-
-
 @pytest.mark.parametrize(
     ("program", "word"), [("/a/100%/t", "/a/100%%/t"), ("/a b/t", '"/a b/t"'), ('/a"/t', '"/a\\"/t"')]
 )
@@ -146,24 +116,6 @@ def test_a_program_that_the_service_could_not_read_is_refused(tmp_path: Path, mo
     assert f"cannot read {closed}" in str(install.unusable(program, system=True))
     nowhere = install.unusable(tmp_path / "nowhere/tensord", system=True)
     assert "run the tensorctl of the environment" in str(nowhere)
-
-
-def test_the_service_is_stopped_after_its_sockets_and_before_its_files_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places = install.system_places(tmp_path)
-    install.write(install.texts(places, "/t"), places.config)
-    units = {path.name for path in places.units.iterdir()}
-    ran: list[tuple[str, ...]] = []
-
-    def run(*words: str, may_fail: bool = False) -> None:
-        ran.append(words)
-        assert bool(list(places.units.iterdir())) == (len(ran) == 1)
-
-    monkeypatch.setattr(install, "run", run)
-    install.take_away(places, "/t")
-    assert ran[0][:3] == ("systemctl", "disable", "--now") and set(ran[0][3:]) == units
-    assert ran[0][-1] == "tensord.service"
 
 
 def test_a_program_that_fails_ends_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,11 +78,6 @@ def test_a_socket_given_in_place_of_another_one_is_named_as_what_it_is(
     assert "this is the status socket" in asked("evict", "12" * 32, code=1).err
 
 
-def test_a_socket_path_that_is_too_long_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = Ctl(capsys, tmp_path / ("x" * 120) / "control.sock")("status", code=1)
-    assert "107" in told.err
-
-
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_command_has_help_that_fits_100_columns(alone: Ctl, name: str) -> None:
     lines = alone(name, "--help").out.splitlines()
