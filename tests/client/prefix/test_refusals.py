@@ -14,7 +14,6 @@ from tensord import NormalLayer, PrefixCache, RecurrentLayer, RotatingLayer
 from tensord.client.prefix import put as prefix_put
 from tensord.client.prefix.layers import cut, tokens_of
 from tensord.errors import BadPrefix, Corrupt, LimitReached, UnsupportedLeaf, UsageError
-from tensord.ipc.messages import control as messages
 from tensord.shm.payloads.packing import pack
 from tensord.shm.payloads.prefix import PrefixRecord
 
@@ -23,7 +22,6 @@ from .sequences import (
     BLOCK,
     TEXT,
     answer_of,
-    assert_right,
     changed,
     kv,
     matched,
@@ -210,31 +208,3 @@ def test_blocks_that_do_not_hold_what_they_say_are_named_and_never_given(
     assert key.hex().startswith(found[2])
     client.evict(key)
     assert offset_of(cache, changed(TEXT, 57)) == block * BLOCK
-
-
-def test_blocks_that_end_elsewhere_than_the_match_are_not_given(cache: PrefixCache) -> None:
-    stored(cache, TEXT)
-    blocks = answer_of(cache, TEXT).blocks
-    for offset, chosen in ((60, blocks[:3]), (99, blocks[:3]), (40, blocks[:4]), (48, blocks[:4]), (30, blocks[1:3])):
-        answer = messages.Matched(1, offset, chosen)
-        cache._ask = lambda *_, answer=answer: answer  # type: ignore[method-assign]
-        match = matched(cache, TEXT)
-        with pytest.raises(Corrupt, match=f"the match ends at {offset};"):
-            match.joined(0)
-
-
-def test_a_snapshot_that_lacks_a_layer_is_named_and_never_given(
-    cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lying(given: dict[str, Any], depth_max: int) -> Any:
-        if PrefixRecord.unpack(given["prefix"].data).snapshot:
-            given = given | {"layers": given["layers"][:2]}
-        return pack(given, depth_max)
-
-    monkeypatch.setattr(prefix_put, "pack", lying)
-    stored(cache, TEXT, [*normal(TEXT), RecurrentLayer(np.ones(3))])
-    match = matched(cache, np.append(TEXT, np.uint32(7)))
-    for use in (lambda: match.snapshot, lambda: match.joined(2)):
-        with pytest.raises(Corrupt, match=r"the snapshot .* 2 layers, but the blocks have 3"):
-            use()
-    assert_right(match, TEXT)

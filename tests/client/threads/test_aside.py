@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import pytest
 from tensord.client.threads import forks as _registers_the_handlers_of_forks  # noqa: F401
 from tensord.client.threads.aside import aside
 from tensord.client.threads.waiting import Condition, LockEvent, LockFuture
-from tensord.errors import DaemonUnavailable
 
 from ...daemon_process import PATIENCE_S, until
 from ...interruptions import Signal, interrupt
@@ -70,21 +68,6 @@ def test_work_whose_call_is_cut_short_is_done_to_its_end() -> None:
         assert aside(lambda: 7) == 7, "another call does not wait for it"
         go_on.set()
         assert ended.wait(PATIENCE_S)
-
-
-def test_in_a_child_that_a_handler_forks_within_a_call_the_call_ends() -> None:
-    children: list[int] = []
-    this = os.getpid()
-    with Alarm(lambda: children.append(os.fork())) as alarm:
-        try:
-            aside(alarm.ring)
-        except DaemonUnavailable:
-            assert os.getpid() != this
-            os._exit(7 if aside(lambda: 1) == 1 else 1)
-        finally:
-            if os.getpid() != this:
-                os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
 
 
 @pytest.mark.parametrize("kind", ["condition", "event", "answer"])
