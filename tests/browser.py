@@ -48,14 +48,9 @@ _EXEC: Final = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
 
 
 class Browser:
-    """A browser with no tab yet. Use it in a `with`.
+    """A browser with no tab yet. Use it in a `with`."""
 
-    Args:
-        hosts: names that are resolved to 127.0.0.1, as by a name server of somebody else's.
-    """
-
-    def __init__(self, *hosts: str) -> None:
-        self._rules = ", ".join(f"MAP {host} 127.0.0.1" for host in hosts)
+    def __init__(self) -> None:
         self._ids = count(1)
         self._read = b""
         self._answers: dict[int, dict[str, Any]] = {}
@@ -67,8 +62,6 @@ class Browser:
         theirs_in, self._orders = os.pipe()
         self._answered, theirs_out = os.pipe()
         flags = [*_FLAGS, f"--user-data-dir={self._folder}"]
-        if self._rules:
-            flags.append(f"--host-resolver-rules={self._rules}")
         command = ["bash", "-c", _EXEC, "bash", str(theirs_in), str(theirs_out), PROGRAM, *flags, "about:blank"]
         self._process = subprocess.Popen(
             command,

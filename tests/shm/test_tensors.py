@@ -180,44 +180,14 @@ def test_tensors_without_plain_memory_are_refused_by_place(leaf: Callable[[], An
         pack({"a": [0, leaf()]})
 
 
-TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
-    "vmap": lambda of: torch.func.vmap(of)(torch.ones(3, 2)),
-    "grad": lambda of: torch.func.grad(of)(torch.ones(3)),
-    "jvp": lambda of: torch.func.jvp(of, (torch.ones(3),), (torch.ones(3),)),
-    "vmap of grad": lambda of: torch.func.vmap(torch.func.grad(of))(torch.ones(3, 2)),
-    "functionalize": lambda of: torch.func.functionalize(of)(torch.ones(3)),
-}
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_what_a_transform_of_torch_computes_with_is_refused_and_other_tensors_are_taken(transform: str) -> None:
-    plain, seen = torch.arange(3), []
-
+def test_what_a_transform_of_torch_computes_with_is_refused() -> None:
     def called(within: Any) -> Any:
         with pytest.raises(UnsupportedLeaf, match=r"^tree\['a'\] is .* without a storage .*torch.func.vmap.*; pass"):
             pack({"a": within})
-        made, root = stored({"a": plain})
-        seen.append((within, made.view(root)["a"].tolist()))
         return within.sum()
 
-    TRANSFORMS[transform](called)
-    (escaped, taken), *_ = seen
-    assert taken == [0, 1, 2]
-    with pytest.raises(UnsupportedLeaf, match="without a storage"):
-        pack(escaped)
-
-
-def test_a_tensor_with_memory_is_taken_where_torch_makes_fake_ones() -> None:
-    plain = torch.arange(3)
-    with FakeTensorMode():
-        made, root = stored([plain])
-        with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\] is .* FakeTensorMode does not copy"):
-            pack([LAZY])
-    assert made.view(root)[0].tolist() == [0, 1, 2]
-
-
-LAZY = torch.tensor([1 + 2j]).conj()
+    torch.func.vmap(called)(torch.ones(3, 2))
 
 
 def resized(tensor: Any, size_bytes: int) -> Any:
@@ -228,14 +198,10 @@ def resized(tensor: Any, size_bytes: int) -> Any:
 @pytest.mark.parametrize(
     ("leaf", "needed_bytes", "found_bytes"),
     [
-        (lambda: resized(torch.ones(100), 0), 400, 0),
         (lambda: resized(torch.ones(100), 399), 400, 399),
-        (lambda: resized(torch.ones(10, 10).t(), 8), 400, 8),
         (lambda: resized(torch.ones(100)[50::7], 300), 400, 300),
         (lambda: resized(torch.ones(1).expand(100), 0), 4, 0),
-        (lambda: resized(torch.nn.Parameter(torch.ones(100)), 0), 400, 0),
         (lambda: resized(torch.ones(100, dtype=torch.bfloat16), 0), 200, 0),
-        (lambda: resized(torch.ones(100, dtype=torch.complex64).conj(), 8), 800, 8),
     ],
 )
 def test_a_tensor_whose_memory_was_freed_or_cut_is_refused(

@@ -17,8 +17,6 @@ from tensord.shm.payloads.packing import pack, pack_spec
 from tensord.shm.payloads.recipe import recipe
 from tensord.shm.payloads.specs import Spec
 
-from .test_recipe import packed
-
 
 class Colour(enum.IntEnum):
     RED = 1
@@ -116,15 +114,6 @@ def test_a_tree_at_its_limits_is_taken() -> None:
         packs([[[]]], depth_max=3)
         with pytest.raises(UnsupportedLeaf, match="of 2; flatten"):
             packs([[[]]], depth_max=2)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "leaves"),
-    [([*range(64)], 1), ((1.5,) * 64, 1), ([*range(63)], 0), ([*range(99), True], 0), ([*range(99), 1 << 63], 0)],
-)
-def test_a_long_list_of_numbers_of_one_kind_is_one_leaf(numbers: Any, leaves: int) -> None:
-    """That it comes back as it was: test_packing.py."""
-    assert len(recipe(packed({"a": numbers})[0]).leaves) == leaves
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "<M8[ns]", np.dtype(">i2"), np.float64])
