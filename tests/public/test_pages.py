@@ -75,12 +75,6 @@ def test_every_block_that_is_not_python_is_named_with_where_it_is_run() -> None:
     assert [block for block in BLOCKS if block.language == "" and block.elsewhere is None] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_code_stands_outside_of_a_fence(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"\n\n {4,}\S.*", text) == []
-
-
 @pytest.mark.parametrize(("page", "words"), list(ELSEWHERE), ids=str)
 def test_a_block_that_is_named_is_one_of_its_page(page: str, words: str) -> None:
     assert [words in block.text for block in BLOCKS if block.page == page].count(True) == 1

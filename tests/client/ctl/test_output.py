@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensord.client.ctl.output import WIDTH, age, counted, counts, pairs, share, size, table, words
+from tensord.client.ctl.output import age, counted, counts, pairs, share, size, table, words
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,6 @@ def test_the_fields_of_a_document_are_written_by_their_names() -> None:
     )
 
 
-def test_columns_are_aligned_and_lines_have_no_trailing_blanks() -> None:
-    lines = table(("NAME", ">SIZE", "X"), [("a", 1, ""), ("longer", "1000", None)]).split("\n")
-    assert lines == ["NAME    SIZE  X", "a          1", "longer  1000  -"]
-
-
 def test_a_client_s_name_cannot_move_the_cursor() -> None:
     assert table(("NAME",), [("\x1b[2Jgone\n",)]) == "NAME\n?[2Jgone?"
     assert "\x1b" not in pairs([("name", "\x1b[2J")])
-
-
-def test_long_texts_go_on_under_themselves_and_long_words_stay_whole() -> None:
-    lines = pairs([("name", "word " * 40), ("b", "x" * 120), ("c", "")]).split("\n")
-    assert max(map(len, lines[:3])) <= WIDTH
-    assert lines[1].startswith("      word")
-    assert lines[-2:] == ["b     " + "x" * 120, "c"]

@@ -203,22 +203,6 @@ def test_in_emergency_nothing_new_is_taken_in_and_afterwards_it_is(
     assert cache.put(key(1), tensor, wait=True).state == "registered"
 
 
-def test_idle_entries_leave_for_a_reservation_and_come_from_the_host_afterwards(
-    cache: DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
-) -> None:
-    put_some(cache, vram, range(9), tokens=1)
-    total_bytes = card.reading()[1]
-    card.occupy(total_bytes - 12 * ENTRY_BYTES)
-    used_bytes = total_bytes - 3 * ENTRY_BYTES
-    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] >= used_bytes, "the gauge to show it")
-    with running.client().reserve_device(CARD, 8 * ENTRY_BYTES, wait_s=PATIENCE_S):
-        assert len(cache) <= 4
-        assert card.reading()[0] <= total_bytes - 8 * ENTRY_BYTES
-    for n in range(9):
-        with held(cache, key(n)) as lease:
-            assert np.array_equal(host_values(lease.tree), values(n))
-
-
 def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card: FakeCard, vram: FakeVram) -> None:
     with watching(card) as daemon, Client(daemon.socket) as client:
         cache = DeviceCache(client, vram)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, cast
+
+import pytest
 
 from tensord.client.writing.arena import Arena
 from tensord.client.writing.memory import Inbox
 from tensord.client.writing.outcomes import Outcomes, Put
 from tensord.client.writing.wire import Granted
-from tensord.errors import LimitReached
+from tensord.errors import DaemonUnavailable, LimitReached
 from tensord.shm.ring.layout import LANE_BYTES, PAGE_BYTES
 
 from ...daemon_process import PATIENCE_S
@@ -26,7 +29,6 @@ class Asked:
 
     def __init__(self) -> None:
         self.bells = self.requests = 0
-        self.takes = True
         self.asked: list[tuple[int, list[int], list[int]]] = []
         self.answer: Any = None
 
@@ -43,19 +45,11 @@ class Asked:
         *,
         ahead: bool = False,
     ) -> bool:
-        if not self.takes:
-            return False
         self.asked.append((request, list(sizes), list(returned)))
         if self.answer is not None and sizes:
             self.answer(request, sizes)
             self.bells += 1
         return True
-
-    def ring_to_wait(self) -> None:
-        raise AssertionError("the arena rings no bell")
-
-    def ring_bell(self) -> bool:
-        raise AssertionError("the arena rings no bell")
 
     def wait_for_bell(self, seen: int, timeout_s: float) -> None:
         if self.bells == seen:
@@ -105,6 +99,26 @@ def test_a_place_that_a_large_put_waits_for_is_not_taken_by_a_small_one_of_anoth
     wire.answer = answer
     assert places.wait_for(4096, soon())[1] == 65536
     assert smaller[0] == 0 and 65536 not in smaller
+
+
+def test_a_connection_may_end_while_a_put_asks_for_further_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    places, _ = arena()
+    places.granted(1, [Granted(1, 0, 1024), Granted(2, 1024, 4096)])
+    looks = 0
+
+    def looked(grants: list[Any], key: tuple[int]) -> int:
+        nonlocal looks
+        looks += 1
+        found = bisect_left(grants, key)
+        if looks == 2:
+            places.end(DaemonUnavailable("it went away"))
+        return found
+
+    monkeypatch.setattr("tensord.client.writing.arena.bisect_left", looked)
+    assert places.take(4096) is not None
+    assert looks == 2, "the second one is for further places, and finds a grant that is too small"
+    with pytest.raises(DaemonUnavailable):
+        places.wait_for(4096, soon())
 
 
 def test_a_payload_stays_until_its_record_was_carried_out_whenever_its_put_ends() -> None:
