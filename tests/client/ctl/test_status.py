@@ -57,9 +57,7 @@ STORE = documents.store()
     ("status", "said"),
     [
         ({}, "75.0 % found here, 50.0 % under lru, since the daemon started (one key in 8)"),
-        ({}, "median idle time of evicted entries 30s; one in ten was idle for less than 1s"),
         ({}, "remote valkey://cache.example:6379 serves; fetched 30, missed 900; read 300 MiB, written 5.00 GiB"),
-        ({"store": {**STORE, "idle_at_eviction_s": {}}}, "nothing was evicted for the bytes of other entries"),
         ({"remote": documents.remote(serves=False)}, "LEFT ALONE"),
         ({"ring_ready_bytes": GIB, "store": {**STORE, "ring_growing": True}}, "; 1.00 GiB ready, growing"),
     ],
@@ -72,13 +70,8 @@ def test_the_store_is_shown_in_words(status: dict[str, Any], said: str) -> None:
     ("governor", "said"),
     [
         ({}, f"gauge {CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia, read 1s ago"),
-        (
-            {"gauges": [documents.gauge(CARD, 1, 4, "relaxed", baseline_bytes=72 * GIB)]},
-            "beside a baseline of 72.0 GiB; from nvidia",
-        ),
         ({}, f"gauge {OTHER}: emergency for 3m12s, 98.8 % of 80.0 GiB; from a FILE, and no measurement"),
         ({"gauges": [documents.gauge("host", 1, 2, "normal", stale=True)]}, "STALE: its last value is used"),
-        ({"gauges": [], "devices": [], "workflows": []}, "device tier registered 500: offloaded 120, dropped 40"),
         (
             {"gauges": [], "devices": [], "workflows": [], "counters": {"registered": 0}},
             "gauges none: the use of the tiers is unknown",

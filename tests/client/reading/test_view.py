@@ -295,3 +295,23 @@ def test_an_entry_that_is_moved_while_it_is_looked_up_is_found(bench: MemoryBenc
         assert lease is not None and np.array_equal(lease.tree, payload(1))
         assert bench.pins() == {first.span_id}
         lease.release()
+
+
+def test_an_entry_that_is_moved_while_many_are_looked_up_is_found(
+    bench: MemoryBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(key(1), payload(1))
+    moved = some(bench.write(key(2), payload(2)))
+    probe = IndexReader._probe_many
+
+    def moved_meanwhile(index: IndexReader, keys: Any) -> Any:
+        found = probe(index, keys)
+        if not bench.index.read(moved.number).published:
+            bench.slots.publish(moved.number)
+        return found
+
+    monkeypatch.setattr(IndexReader, "_probe_many", moved_meanwhile)
+    batch = bench.view().get_many(as_keys(1, 2, 3))
+    assert [lease is not None for lease in batch] == [True, True, False]
+    lease = batch[1]
+    assert lease is not None and np.array_equal(lease.tree, payload(2))

@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
 
 import pytest
 
@@ -20,54 +19,35 @@ from ...interruptions import Signal, interrupt
 POINTS_MAX = 1000
 
 
-class Alarm:
-    """What SIGALRM does in the main thread, once. `ring` is for another thread, and ends when that was done."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
-        self._done = False
-        self._before = signal.signal(signal.SIGALRM, self._handle)
-
-    def ring(self) -> None:
-        def done() -> bool:
-            # Again, since one that comes just before the main thread waits is handled after that wait.
-            if not self._done:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
-            return self._done
-
-        until(done, "the handler to be called")
-
-    def _handle(self, *_: object) -> None:
-        if not self._done:
-            self._done = True
-            self._act()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGALRM, self._before)
-
-
-def cut() -> None:
-    raise Signal
-
-
 def test_work_whose_call_is_cut_short_is_done_to_its_end() -> None:
-    go_on, ended = threading.Event(), threading.Event()
+    is_cut, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def cut(*_: object) -> None:
+        if not is_cut.is_set():
+            is_cut.set()
+            raise Signal
+
+    def rung() -> bool:
+        # Again, since a signal that comes just before the main thread waits is handled after that wait.
+        if not is_cut.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        return is_cut.is_set()
 
     def work() -> None:
-        alarm.ring()
+        until(rung, "the handler to be called")
         go_on.wait(PATIENCE_S)
         ended.set()
 
-    with Alarm(cut) as alarm:
+    before = signal.signal(signal.SIGALRM, cut)
+    try:
         with pytest.raises(Signal):
             aside(work)
         assert not ended.is_set()
         assert aside(lambda: 7) == 7, "another call does not wait for it"
         go_on.set()
         assert ended.wait(PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("kind", ["condition", "event", "answer"])
