@@ -29,7 +29,7 @@ SURROGATE = "\ud800"
 NO_TIMES: list[Any] = [math.nan, -1, 1e300, 10**400, "5", b"5", True, np.arange(2)]
 
 Call = Callable[[tensord.Client, Any], object]
-TAKE_TIMEOUTS: dict[str, Call] = {
+TAKE_TIMES: dict[str, Call] = {
     "put": lambda client, time: client.put(KEY, 1, timeout_s=time),
     "put and wait": lambda client, time: client.put(KEY, 1, wait=True, timeout_s=time),
     "put_many": lambda client, time: client.put_many([(KEY, 1)], timeout_s=time),
@@ -38,8 +38,6 @@ TAKE_TIMEOUTS: dict[str, Call] = {
     "get_or_compute": lambda client, time: client.get_or_compute(KEY, lambda: 1, timeout_s=time),
     "wait_connected": lambda client, time: client.wait_connected(time),
     "reserve_device": lambda client, time: client.reserve_device("card", 1, timeout_s=time),
-}
-TAKE_DURATIONS: dict[str, Call] = {
     "ttl_s": lambda client, time: client.put(KEY, 1, ttl_s=time),
     "ttl_s of put_many": lambda client, time: client.put_many([(KEY, 1)], ttl_s=time),
     "ttl_s of a commit": lambda client, time: client.reserve(1).commit(KEY, ttl_s=time),
@@ -155,11 +153,11 @@ def client(shared: Daemon) -> Iterator[tensord.Client]:
         yield made
 
 
-@pytest.mark.parametrize("call", [*TAKE_TIMEOUTS, *TAKE_DURATIONS])
+@pytest.mark.parametrize("call", TAKE_TIMES)
 def test_an_invalid_time_is_refused_with_its_value(client: tensord.Client, call: str) -> None:
     for wrong in NO_TIMES:
         with pytest.raises(UsageError) as caught:
-            {**TAKE_TIMEOUTS, **TAKE_DURATIONS}[call](client, wrong)
+            TAKE_TIMES[call](client, wrong)
         assert repr(wrong) in str(caught.value)
 
 
