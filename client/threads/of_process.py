@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, NoReturn, Self
 
 
@@ -22,8 +23,9 @@ class Releasable(OfThisProcess):
 
     __slots__ = ()
 
+    @abstractmethod
     def release(self) -> None:
-        raise NotImplementedError
+        """Releases it."""
 
     def __enter__(self) -> Self:
         return self
@@ -37,8 +39,9 @@ class Closable(OfThisProcess):
 
     __slots__ = ()
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Closes it."""
 
     def __enter__(self) -> Self:
         return self

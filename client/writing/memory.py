@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import os
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,11 +55,11 @@ class WritableMemory:
         self._is_mapped = bytearray(-(-size_bytes // PAGE_BYTES))
         """For each page 1 if `prepare` has mapped it."""
 
+    @abstractmethod
     def hold(self, granted: Granted) -> object | None:
         """Takes a place that was lent. It is the client's until the returned object is collected. None if the place is
         not the client's any more, or beyond the memory, or its lane is frozen. Raises IndexError without a free word
         of the lane for a pin."""
-        raise NotImplementedError
 
     def tidy(self) -> None:
         """Frees what is over, as far as that is this process's task. For the connection's thread."""
