@@ -29,6 +29,8 @@ LARGE_SHARE: Final = 32
 they are asked for."""
 FULL_SHARE: Final = 16
 """With less than 1/FULL_SHARE free, a store is full. More than what a round frees."""
+TWICE_SHARE: Final = 90
+"""Or two of a size, together up to 1/TWICE_SHARE of the ring: one round makes both."""
 AHEAD_MAX: Final = 256
 """Entries that are kept free."""
 SIZES_MAX: Final = 8
@@ -89,7 +91,8 @@ class FreePlaces(OverEntries):
         self.owner = owner
         self._asked += len(sizes)
         self._asked_bytes += sum(sizes)
-        most = max(capacity // AHEAD_SHARE, max(sizes))
+        largest = max(sizes)
+        most = max(capacity // AHEAD_SHARE, largest * (2 if 2 * largest * TWICE_SHARE <= capacity else 1))
         self.ahead_bytes = min(max(self.ahead_bytes, 2 * self._asked_bytes), most)
         self.ahead = min(max(self.ahead, 2 * self._asked), self._budget.max_entries // AHEAD_SHARE, AHEAD_MAX)
 

@@ -28,7 +28,7 @@ from .moves import RingMoves
 from .places import FreePlaces
 from .stretches import Way
 from .survey import OwnerShares
-from .ways import Attempt, Ways
+from .ways import MOVES_MAX, Attempt, Ways
 
 BATCH_SHARE: Final = 64
 """A round for tokens over their limit evicts 1/BATCH_SHARE of the limit more."""
@@ -36,7 +36,7 @@ EXCHANGES_MAX: Final = 3
 """Exchanges of pages after which an attempt ends."""
 FRUITLESS_MAX: Final = 2
 """Scans in a row without freed bytes after which an attempt ends."""
-STRETCH_ROWS: Final = 128
+STRETCH_ROWS: Final = 512
 """Entries of usual size that go from a stretch for several places, at most."""
 
 
@@ -238,6 +238,8 @@ class Runway(OverEntries):
 
     def _go(self, way: Way) -> None:
         """Carries a way out, as far as it can be by now. A scan follows."""
+        if len(way.moves) > MOVES_MAX:
+            way = Way([], moves=way.moves[:MOVES_MAX], inside=way.inside)
         # Nothing moves into the piece that is to be free.
         holes = self._holes
         filled = [holes.take_behind(row, holes.behind(row), ENDED) for row in way.inside if holes.behind(row)]

@@ -37,6 +37,8 @@ from .survey import OwnerShares, Survey
 
 ROUND_ROWS_MAX: Final = 256
 """Victims of one round."""
+MOVES_MAX: Final = 256
+"""Moves of one round, 25 µs each. Without all of its moves, a way evicts nothing: the next round goes on."""
 SURPLUS_SHARE: Final = 16
 BATCH_SHARE: Final = 64
 BATCH_BYTES_MAX: Final = 64 << 20
@@ -232,7 +234,8 @@ class Ways(OverEntries):
         """A plan of moves was looked for, and perhaps found."""
         attempt.plans += 1
         if plan is not None:
-            self._time.spent(len(plan.moves), plan.copied_bytes)
+            moves = plan.moves[:MOVES_MAX]
+            self._time.spent(len(moves), sum(map(self._table.sizes.__getitem__, moves)))
 
     def _spare_room(self, attempt: Attempt, coldest: list[int], floor: float, best: Way) -> Way | None:
         """Some of the coldest entries, if they go instead of those of the best way, so that more can move."""

@@ -220,21 +220,23 @@ def test_pinned_entries_stay_and_a_place_that_cannot_be_made_costs_no_entry() ->
     assert stand.put(902, 8000) == "stored"
 
 
-def filled(ring_bytes: int, policy: str = "hazard") -> Stand:
-    """A store that is full of entries of 64 bytes, of which every third one was read."""
-    stand = stand_of(ring_bytes, policy=policy, max_entries=ring_bytes // 128)
+def filled(ring_bytes: int, payload_bytes: int = 64, policy: str = "hazard", warm: int = 3) -> Stand:
+    """A store that is full of entries of one size, of which every `warm`-th one was read twice."""
+    span = span_bytes(payload_bytes)
+    stand = stand_of(ring_bytes, policy=policy, max_entries=ring_bytes // (span // 2))
     number = 0
     while not stand.store.counters.evictions["capacity"]:
-        stand.ask(1, *[64] * 32)
+        stand.ask(1, *[payload_bytes] * 32)
         stand.settle()
         records = []
         for place in stand.places[1][:]:
             number += 1
-            place.view.content = bytes(64)
+            place.view.content = bytes(payload_bytes)
             records.append(stand.record(1, place, key(number)))
         stand.submit(1, *records)
-        if number % 3 == 0:
-            stand.use(number)
+        for _ in range(2):
+            stand.now += 0.01
+            stand.use(*(each for each in range(number - len(records) + 1, number + 1) if each % warm == 0))
     return stand
 
 
@@ -245,6 +247,14 @@ def test_a_place_is_made_out_of_thousands_of_small_entries(policy: str) -> None:
     assert stand.put(900_000, 2 << 20) == "stored"
     stand.check()
     assert len(stand.store.parts.table.by_key) > there // 2, "what is not in the way stays"
+
+
+def test_a_large_place_costs_no_warm_entries_though_they_lie_between_the_cold_ones() -> None:
+    stand = filled(4 << 20, payload_bytes=200, warm=2)
+    warm = {number for number in stand.stored() if number % 2 == 0}
+    assert stand.put(900_000, (4 << 20) * 3 // 10) == "stored"
+    stand.check()
+    assert stand.stored() >= warm and stand.store.counters.moves > 1000
 
 
 def scattered(*clients: int) -> Stand:
