@@ -17,10 +17,11 @@ from .replacement import Replacement
 
 __all__ = ["POLICIES", "Explained", "Facts", "Replacement", "Turn"]
 
-# A policy is there by its module.
-for _module in iter_modules(__path__):
-    import_module(f".{_module.name}", __name__)
+# A policy is there by its module and its name, also if it derives from another policy.
+_modules = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
+_classes = {each for module in _modules for each in vars(module).values() if isinstance(each, type)}
+_named = [each for each in _classes if issubclass(each, Replacement) and "name" in vars(each)]
 
 POLICIES: Final[dict[str, type[Replacement]]] = {
-    policy.name: policy for policy in sorted(Replacement.__subclasses__(), key=lambda policy: policy.name)
+    policy.name: policy for policy in sorted(_named, key=lambda policy: policy.name)
 }

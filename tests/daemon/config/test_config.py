@@ -108,7 +108,7 @@ def test_a_file_has_numbers_texts_and_settings_that_are_none(file: Path) -> None
         (["--quotas-limits-share-max", "150%"], "at most 1"),
         (["--pressure-normal", "0.9"], "[pressure] normal = 0.9 and pressure = 0.85 with a hysteresis of 0.02: each"),
         (["--pressure-emergency", "0.94"], "must be above the one before by more than the hysteresis, and at most 1"),
-        (["--policy", "fifo"], f"policy = 'fifo' (flag --policy): must be one of {', '.join(POLICIES)}"),
+        (["--policy", "belady"], f"policy = 'belady' (flag --policy): must be one of {', '.join(POLICIES)}"),
         (["--socket-mode", "0999"], "must be an octal file mode such as 0660"),
         (["--socket-mode", "0060"], "at least 0600 and at most 0777"),
         (["--drop=perhaps"], "must be true or false"),
