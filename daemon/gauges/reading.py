@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...ipc.messages.schema import SIZE_BYTES_MAX
 
@@ -68,6 +68,19 @@ class Source(Protocol):
     def close(self) -> None:
         """Releases the source's resources, if there are any. The source may be read again afterwards."""
         return
+
+
+class DeviceSource(Source, Protocol):
+    """A source of the devices' gauges, for which `auto` stands. It is there by its module in `sources`.
+
+    `preference`: of the sources that can read a device, the one with the lowest number is read. `root`: the folder that
+    has /sys and /dev.
+    """
+
+    name: ClassVar[str]
+    preference: ClassVar[int]
+
+    def __init__(self, root: Path) -> None: ...
 
 
 def text_of(file: Path) -> str:

@@ -7,22 +7,23 @@ read.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Final
 
 from ....ipc.messages.modes import Tier
-from ..reading import Source
-from .amd import AmdSource
+from ..reading import DeviceSource, Source
 from .file import FileSource
 from .host import HostSource
-from .nvidia import NvidiaSource
-from .owners import OwnersSource
-from .sysfs import SysfsSource
 
-DEVICE: Final = (AmdSource.name, NvidiaSource.name, SysfsSource.name, OwnersSource.name)
-"""The sources that `auto` stands for, best first."""
-CHOICES: Final = {
-    Tier.DEVICE: ("auto", *DEVICE, FileSource.name, "none"),
+_modules = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
+_classes = {each for module in _modules for each in vars(module).values() if isinstance(each, type)}
+DEVICE: Final[list[type[DeviceSource]]] = [each for each in _classes if "preference" in vars(each)]
+DEVICE.sort(key=lambda source: source.preference)
+"""The sources that `auto` stands for, best first. A source is there by its module."""
+CHOICES: Final[dict[Tier, tuple[str, ...]]] = {
+    Tier.DEVICE: ("auto", *(source.name for source in DEVICE), FileSource.name, "none"),
     Tier.HOST: ("auto", FileSource.name, "none"),
 }
 """By tier: the values that the configuration accepts."""
@@ -39,5 +40,4 @@ def opened(tier: Tier, choice: str, root: Path = Path("/"), file: Path | None = 
         return [FileSource(file, tier)]
     if tier is Tier.HOST:
         return [HostSource()]
-    made = (AmdSource(root), NvidiaSource(root), SysfsSource(root), OwnersSource())
-    return [source for source in made if choice in ("auto", source.name)]
+    return [source(root) for source in DEVICE if choice in ("auto", source.name)]

@@ -35,6 +35,7 @@ class AmdSource(LibrarySource):
     """The GPUs that pyrsmi lists. Its state is global to the process. `root`: the folder that has /sys."""
 
     name: Final = "amd"
+    preference = 1
 
     def __init__(self, root: Path = Path("/")) -> None:
         super().__init__()

@@ -14,17 +14,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from ..reading import GaugeAbsent, Reading, Result, Source, failure_of
+from ..reading import DeviceSource, GaugeAbsent, Reading, Result, failure_of
 
 Unit = int | str
 REOPEN_S: Final = 10.0
 """Seconds between two openings. Opening a library can take longer than a hundred readings."""
 
 
-class LibrarySource(Source):
+class LibrarySource(DeviceSource):
     """The GPUs of a library as a Source. Any exception of a call is a failure."""
-
-    name: str
 
     def __init__(self) -> None:
         self._opened_at: float | None = None

@@ -20,6 +20,7 @@ class NvidiaSource(LibrarySource):
     folder that has /dev."""
 
     name: Final = "nvidia"
+    preference = 2
 
     def __init__(self, root: Path = Path("/")) -> None:
         super().__init__()

@@ -11,19 +11,21 @@ reading, not as its message: what was allocated in between is not in it.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Final
 
 from ....ipc.messages.modes import HOST_GAUGE
 from ...governor.forms.limits import DEVICES_MAX
-from ..reading import Reading, Result, Source
+from ..reading import DeviceSource, Reading, Result
 
 
-class OwnersSource(Source):
+class OwnersSource(DeviceSource):
     """What owners have reported of their devices since the last reading of this source."""
 
     name: Final = "owners"
+    preference = 4
 
-    def __init__(self) -> None:
+    def __init__(self, _root: Path = Path("/")) -> None:
         self._reports: dict[str, Reading] = {}
         self._lock = threading.Lock()
 

@@ -6,17 +6,18 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ..reading import GaugeAbsent, GaugeFailed, Reading, Result, Source, number_in
+from ..reading import DeviceSource, GaugeAbsent, GaugeFailed, Reading, Result, number_in
 
 _CARD: Final = re.compile(r"card[0-9]+")
 _APU_REVISIONS: Final = (2, 3)
 
 
-class SysfsSource(Source):
+class SysfsSource(DeviceSource):
     """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files. Of an APU that computes
     in the host's memory it reads `mem_info_gtt_used` and `mem_info_gtt_total`. `root`: the folder that has /sys."""
 
     name: Final = "sysfs"
+    preference = 3
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._folder = root / "sys/class/drm"
