@@ -26,9 +26,9 @@ from ..store.spans import ScanOutcome
 from ..store.table import ENDED
 from .moves import RingMoves
 from .places import FreePlaces
-from .stretches import Way
+from .stretches import MOVES_MAX, Way
 from .survey import OwnerShares
-from .ways import MOVES_MAX, Attempt, Ways
+from .ways import Attempt, Ways
 
 BATCH_SHARE: Final = 64
 """A round for tokens over their limit evicts 1/BATCH_SHARE of the limit more."""

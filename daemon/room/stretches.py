@@ -34,6 +34,8 @@ HOLES_MAX: Final = 16
 LOOKS_MAX: Final = 8192
 """Rows looked at in one round: about 5 ms."""
 COPIED_SHARE: Final = 4
+MOVES_MAX: Final = 256
+"""Moves of one round, 25 µs each. Without all of its moves, a way evicts nothing: the next round goes on."""
 FIRST: Final = 4
 """Stretches around the coldest entries that are looked at before others."""
 RUNS_MAX: Final = 8
@@ -156,7 +158,7 @@ class Stretches(OverEntries):
             rows = at[run]
             moves = self._largest_first(rows[~goes[run]].tolist())
             inside = frozenset((table.prevs[rows[0]], *rows.tolist()))
-            if all(self._holes.fits([table.sizes[row] for row in moves], inside)):
+            if all(self._fit(moves, inside)):
                 self._beside = table.nexts[rows[-1]]
                 victims = rows[goes[run]].tolist()
                 return Way(victims, NOTHING, int(evicted[best]), int(copied[best]), moves, inside)
@@ -192,13 +194,22 @@ class Stretches(OverEntries):
         table, run = self._table, self._largest_first(rows)
         inside = frozenset((table.prevs[rows[0]], *rows))
         movable = [row for row in run if not table.records[row]]
-        moves = [*compress(movable, self._holes.fits([table.sizes[row] for row in movable], inside))]
+        moves = [*compress(movable, self._fit(movable, inside))]
         moved = set(moves)
         victims = [row for row in run if row not in moved]
         copied = self._bytes_of(moves)
         if copied > COPIED_SHARE * size or not may_go(np.array(victims, np.int64)).all():
             return None
         return Way(victims, self.price(victims, floor), self._bytes_of(victims), copied, moves, inside)
+
+    def _fit(self, rows: Sequence[int], inside: frozenset[int]) -> list[bool]:
+        """Which rows find holes elsewhere, the largest ones first. If all that a round moves do, so may the others: the
+        next rounds look again."""
+        sizes = [self._table.sizes[row] for row in rows]
+        fit = self._holes.fits(sizes[:MOVES_MAX], inside)
+        if len(sizes) <= MOVES_MAX:
+            return fit
+        return [True] * len(sizes) if all(fit) else self._holes.fits(sizes, inside)
 
     def _around(self, left: int, size: int, may: Test, most: int = RUN_ROWS_MAX) -> list[int]:
         """The neighbours on both sides of the gap behind a row, in order: on each side up to one that may not, or until

@@ -32,13 +32,11 @@ from ..store.entries import Entries, OverEntries
 from ..store.table import LIVE, WITHDRAWN, Array
 from .moves import MovingTime
 from .places import FreePlaces
-from .stretches import RUN_ROWS_MAX, Stretches, Test, Way, chosen
+from .stretches import MOVES_MAX, RUN_ROWS_MAX, Stretches, Test, Way, chosen
 from .survey import OwnerShares, Survey
 
 ROUND_ROWS_MAX: Final = 256
 """Victims of one round."""
-MOVES_MAX: Final = 256
-"""Moves of one round, 25 µs each. Without all of its moves, a way evicts nothing: the next round goes on."""
 SURPLUS_SHARE: Final = 16
 BATCH_SHARE: Final = 64
 BATCH_BYTES_MAX: Final = 64 << 20
