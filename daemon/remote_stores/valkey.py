@@ -213,10 +213,8 @@ class ValkeyStore(RemoteStore):
     def close(self) -> None:
         with self._connecting:
             self._closed, client, self._connected = True, self._connected, None
-        if isinstance(client, redis.Redis):
-            client.connection_pool.disconnect()
-        elif client is not None:
-            client.disconnect_connection_pools()
+        if client is not None:
+            _disconnect(client)
 
     @contextmanager
     def _asking(self, *, writes: bool = False) -> Iterator[Any]:
@@ -228,11 +226,19 @@ class ValkeyStore(RemoteStore):
                 if self._connected is None:
                     self._connected = self._connect()
                 client = self._connected
-            yield client
+            try:
+                yield client
+            finally:
+                self._disconnect_if_closed(client)
         except (told.RedisError, told.RedisClusterException, OSError, ValueError) as error:
             if isinstance(error, TensordError):
                 raise
             raise self._error(error, writes=writes) from None
+
+    def _disconnect_if_closed(self, client: Any) -> None:
+        """After a call, which has connected again, perhaps, since the store was closed."""
+        if self._closed:
+            _disconnect(client)
 
     def _error(self, error: Exception, *, writes: bool) -> TensordError:
         address, said = self.address, "".join(each if each.isprintable() else "?" for each in str(error))
@@ -301,6 +307,13 @@ class ValkeyStore(RemoteStore):
         if not 0 <= number < GENERATION_MAX:
             raise TierRefused(f"{self.address} has {reply!r} as a generation: delete the key {_generation_name(tag)}")
         return number
+
+
+def _disconnect(client: Any) -> None:
+    if isinstance(client, redis.Redis):
+        client.connection_pool.disconnect()
+    else:
+        client.disconnect_connection_pools()
 
 
 def _name(key: bytes) -> str:

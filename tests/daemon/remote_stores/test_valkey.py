@@ -17,6 +17,7 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from tensord.daemon.remote_stores.store import RemoteStore
+from tensord.daemon.remote_stores.valkey import ValkeyStore
 from tensord.errors import TierFull, TierRefused, TierTimedOut, TierUnavailable
 from tests.daemon_process import until
 
@@ -200,6 +201,19 @@ def test_a_connection_that_the_server_has_ended_is_replaced(backend: Redis, open
     put(store, made(1))
     backend.direct.client_kill_filter(_type="normal", skipme=True)
     assert get(store, key_of(1)) is not None
+
+
+def test_a_call_during_which_the_store_is_closed_leaves_no_connection(server: RedisServer) -> None:
+    class ClosedMeanwhile(redis.Redis):
+        def pipeline(self, *args: Any, **options: Any) -> Any:
+            store.close()
+            return super().pipeline(*args, **options)
+
+    closed = ClosedMeanwhile(HOST, server.port)
+    store = ValkeyStore(server.url, 5.0, lambda: closed, None)
+    store.look([key_of(1)])
+    with redis.Redis(HOST, server.port) as client:
+        until(lambda: len(client.client_list()) == 1, "the store's connection to end")
 
 
 def test_a_server_that_is_no_redis_is_named(opened: Opened) -> None:
