@@ -27,12 +27,14 @@ import numpy as np
 from ..store.entries import Entries, OverEntries
 from ..store.table import EDGE, LIVE, Array
 
-RUN_ROWS_MAX: Final = 4096
+RUN_ROWS_MAX: Final = 512
 """Entries of one run."""
 HOLES_MAX: Final = 16
 """Holes around which entries to move are looked for, in one round."""
-LOOKS_MAX: Final = 8192
-"""Rows looked at in one round: about 5 ms."""
+LOOKS_MAX: Final = 2048
+"""Rows looked at in one round: about 2 ms."""
+WIDE: Final = 8
+"""If no run is found, runs and looks of so many times as many rows are tried."""
 COPIED_SHARE: Final = 4
 MOVES_MAX: Final = 256
 """Moves of one round, 25 µs each. Without all of its moves, a way evicts nothing: the next round goes on."""
@@ -71,6 +73,7 @@ class Stretches(OverEntries):
 
     def __init__(self, entries: Entries) -> None:
         super().__init__(entries)
+        self.rows_max, self.looks_max = RUN_ROWS_MAX, LOOKS_MAX
         self._beside = EDGE
         """The row behind the last run that was cleared: its neighbours were often put one after the other, and are as
         cold."""
@@ -82,16 +85,16 @@ class Stretches(OverEntries):
         fresh, values, worths = self._values(rows, floor)
         return float(fresh.sum()), float(values.sum()), float(worths.max())
 
-    def to_evict(self, size: int, anchors: Sequence[int], may_go: Test, rows_max: int = RUN_ROWS_MAX) -> Way | None:
+    def to_evict(self, size: int, anchors: Sequence[int], may_go: Test, rows_max: int = 0) -> Way | None:
         """The cheapest run of at most `rows_max` entries to evict, in the stretches around `anchors`, which come
         coldest first. Withdrawn pages in it, if `may_go` lets them be, are taken back afterwards."""
-        table, found = self._table, []
+        table, found, rows_max = self._table, [], rows_max or self.rows_max
         seen: set[int] = set()
         for anchor in chosen(anchors, may_go):
             if anchor not in seen:
                 found.append(self._around(table.prevs[anchor], size, may_go, rows_max))
                 seen.update(found[-1])
-                if len(seen) >= LOOKS_MAX:
+                if len(seen) >= self.looks_max:
                     break
         every, firsts, lasts, _ = self._runs(found, size, rows_max)
         if not len(firsts):
@@ -134,7 +137,7 @@ class Stretches(OverEntries):
             seen.update(found[-1])
             if len(found) <= FIRST and (way := self._cleared(found[-1:], size, cold, (most_bytes[0], 0), may_go)):
                 return way
-            if len(seen) >= LOOKS_MAX:
+            if len(seen) >= self.looks_max:
                 break
         return self._cleared(found, size, cold, most_bytes, may_go)
 
@@ -169,9 +172,9 @@ class Stretches(OverEntries):
         bytes to copy. Those that fit into no hole elsewhere are evicted with it."""
         found, looks = [], 0
         for hole in self._largest_holes():
-            found.append(self._around(hole, size, may_move, RUN_ROWS_MAX // 2))
+            found.append(self._around(hole, size, may_move, self.rows_max // 2))
             looks += len(found[-1])
-            if looks >= LOOKS_MAX // 4:
+            if looks >= self.looks_max // 4:
                 break
         every, firsts, lasts, stretch = self._runs(found, size)
         if not len(firsts):
@@ -211,10 +214,10 @@ class Stretches(OverEntries):
             return fit
         return [True] * len(sizes) if all(fit) else self._holes.fits(sizes, inside)
 
-    def _around(self, left: int, size: int, may: Test, most: int = RUN_ROWS_MAX) -> list[int]:
+    def _around(self, left: int, size: int, may: Test, most: int = 0) -> list[int]:
         """The neighbours on both sides of the gap behind a row, in order: on each side up to one that may not, or until
         they have `size` bytes."""
-        table = self._table
+        table, most = self._table, most or self.rows_max
         before: list[int] = []
         behind: list[int] = []
         offsets, sizes, nexts, prevs = table.offsets, table.sizes, table.nexts, table.prevs
@@ -235,9 +238,7 @@ class Stretches(OverEntries):
         found: list[int] = rows[first:last].tolist()
         return found
 
-    def _runs(
-        self, stretches: list[list[int]], size: int, rows_max: int = RUN_ROWS_MAX
-    ) -> tuple[list[int], Array, Array, Array]:
+    def _runs(self, stretches: list[list[int]], size: int, rows_max: int = 0) -> tuple[list[int], Array, Array, Array]:
         """The rows of all stretches, and the shortest runs of neighbours that have `size` bytes, holes included: for
         each row that one begins with, its place among all rows; the place of the last row; the stretch."""
         every = [row for rows in stretches for row in rows]
@@ -252,7 +253,7 @@ class Stretches(OverEntries):
         lasts = np.maximum(np.searchsorted(highs, lows + size), places)
         inside = lasts < len(every)
         inside[inside] = number[lasts[inside]] == number[inside]
-        firsts = np.flatnonzero(inside & (lasts - places < rows_max))
+        firsts = np.flatnonzero(inside & (lasts - places < (rows_max or self.rows_max)))
         return every, firsts, lasts[firsts], number[firsts]
 
     def _values(self, rows: Sequence[int], floor: float) -> tuple[Array, Array, Array]:

@@ -32,7 +32,7 @@ from ..store.entries import Entries, OverEntries
 from ..store.table import LIVE, WITHDRAWN, Array
 from .moves import MovingTime
 from .places import FreePlaces
-from .stretches import MOVES_MAX, RUN_ROWS_MAX, Stretches, Test, Way, chosen
+from .stretches import LOOKS_MAX, MOVES_MAX, RUN_ROWS_MAX, WIDE, Stretches, Test, Way, chosen
 from .survey import OwnerShares, Survey
 
 ROUND_ROWS_MAX: Final = 256
@@ -68,13 +68,15 @@ GAPS_MAX: Final = 4
 @dataclass(slots=True)
 class Attempt:
     """The attempt to make room for a request of `size` bytes. `stretch_bytes`: of a stretch for it and for later ones.
-    `ahead`: no put waits for it. `clears`: the bytes of a stretch that is cleared in several rounds. `spare_bytes`:
-    evicted so that entries can move. `exchanges`: of pages, for the request."""
+    `ahead`: no put waits for it. `wide`: no run of few entries was found. `clears`: the bytes of a stretch that is
+    cleared in several rounds. `spare_bytes`: evicted so that entries can move. `exchanges`: of pages, for the
+    request."""
 
     size: int
     owner: int
     stretch_bytes: int
     ahead: bool = False
+    wide: bool = False
     clears: tuple[int, int] | None = None
     scans: int = 0
     fruitless: int = 0
@@ -180,6 +182,9 @@ class Ways(OverEntries):
             way = old if old is not None and (way is None or old.price < way.price) else way
         if attempt.ahead:
             return None if way is None or way.price[0] else way
+        if way is None and not attempt.wide:
+            attempt.wide = True
+            return self._way_of(attempt, owners, now)
         return way or self._way_between_pins(attempt, owners)
 
     @property
@@ -191,6 +196,8 @@ class Ways(OverEntries):
         """The cheapest way to get the bytes in one piece (module docstring). While no time is left for moves, a stretch
         is evicted, unless new entries go with it."""
         size, stretches, policy = attempt.stretch_bytes, self._stretches, self._policy
+        wide = WIDE if attempt.wide else 1
+        stretches.rows_max, stretches.looks_max = wide * RUN_ROWS_MAX, wide * LOOKS_MAX
         may_go, may_move = self._evictable(owners), self._evictable(None, leaves=False)
         if self._besides:
             # A run beside the one that was cleared last, of entries that are as cold: without a look for the coldest.
@@ -300,7 +307,7 @@ class Ways(OverEntries):
         by_offset: Array = rows[np.argsort(offsets[rows])]
         return by_offset
 
-    def _way_around(self, size: int, rows: Array, may_go: Test, rows_max: int = RUN_ROWS_MAX) -> Way | None:
+    def _way_around(self, size: int, rows: Array, may_go: Test, rows_max: int = 0) -> Way | None:
         """A stretch to evict around the coldest of some rows."""
         coldest = rows[np.argsort(self._policy.worth(rows), kind="stable")[:ANCHORS_MAX]].tolist()
         return self._stretches.to_evict(size, coldest, may_go, rows_max) if coldest else None
