@@ -213,8 +213,7 @@ class ValkeyStore(RemoteStore):
     def close(self) -> None:
         with self._connecting:
             self._closed, client, self._connected = True, self._connected, None
-        if client is not None:
-            _disconnect(client)
+        self._disconnect_if_closed(client)
 
     @contextmanager
     def _asking(self, *, writes: bool = False) -> Iterator[Any]:
@@ -236,9 +235,13 @@ class ValkeyStore(RemoteStore):
             raise self._error(error, writes=writes) from None
 
     def _disconnect_if_closed(self, client: Any) -> None:
-        """After a call, which has connected again, perhaps, since the store was closed."""
-        if self._closed:
-            _disconnect(client)
+        """Also after each call: one that was under way when the store was closed may have connected again."""
+        if not self._closed or client is None:
+            return
+        if isinstance(client, redis.Redis):
+            client.connection_pool.disconnect()
+        else:
+            client.disconnect_connection_pools()
 
     def _error(self, error: Exception, *, writes: bool) -> TensordError:
         address, said = self.address, "".join(each if each.isprintable() else "?" for each in str(error))
@@ -307,13 +310,6 @@ class ValkeyStore(RemoteStore):
         if not 0 <= number < GENERATION_MAX:
             raise TierRefused(f"{self.address} has {reply!r} as a generation: delete the key {_generation_name(tag)}")
         return number
-
-
-def _disconnect(client: Any) -> None:
-    if isinstance(client, redis.Redis):
-        client.connection_pool.disconnect()
-    else:
-        client.disconnect_connection_pools()
 
 
 def _name(key: bytes) -> str:

@@ -74,6 +74,7 @@ class Stretches(OverEntries):
     def __init__(self, entries: Entries) -> None:
         super().__init__(entries)
         self.rows_max, self.looks_max = RUN_ROWS_MAX, LOOKS_MAX
+        """Of the search for the present attempt: `Ways` sets them."""
         self._beside = EDGE
         """The row behind the last run that was cleared: its neighbours were often put one after the other, and are as
         cold."""

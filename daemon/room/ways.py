@@ -182,8 +182,10 @@ class Ways(OverEntries):
             way = old if old is not None and (way is None or old.price < way.price) else way
         if attempt.ahead:
             return None if way is None or way.price[0] else way
-        if way is None and not attempt.wide:
-            attempt.wide = True
+        if way is None and (attempt.stretch_bytes > attempt.size or not attempt.wide):
+            # First for one place alone, then with longer runs.
+            attempt.wide = attempt.stretch_bytes == attempt.size
+            attempt.stretch_bytes = attempt.size
             return self._way_of(attempt, owners, now)
         return way or self._way_between_pins(attempt, owners)
 

@@ -8,6 +8,7 @@ import pytest
 
 from tensord.daemon.forms.events import Pressed
 from tensord.daemon.room import lending
+from tensord.daemon.room.stretches import MOVES_MAX
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
@@ -255,6 +256,37 @@ def test_a_large_place_costs_no_warm_entries_though_they_lie_between_the_cold_on
     assert stand.put(900_000, (4 << 20) * 3 // 10) == "stored"
     stand.check()
     assert stand.stored() >= warm and stand.store.counters.moves > 1000
+
+
+@pytest.mark.parametrize("meanwhile", ["pinned", "ended", "left", "restarted"])
+def test_moves_of_several_rounds_stand_what_comes_between_them(meanwhile: str) -> None:
+    stand = filled(2 << 20, payload_bytes=200, warm=2)
+    stand.join(2, uid=0)
+    warm = [number for number in sorted(stand.stored()) if number % 2 == 0]
+    request = stand.ask(2, (2 << 20) * 3 // 10)
+    while not stand.moves:
+        stand.go_on()
+        if stand.scans:
+            stand.scan()
+    assert len(stand.moves) == MOVES_MAX
+    for _ in range(MOVES_MAX // 2):
+        stand.move()
+    match meanwhile:
+        case "pinned":
+            for number in warm[:: len(warm) // 8]:
+                stand.pin(number)
+        case "ended":
+            stand.send(1, messages.Clear(stand.next_request()))
+        case "left":
+            stand.leave(2)
+        case "restarted":
+            stand.forget_work()
+            stand.restart(1, 2)
+    stand.settle()
+    stand.check()
+    if meanwhile == "pinned":
+        answer = stand.answered(2, request)
+        assert answer is not None and (answer.grants or answer.error)
 
 
 def scattered(*clients: int) -> Stand:
