@@ -158,7 +158,7 @@ class Real:
         assert isinstance(self._answer, messages.GrantsLent), self._answer
         if not self._answer.grants:
             return None
-        grant, offset, *_ = self._answer.grants[0]
+        grant, offset, *_ = next(self._answer.places())
         packed = self._packed(block, place, parent) if self._is_prefix else b""
         key = block_key(TAG, packed) if packed else key_of(block)
         record_at = offset + SPAN_HEADER_BYTES + RECORD_AT

@@ -137,11 +137,7 @@ class Puts:
             return
         match message:
             case messages.GrantsLent():
-                word = int.from_bytes
-                grants = [
-                    Granted(number, offset, size_bytes, word(span, sys.byteorder), slot, word(seq, sys.byteorder))
-                    for number, offset, size_bytes, span, slot, seq in message.grants
-                ]
+                grants = [Granted(*each) for each in message.places()]
                 writer.arena.granted(message.id, grants, message.error.to_error() if message.error else None)
             case messages.PutRefused():
                 error = message.error.to_error() if message.error is not None else None

@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from ...errors import LimitReached, StoreFull, TensordError, UnderPressure
 from ...ipc.messages import control as messages
 from ...shm.ring.layout import span_bytes
@@ -206,7 +204,7 @@ class Lending(OverEntries):
 
     def _send_none(self, request: PlaceRequest) -> None:
         """The answer to a request ahead of need for which there is no place."""
-        self._outbox.send(request.submitter.client, messages.GrantsLent(request.number, []))
+        self._outbox.send(request.submitter.client, messages.GrantsLent(request.number))
 
     @property
     def ring_bytes(self) -> int:
@@ -257,12 +255,12 @@ class Lending(OverEntries):
             request.then(lent[0].pieces[0])
             return
         offsets, sizes = self._table.offsets, self._table.sizes
-        words = np.array([(grant.span_id if submitter.in_place else 0, grant.seq) for grant in lent], "<u8").tobytes()
+        pack, in_place = messages.GRANT.pack, submitter.in_place
         places = [
-            (grant.number, offsets[row], sizes[row], words[at : at + 8], grant.slot, words[at + 8 : at + 16])
-            for grant, row, at in zip(lent, rows, range(0, len(words), 16), strict=False)
+            pack(grant.number, offsets[row], sizes[row], grant.span_id if in_place else 0, grant.slot, grant.seq)
+            for grant, row in zip(lent, rows, strict=False)
         ]
-        self._outbox.send(submitter.client, messages.GrantsLent(request.number, places))
+        self._outbox.send(submitter.client, messages.GrantsLent(request.number, b"".join(places)))
 
     def _ask_for_unused(self, request: PlaceRequest, now: float) -> bool:
         """Asks all clients for the places that they do not use, if the request has room without them. Returns whether
@@ -283,7 +281,7 @@ class Lending(OverEntries):
             return
         client = request.submitter.client
         self._outbox.count_refusal(client, error)
-        self._outbox.send(client, messages.GrantsLent(request.number, [], messages.ErrorBody.of(error)))
+        self._outbox.send(client, messages.GrantsLent(request.number, error=messages.ErrorBody.of(error)))
 
     def _no_room(self, request: PlaceRequest) -> TensordError:
         size, holes, budget = request.sizes[0], self._holes, self._budget

@@ -128,8 +128,8 @@ class FreePlaces(OverEntries):
             rows = ready[-wanted:] if wanted > 0 else []
             del ready[len(ready) - len(rows) :]
             self.ready_bytes -= size * len(rows)
-            while len(rows) < wanted and (row := self._holes.take(size, ENDED)):
-                rows.append(row)
+            while len(rows) < wanted and (more := self._holes.take_run(size, wanted - len(rows), ENDED)):
+                rows += more
             found += rows
             left -= size * len(rows)
             if len(rows) < count:
@@ -152,15 +152,13 @@ class FreePlaces(OverEntries):
                 self._ready[size] = self._ready.get(size, []) + some
                 self.ready_bytes += size * len(some)
             else:
-                for row in some:
-                    self._holes.free(row)
+                self._holes.free_all(some)
 
     def join(self) -> None:
         """Turns all places into holes, so that those beside one another become one."""
         places, self._ready, self.ready_bytes = self._ready, {}, 0
-        for rows in places.values():
-            for row in rows:
-                self._holes.free(row)
+        for rows in filter(None, places.values()):
+            self._holes.free_all(rows)
 
     def lacking(self) -> tuple[int, int]:
         """The bytes and entries that a round has to evict for later requests: none before something was asked for

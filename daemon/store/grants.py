@@ -23,10 +23,9 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from ...shm.index.index import KEY_HASHES, SPAN
 from ...shm.ring.layout import KEY_BYTES
 from .holes import Holes
-from .slots import BODY, BUCKET_WORDS, CELL_WORDS, COUNT, LOWEST, Slots
+from .slots import Slots
 from .table import EDGE, ENDED, LENT, REVOKED, RowTable
 from .tenants import Tenants
 
@@ -70,42 +69,22 @@ class Grants:
 
     def lend_all(self, rows: Sequence[int], owner: int) -> list[LentGrant]:
         """Makes grants of rows without slots: of all, or up to the first one whose key finds no free slot."""
-        table, slots = self._table, self._slots
-        memory, words, free, mask, first_word = slots.memory, slots.words, slots.free, slots.mask, slots.first_word
-        pack, at_rows = BODY.pack_into, np.array(rows, np.int64)
-        offsets, sizes = table.column("offsets")[at_rows].tolist(), table.column("sizes")[at_rows].tolist()
-        keys = self._random_bytes(KEY_BYTES * len(rows))
-        number, lent, key_at = self._last_number, [], 0
-        columns = (rows, offsets, sizes, table.renew_all(at_rows), KEY_HASHES.iter_unpack(keys))
-        for row, offset, size, span_id, (first, second, _) in zip(*columns, strict=True):
-            # Slots.take, inline: a client that puts needs a grant for each put.
-            key = keys[key_at : key_at + KEY_BYTES]
-            key_at += KEY_BYTES
-            first &= mask
-            second &= mask
-            if first == second:
-                second ^= 1 & mask
-            bucket = first if COUNT[free[first]] >= COUNT[free[second]] else second
-            bits = free[bucket]
-            if not bits:
-                break
-            cell = LOWEST[bits]
-            free[bucket] = bits & (bits - 1)
-            at: int = first_word + bucket * BUCKET_WORDS + (cell + 1) * CELL_WORDS
-            # A place without a tree is a grant: its length is that of all its bytes.
-            pack(memory, (at + 1) * 8, key, offset, size)
-            # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds the
-            # slot either free or complete.
-            words[at + SPAN] = span_id
-            number = number % 0xFFFF_FFFF + 1
-            lent.append(LentGrant(number, owner, span_id, bucket * 8 + cell, words[at], [row]))
-        at_rows, lent_bytes = at_rows[: len(lent)], sum(sizes[: len(lent)])
-        np.frombuffer(table.states, np.uint8)[at_rows] = LENT
-        table.column("owners")[at_rows] = owner
-        self._last_number = number
+        table, at = self._table, np.array(rows, np.int64)
+        keys = np.frombuffer(self._random_bytes(KEY_BYTES * len(rows)), np.uint64).reshape(-1, KEY_BYTES // 8)
+        # A place without a tree is a grant: its length is that of all its bytes.
+        sizes, span_ids = table.column("sizes")[at], table.renew_all(at)
+        slots = self._slots.take_all(keys, span_ids, table.column("offsets")[at], sizes)
+        at, lent_bytes = at[: len(slots)], int(sizes[: len(slots)].sum())
+        np.frombuffer(table.states, np.uint8)[at] = LENT
+        table.column("owners")[at] = owner
         self.lent_bytes += lent_bytes
-        self.lent += len(lent)
+        self.lent += len(at)
         self._tenants.owned_bytes[owner] += lent_bytes
+        lent = []
+        columns = (at.tolist(), span_ids.tolist(), slots.tolist(), self._slots.seqs(slots).tolist())
+        for row, span_id, slot, seq in zip(*columns, strict=False):
+            self._last_number = number = self._last_number % 0xFFFF_FFFF + 1
+            lent.append(LentGrant(number, owner, span_id, slot, seq, [row]))
         return lent
 
     def give_back(self, grant: LentGrant) -> list[int]:

@@ -11,7 +11,7 @@ Invariant: the bytes between two rows in order, if any, are one hole; so no two 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -41,11 +41,23 @@ class Holes:
     def take(self, size: int, state: int) -> int:
         """Makes a row of `size` bytes at the beginning of the hole that fits best. Returns the row; EDGE if no hole is
         large enough, or no row is free."""
+        rows = self.take_run(size, 1, state)
+        return rows[0] if rows else EDGE
+
+    def take_run(self, size: int, most: int, state: int) -> list[int]:
+        """Makes up to `most` rows of `size` bytes, one behind the other, in the hole that fits one of them best."""
         at = bisect_left(self._by_size, size << ROW_BITS_MAX)
         if at == len(self._by_size):
-            return EDGE
-        before = self._by_size[at] & (1 << ROW_BITS_MAX) - 1
-        return self.take_behind(before, size, state)
+            return []
+        before = self._by_size.pop(at) & (1 << ROW_BITS_MAX) - 1
+        left, low = self.behind(before), self._table.end(before)
+        self.total_bytes -= left
+        rows: list[int] = []
+        while left >= size and len(rows) < most and (row := self._table.add(state, low, size, before)):
+            rows.append(row)
+            left, low, before = left - size, low + size, row
+        self._put(before, left)
+        return rows
 
     def take_behind(self, before: int, size: int, state: int, skipped: int = 0) -> int:
         """`take` in the hole behind a row, whose first `skipped` bytes stay free."""
@@ -72,6 +84,21 @@ class Holes:
         table.remove(row)
         self._put(before, size)
 
+    def free_all(self, rows: Sequence[int]) -> None:
+        """`free` of different rows. Of neighbours one hole is made at once."""
+        table, at = self._table, np.array(rows, np.int64)
+        at = at[np.argsort(table.column("offsets")[at])]
+        behind = self._behind_all(at)
+        begins = np.flatnonzero(np.append(True, table.column("prevs")[at[1:]] != at[:-1]))
+        for first, last in zip(begins.tolist(), [*begins[1:].tolist(), len(at)], strict=True):
+            run: list[int] = at[first:last].tolist()
+            before = table.prevs[run[0]]
+            self._drop(before, self.behind(before))
+            for place in np.flatnonzero(behind[first:last]).tolist():
+                self._drop(run[place], int(behind[first + place]))
+            table.remove_run(run)
+            self._put(before, self.behind(before))
+
     def cut(self, row: int, size: int) -> None:
         """Frees the bytes of a row behind its first `size`."""
         more = self._table.sizes[row] - size
@@ -97,13 +124,15 @@ class Holes:
         high: int = self._table.offsets[after] if after else self.capacity_bytes
         return high - self._table.end(row)
 
-    def fits(self, sizes: Sequence[int], without: Iterable[int]) -> list[bool]:
+    def fits(self, sizes: Sequence[int], without: Collection[int]) -> list[bool]:
         """Which of these sizes, given the largest first, find a place if `take` takes one after the other. `without`:
         the rows before holes that are left out."""
-        left = self._by_size.copy()
-        for row in without:
-            if hole := self.behind(row):
-                del left[bisect_left(left, hole << ROW_BITS_MAX | row)]
+        if not sizes:
+            return []
+        left, rows = self._by_size.copy(), np.fromiter(without, np.int64, len(without))
+        behind = self._behind_all(rows)
+        for at in np.flatnonzero(behind).tolist():
+            del left[bisect_left(left, int(behind[at]) << ROW_BITS_MAX | int(rows[at]))]
         found = []
         for size in sizes:
             at = bisect_left(left, size << ROW_BITS_MAX)
@@ -127,6 +156,14 @@ class Holes:
         sizes = (high[at] - low[at]).tolist()
         self._by_size = sorted(size << ROW_BITS_MAX | row for size, row in zip(sizes, before[at].tolist(), strict=True))
         self.total_bytes = sum(sizes)
+
+    def _behind_all(self, rows: Array) -> Array:
+        """`behind` of many rows, (n,) int64."""
+        table = self._table
+        offsets, after = table.column("offsets"), table.column("nexts")[rows]
+        highs = np.where(after == EDGE, np.uint64(self.capacity_bytes), offsets[after])
+        found: Array = (highs - offsets[rows] - table.column("sizes")[rows]).astype(np.int64)
+        return found
 
     def _put(self, before: int, size: int) -> None:
         if size:

@@ -40,6 +40,7 @@ BODY: Final = Struct("@32s8xQQ")
 LOWEST: Final = bytes([8, *((mask & -mask).bit_length() - 1 for mask in range(1, 256))])
 """The lowest bit that is set in a byte; 8 if none is."""
 COUNT: Final = bytes(mask.bit_count() for mask in range(256))
+_COUNTS: Final = np.frombuffer(COUNT, np.uint8)
 CELL_WORDS: Final = 8
 BUCKET_WORDS: Final = BUCKET_CELLS * CELL_WORDS
 _KEY_WORDS: Final = np.arange(1, 5)
@@ -83,6 +84,32 @@ class Slots:
         self.words[at + SPAN] = span_id
         number: int = bucket * BUCKET_SLOTS + cell
         return number
+
+    def take_all(self, keys: Array, span_ids: Array, places: Array, payload_bytes: Array) -> Array:
+        """`take` of many keys, (n, 4) uint64: of all, or up to the first one that finds no free slot of the bucket that
+        had more before this call. Returns their numbers."""
+        free, mask = np.frombuffer(self.free, np.uint8), np.uint64(self.mask)
+        first, second = keys[:, 1] & mask, keys[:, 1] >> np.uint64(32) & mask
+        second ^= np.where(first == second, np.uint64(1) & mask, np.uint64(0))
+        found: list[int] = []
+        for bucket in np.where(_COUNTS[free[first]] >= _COUNTS[free[second]], first, second).tolist():
+            bits = self.free[bucket]
+            if not bits:
+                break
+            self.free[bucket] = bits & (bits - 1)
+            found.append(bucket * BUCKET_SLOTS + LOWEST[bits])
+        slots, words, count = np.array(found, np.int64), self._array, len(found)
+        at = self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS
+        words[at[:, None] + _KEY_WORDS] = keys[:count]
+        words[at + PLACE], words[at + PLACE + 1] = places[:count], payload_bytes[:count]
+        # SYNC POINT: as in `take`. Each word is stored at once.
+        words[at + SPAN] = span_ids[:count]
+        return slots
+
+    def seqs(self, slots: Array) -> Array:
+        """The sequence numbers of slots, (n,) uint64."""
+        found: Array = self._array[self.first_word + (slots // BUCKET_SLOTS + slots + 1) * CELL_WORDS]
+        return found
 
     def at(self, slot: int) -> int:
         """Index of the slot's first word."""

@@ -16,7 +16,7 @@ in state LIVE or VICTIM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -98,6 +98,11 @@ class RowTable:
         self.count = 0
         """Rows in use."""
 
+    @property
+    def top(self) -> int:
+        """Above all rows that were ever in use."""
+        return self._never_used
+
     def column(self, name: str) -> Array:
         """A column as an array, (rows,)."""
         return self._arrays[name]
@@ -136,14 +141,14 @@ class RowTable:
         self.span_ids[row] = used
         return used
 
-    def renew_all(self, rows: Array) -> list[int]:
+    def renew_all(self, rows: Array) -> Array:
+        """`renew` of different rows, (n,) uint64."""
         ids = self.column("span_ids")
-        used = ids[rows] + np.uint64(self.row_mask + 1)
+        used: Array = ids[rows] + np.uint64(self.row_mask + 1)
         if self._own or (used <= self._epoch).any():
-            return [self.renew(row) for row in rows.tolist()]
+            return np.array([self.renew(row) for row in rows.tolist()], np.uint64)
         ids[rows] = used
-        found: list[int] = used.tolist()
-        return found
+        return used
 
     def next_id(self, row: int) -> int:
         """The span id that `renew` gives the row next."""
@@ -179,6 +184,15 @@ class RowTable:
         self.states[row] = FREE
         self._free.append(row)
         self.count -= 1
+
+    def remove_run(self, rows: Sequence[int]) -> None:
+        """`remove` of neighbours, in their order."""
+        before, after = self.prevs[rows[0]], self.nexts[rows[-1]]
+        self.nexts[before], self.prevs[after] = after, before
+        for row in rows:
+            self.states[row] = FREE
+        self._free += rows
+        self.count -= len(rows)
 
     def reserve(self, used: Array) -> None:
         """Takes the rows that are marked in `used`, (rows,) bool, for a recovery, which fills and orders them."""

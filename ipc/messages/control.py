@@ -18,6 +18,7 @@ which both arrive.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -104,8 +105,13 @@ class GrantsLent(Reply, frozen=True):
     the client's until the pin ends. For a client that writes into its own inbox, the span id is 0, and the place is at
     the same offset of the inbox."""
 
-    grants: GrantList
+    grants: GrantBytes = b""
+    """Of each place what GRANT says."""
     error: ErrorBody | None = None
+
+    def places(self) -> Iterator[tuple[int, ...]]:
+        """Of each place the fields of GRANT. Raises struct.error if the bytes are no whole places."""
+        return GRANT.iter_unpack(self.grants)
 
 
 class PutRefused(Answer, frozen=True):

@@ -3,6 +3,7 @@ limits that Welcome sends to a client."""
 
 from __future__ import annotations
 
+import struct
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -31,8 +32,6 @@ DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the co
 Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 """The id of a request. The requester chooses it, and the answer repeats it. Two open requests must not share an id."""
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Word = Annotated[bytes, Meta(min_length=8, max_length=8)]
-"""A word of shared memory, little-endian: it may have any value."""
 NamespaceTag = Annotated[bytes, Meta(min_length=8, max_length=8)]
 """The first 8 bytes of every key of a namespace. They are the same in all of its generations."""
 Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
@@ -55,9 +54,9 @@ Blocks = Annotated[list[Key], Meta(max_length=BLOCKS_MAX)]
 Tokens = Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
 Sizes = Annotated[list[SomeBytes], Meta(min_length=1, max_length=GRANTS_PER_REQUEST_MAX)]
 Numbers = Annotated[list[Count], Meta(max_length=GRANTS_PER_CLIENT_MAX)]
-Grant = tuple[Count, Bytes, SomeBytes, Word, Count, Word]
-"""(number, offset, bytes, span id, slot, seq of the slot)."""
-GrantList = Annotated[list[Grant], Meta(max_length=GRANTS_PER_REQUEST_MAX)]
+GRANT: Final = struct.Struct("<6Q")
+"""Number, offset, bytes, span id, slot, seq of the slot."""
+GrantBytes = Annotated[bytes, Meta(max_length=GRANTS_PER_REQUEST_MAX * GRANT.size)]
 NoneOrOne = Annotated[int, Meta(ge=0, le=1)]
 One = Annotated[int, Meta(ge=1, le=1)]
 Three = Annotated[int, Meta(ge=3, le=3)]

@@ -36,6 +36,7 @@ DAEMON: Final = {
         "daemon.store.grants:Grants.lend_all",
         "daemon.store.grants:Grants.give_back",
         "daemon.store.grants:Grants.revoke",
+        "daemon.store.slots:Slots.take_all",
         "daemon.store.slots:Slots.revoke",
         "daemon.room.lending:Lending.*",
     ),

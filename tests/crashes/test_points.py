@@ -19,7 +19,7 @@ AT = 7
 TAKE = "commit/daemon.store.commit:Commits.take"
 SLOT_LINES = {
     TAKE: range(64, 76),
-    "lend/daemon.store.grants:Grants.lend_all": range(12, 34),
+    "lend/daemon.store.slots:Slots.take_all": range(6, 18),
     "reclaim/daemon.store.slots:Slots.unpublish_all": range(1, 8),
     "reclaim/daemon.store.slots:Slots.release_all": range(1, 6),
 }

@@ -30,9 +30,9 @@ class Place(NamedTuple):
     number: int
     offset: int
     size_bytes: int
-    span_id: bytes
+    span_id: int
     slot: int
-    seq: bytes
+    seq: int
 
 
 class RawClient:
@@ -124,8 +124,8 @@ class RawClient:
         assert isinstance(answer, messages.GrantsLent)
         if answer.error is not None:
             raise answer.error.to_error()
-        places = [Place(*each) for each in answer.grants]
-        self.pins += [self.lane.lend(int.from_bytes(each.span_id, "little")) for each in places if any(each.span_id)]
+        places = [Place(*each) for each in answer.places()]
+        self.pins += [self.lane.lend(each.span_id) for each in places if each.span_id]
         return places
 
     def write(self, place: Place, tree: Any, share: float = 1.0) -> tuple[int, int]:

@@ -133,7 +133,7 @@ def _attack(chance: random.Random, one: Hostile, what: str, grants: list[tuple[i
             lent = one.raw.ask(lambda number: messages.AskForGrants(number, sizes))
             while not isinstance(lent, messages.GrantsLent):
                 lent = one.raw.hear()
-            one.grants += [(number, offset, size) for number, offset, size, *_ in lent.grants]
+            one.grants += [(number, offset, size) for number, offset, size, *_ in lent.places()]
         case "return":
             known = [number for number, *_ in grants]
             some = [chance.choice([*known, 0, 1, 77, (1 << 32) - 1]) for _ in range(chance.choice([0, 1, 3]))]

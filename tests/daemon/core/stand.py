@@ -223,10 +223,9 @@ class Stand(MemorySide):
 
     def _lent(self, client: int, answer: messages.GrantsLent) -> None:
         """The client pins what it is lent, and looks at the slots."""
-        for grant, offset, size, span, slot, seq in answer.grants:
+        for grant, offset, size, span_id, slot, seq in answer.places():
             found = self.index.read(slot)
-            span_id = int.from_bytes(span, "little")
-            assert (found.span_id, found.seq) == (span_id, int.from_bytes(seq, "little"))
+            assert (found.span_id, found.seq) == (span_id, seq)
             view = View(span_id, offset + SPAN_HEADER_BYTES, b"")
             self.places[client].append(Place(grant, offset, size, view))
             self.views.append(view)
