@@ -34,8 +34,10 @@ from ..store.entries import StoreMemory
 from .dispatch import Dispatch
 from .parts import Parts
 
-TOGETHER: Final = 64
-"""A Tick is due after so many puts, before their time comes (`next_timer`): their clients have been told by then."""
+TOGETHER: Final = 256
+"""A Tick is due after so many puts, before their time comes: their clients have been told by then."""
+SETTLED_EVERY_S: Final = 0.01
+"""What follows from puts follows at most this long after them. Arrays of few rows cost as much as those of many."""
 
 
 class Store:
@@ -63,6 +65,7 @@ class Store:
         self.is_lent = parts.lending.is_lent
         self._putter = NOBODY
         """The client whose puts nothing has followed from yet (`Commits.fresh`)."""
+        self._settled_at = 0.0
 
     def submitted(
         self, client: int, records: memoryview, now: float, errors: dict[int, TensordError]
@@ -119,6 +122,7 @@ class Store:
     def _stored(self, now: float) -> None:
         """What follows from new entries: before anything else can end them."""
         parts, fresh = self.parts, self.parts.commits.fresh
+        self._settled_at = now
         if not fresh:
             return
         rows, keys = fresh[:], parts.unstorable
@@ -203,10 +207,11 @@ class Store:
 
     def next_timer(self) -> float | None:
         """When the next Tick is due. Not after the time of the last event if work was postponed."""
-        if self.postponed or self.unsettled:
+        if self.postponed:
             return self._outbox.now
         parts = self.parts
         timers = (
+            self._settled_at + SETTLED_EVERY_S if self.unsettled else None,
             parts.claims.next_timer(),
             parts.lifetimes.next_timer(),
             parts.runway.next_timer(),

@@ -274,8 +274,14 @@ class Replacement(KnownRows):
             for at in np.flatnonzero(inside[:passed]).tolist():
                 item = (float(worths[at]), float(orders[at]), int(rows[at]))
                 heappush(pool.protected, (int(self.put_at[rows[at]]), item))
-            items += zip(worths[found].tolist(), orders[found].tolist(), rows[found].tolist(), strict=True)
             pool.at += passed
+            if not (items or pool.late or order.freed or self._facts.parents[rows[found]].any()) and (
+                len(found) == more or pool.at == len(pool.rows)
+            ):
+                # The usual case, in a store without sequences.
+                order.chosen += rows[found].tolist()
+                return
+            items += zip(worths[found].tolist(), orders[found].tolist(), rows[found].tolist(), strict=True)
         if pool.late:
             items = self._with_late(pool, items, more, begins)
         if not order.freed and not (items and self._facts.parents[[item[2] for item in items]].any()):

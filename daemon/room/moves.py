@@ -62,6 +62,8 @@ class RingMoves(OverEntries):
         self._moves: dict[int, tuple[int, int, int]] = {}
         """By the span id of the copy: the entry's row, the row of the copy's bytes, the span id of the original."""
         self._vacated: list[int] = []
+        self._held: list[tuple[int, int]] = []
+        """Rows and span ids of entries whose moves have ended, until all have."""
 
     def __len__(self) -> int:
         """The moves in progress."""
@@ -105,7 +107,7 @@ class RingMoves(OverEntries):
         row, place, source = self._moves.pop(number)
         there = table.states[row] == LIVE and table.span_ids[row] == source
         if there:
-            self._spans.release(row)
+            self._held.append((row, number if copied else source))
         if there and copied:
             old, new = table.offsets[row], table.offsets[place]
             # A touch may have changed the time of expiry after the header was copied.
@@ -123,6 +125,9 @@ class RingMoves(OverEntries):
             self._tenants.owned_bytes[table.owners[place]] -= table.sizes[place]
             self._holes.free(place)
         if not self._moves:
+            # An entry that has ended meanwhile is not held any more.
+            self._spans.release_all([row for row, span_id in self._held if table.span_ids[row] == span_id])
+            self._held.clear()
             # One scan serves all of them.
             for each in self._vacated:
                 self._spans.vacated(each)

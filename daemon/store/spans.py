@@ -175,11 +175,17 @@ class Spans:
             self._policy.may_go([row], False)
 
     def release(self, row: int) -> None:
-        count = self.held.get(row, 0)
-        if count > 1:
-            self.held[row] = count - 1
-        elif self.held.pop(row, 0) and self._table.states[row] == LIVE:
-            self._policy.may_go([row], True)
+        self.release_all([row])
+
+    def release_all(self, rows: Sequence[int]) -> None:
+        free = []
+        for row in rows:
+            count = self.held.get(row, 0)
+            if count > 1:
+                self.held[row] = count - 1
+            elif self.held.pop(row, 0) and self._table.states[row] == LIVE:
+                free.append(row)
+        self._policy.may_go(free, True)
 
     def reason_of(self, row: int) -> str:
         """Why a victim is to be evicted."""
@@ -227,14 +233,16 @@ class Spans:
         for row in [row for row in self._pinned if span_ids[row] not in pinned]:
             del self._pinned[row]
             self.release(row)
-        outcome = ScanOutcome()
-        for row in [row for row in victims if span_ids[row] in pinned]:
-            if states[row] == VICTIM:
-                self._pin(row)
-                outcome.republished += self._bring_back(row)
-        gone = [row for row in victims if states[row] == VICTIM]
-        if gone:
+        outcome, gone = ScanOutcome(), [*victims]
+        at = np.array(gone, np.int64)
+        if not pinned.isdisjoint(table.column("span_ids")[at].tolist()):
+            for row in [row for row in gone if span_ids[row] in pinned]:
+                if states[row] == VICTIM:
+                    self._pin(row)
+                    outcome.republished += self._bring_back(row)
+            gone = [row for row in gone if states[row] == VICTIM]
             at = np.array(gone, np.int64)
+        if gone:
             for key in self._slots.keys(table.column("slots")[at].astype(np.int64)):
                 del self.hidden[key]
             self._leave(gone, [victims[row] for row in gone], evicted=True)

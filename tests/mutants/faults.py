@@ -126,7 +126,7 @@ FAULTS = [
         "tests/daemon/store tests/daemon/replacement tests/daemon/core tests/daemon/reports",
         (
             "a pinned victim comes back",
-            "for row in [row for row in victims if span_ids[row] in pinned]:",
+            "for row in [row for row in gone if span_ids[row] in pinned]:",
             "for row in list[int]():",
         ),
         (
