@@ -242,7 +242,11 @@ class Runway(OverEntries):
             way = Way([], moves=way.moves[:MOVES_MAX], inside=way.inside)
         # Nothing moves into the piece that is to be free.
         holes = self._holes
-        filled = [holes.take_behind(row, holes.behind(row), ENDED) for row in way.inside if holes.behind(row)]
+        filled = [
+            holes.take_behind(row, holes.behind(row), ENDED)
+            for row in (way.inside if way.moves else ())
+            if holes.behind(row)
+        ]
         for row in way.moves:
             if not self.moves.begin(row):
                 break

@@ -70,7 +70,7 @@ class Survey:
     def __init__(self, store: Entries, *, lent: bool = True) -> None:
         """`lent`: whether places that clients have are in the way."""
         table = store.table
-        states = np.frombuffer(table.states, np.uint8)
+        states = np.frombuffer(table.states, np.uint8)[: table.top]
         # Withdrawn pages are taken back for a request (daemon/host_memory).
         others = (states != LIVE) & (states != FREE) & (states != WITHDRAWN)
         others = np.flatnonzero(others if lent else others & (states != LENT))

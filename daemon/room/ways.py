@@ -325,7 +325,7 @@ class Ways(OverEntries):
         table = self._table
         states = np.frombuffer(table.states, np.uint8)
         children, owner_of = table.column("children"), table.column("owners")
-        kept = self._spans.in_use() | (self._tail_rows() if survey is None else survey.kept)
+        kept = np.array(sorted(self._spans.in_use() | (self._tail_rows() if survey is None else survey.kept)), np.int64)
 
         def test(rows: Array) -> Array:
             may: Array = states[rows] == LIVE
@@ -333,8 +333,8 @@ class Ways(OverEntries):
                 may &= children[rows] == 0
             if owners is not None:
                 may &= np.isin(owner_of[rows], [*owners])
-            if kept:
-                may &= np.fromiter((row not in kept for row in rows.tolist()), np.bool_, len(rows))
+            if len(kept):
+                may &= kept[np.minimum(np.searchsorted(kept, rows), len(kept) - 1)] != rows
             return may if survey is None else may | (states[rows] == WITHDRAWN)
 
         return test
