@@ -34,10 +34,10 @@ from ..store.entries import StoreMemory
 from .dispatch import Dispatch
 from .parts import Parts
 
-TOGETHER: Final = 256
+TOGETHER: Final = 64
 """A Tick is due after so many puts, before their time comes: their clients have been told by then."""
 SETTLED_EVERY_S: Final = 0.01
-"""What follows from puts follows at most this long after them. Arrays of few rows cost as much as those of many."""
+"""What follows from puts follows at most this long after them: arrays of few rows cost as much as those of 64."""
 
 
 class Store:
