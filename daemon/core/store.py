@@ -192,7 +192,11 @@ class Store:
         """Whether work was left to the next Tick, which is due now."""
         parts = self.parts
         return bool(
-            parts.lifetimes.postponed or parts.host_memory.searching or parts.matching.due or parts.blocks.rebuilding
+            parts.lifetimes.postponed
+            or parts.runway.searching
+            or parts.host_memory.searching
+            or parts.matching.due
+            or parts.blocks.rebuilding
         )
 
     @property

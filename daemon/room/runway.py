@@ -28,7 +28,7 @@ from .moves import RingMoves
 from .places import FreePlaces
 from .stretches import MOVES_MAX, Way
 from .survey import OwnerShares
-from .ways import Attempt, Ways
+from .ways import LATER, Attempt, Ways
 
 BATCH_SHARE: Final = 64
 """A round for tokens over their limit evicts 1/BATCH_SHARE of the limit more."""
@@ -115,6 +115,8 @@ class Runway(OverEntries):
         if not self._has_drained():
             return True
         way = self._ways.of(attempt, now)
+        if way is LATER:
+            return True
         if way is not None:
             self._go(way)
             self.places.begin_round()
@@ -150,6 +152,11 @@ class Runway(OverEntries):
             return False
         residency.exchange(*window, attempt.size)
         return True
+
+    @property
+    def searching(self) -> bool:
+        """Whether a search goes on with the next event, which is due now."""
+        return self._attempt is not None and self._attempt.sought
 
     def drop_attempt(self) -> None:
         """Another request waits now, or none; or a limit has changed: what did not fit may fit now."""

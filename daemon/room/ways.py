@@ -64,11 +64,15 @@ OLD_MAX: Final = 4096
 GAPS_MAX: Final = 4
 """Gaps between pins that are looked at."""
 
+LATER: Final = Way([])
+"""The search goes on with the next event: half of it takes 2 ms."""
+
 
 @dataclass(slots=True)
 class Attempt:
     """The attempt to make room for a request of `size` bytes. `stretch_bytes`: of a stretch for it and for later ones.
-    `ahead`: no put waits for it. `wide`: no run of few entries was found. `clears`: the bytes of a stretch that is
+    `ahead`: no put waits for it. `wide`: no run of few entries was found. `sought`: there is no stretch to clear; the
+    search goes on with the next event. `clears`: the bytes of a stretch that is
     cleared in several rounds. `spare_bytes`: evicted so that entries can move. `exchanges`: of pages, for the
     request."""
 
@@ -77,6 +81,7 @@ class Attempt:
     stretch_bytes: int
     ahead: bool = False
     wide: bool = False
+    sought: bool = False
     clears: tuple[int, int] | None = None
     scans: int = 0
     fruitless: int = 0
@@ -212,13 +217,16 @@ class Ways(OverEntries):
         floor = float(policy.worth(anchors[:1])[0])
         moves = not self._table.records[anchors[0]] and attempt.plans < PLANS_MAX
         is_time_left = self._time.is_left(now)
-        if moves and policy.weighs:
+        if moves and policy.weighs and not attempt.sought:
             most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
             if (way := stretches.to_clear(size, anchors, cold, most_bytes, may_move, may_go)) is not None:
                 self._cold, self._besides = cold, BESIDES_MAX
                 if way.moves:
                     self._planned(attempt, way)
                 return way
+            attempt.sought = True
+            return LATER
+        attempt.sought = False
         window = stretches.to_evict(size, anchors, may_go)
         if not moves:
             return window
