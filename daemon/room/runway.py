@@ -26,7 +26,7 @@ from ..store.spans import ScanOutcome
 from ..store.table import ENDED
 from .moves import RingMoves
 from .places import FreePlaces
-from .stretches import MOVES_MAX, Way
+from .stretches import MOVES_MAX, RUN_ROWS_MAX, Way
 from .survey import OwnerShares
 from .ways import LATER, Attempt, Ways
 
@@ -105,7 +105,11 @@ class Runway(OverEntries):
             return True
         attempt = self._attempt
         if attempt is None:
-            attempt = self._attempt = Attempt(size, owner, self._stretch_bytes(size), ahead)
+            # A search for several places costs as much as for one.
+            entry_bytes = self.places.used_bytes // max(self._tenants.total_entries, 1)
+            stretch_bytes = max(size, min(self.places.ahead_bytes, STRETCH_ROWS * entry_bytes) // size * size)
+            is_wide = 2 * size > RUN_ROWS_MAX * entry_bytes
+            attempt = self._attempt = Attempt(size, owner, stretch_bytes, ahead, is_wide)
             self._drained = self.places.keeps = False
             self.places.join()
         if not ahead and self._wait_for_pages(attempt):
@@ -129,11 +133,6 @@ class Runway(OverEntries):
             # It shows which pins have ended.
             self.scan()
         return True
-
-    def _stretch_bytes(self, size: int) -> int:
-        """The bytes of a stretch for a place of `size`, and for later ones: a search costs as much as for one place."""
-        entry_bytes = self.places.used_bytes // max(self._tenants.total_entries, 1)
-        return max(size, min(self.places.ahead_bytes, STRETCH_ROWS * entry_bytes) // size * size)
 
     def _wait_for_pages(self, attempt: Attempt) -> bool:
         """Whether pages are about to be given back, which comes first, or are taken back for the request, which costs

@@ -71,10 +71,10 @@ LATER: Final = Way([])
 @dataclass(slots=True)
 class Attempt:
     """The attempt to make room for a request of `size` bytes. `stretch_bytes`: of a stretch for it and for later ones.
-    `ahead`: no put waits for it. `wide`: no run of few entries was found. `sought`: there is no stretch to clear; the
-    search goes on with the next event. `clears`: the bytes of a stretch that is
-    cleared in several rounds. `spare_bytes`: evicted so that entries can move. `exchanges`: of pages, for the
-    request."""
+    `ahead`: no put waits for it. `wide`: runs of many entries are looked for, since no other was found, or a place has
+    as many. `sought`: there is no stretch to clear; the search goes on with the next event. `clears`: the bytes of a
+    stretch that is cleared in several rounds. `spare_bytes`: evicted so that entries can move. `exchanges`: of pages,
+    for the request."""
 
     size: int
     owner: int
@@ -189,7 +189,7 @@ class Ways(OverEntries):
             return None if way is None or way.price[0] else way
         if way is None and (attempt.stretch_bytes > attempt.size or not attempt.wide):
             # First for one place alone, then with longer runs.
-            attempt.wide = attempt.stretch_bytes == attempt.size
+            attempt.wide |= attempt.stretch_bytes == attempt.size
             attempt.stretch_bytes = attempt.size
             return self._way_of(attempt, owners, now)
         return way or self._way_between_pins(attempt, owners)
