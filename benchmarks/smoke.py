@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ ROOT: Final = Path(__file__).parents[1]
 PEERS_PYTHON: Final = ROOT / ".venv-peers" / "bin" / "python"
 # Not a measurement: a command that takes longer hangs.
 PATIENCE_S: Final = 300
+AT_ONCE: Final = 2
 TRACE: Final = "mooncake_conversation_trace.jsonl.xz"
 
 
@@ -98,6 +100,15 @@ def run(command: Command, folder: Path) -> str:
     return "" if done.returncode in command.statuses else f"{done.stdout}\nexit status {done.returncode}\n"
 
 
+def told_of(command: Command, folder: Path) -> tuple[Command, str, str]:
+    """Runs one command, if it can be run here. Returns it, what became of it, and its output if it failed."""
+    if command.with_vllm and not PEERS_PYTHON.exists():
+        return command, "skipped: vLLM is missing; `make bench-peers` installs it", ""
+    began = time.monotonic()
+    output = run(command, folder)
+    return command, f"{'FAILED' if output else 'ran'} in {time.monotonic() - began:.0f} s", output
+
+
 def main(names: list[str], commands: tuple[Command, ...] = COMMANDS) -> int:
     """Runs the commands whose script names contain one of `names`, or all.
 
@@ -114,18 +125,12 @@ def main(names: list[str], commands: tuple[Command, ...] = COMMANDS) -> int:
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="tensord-smoke-") as made:
         write_trace(Path(made))
-        for command in commands:
-            if names and not any(name in command.script for name in names):
-                continue
-            if command.with_vllm and not PEERS_PYTHON.exists():
-                print(f"{command.script:34} skipped: vLLM is missing; `make bench-peers` installs it", flush=True)
-                continue
-            began = time.monotonic()
-            output = run(command, Path(made))
-            told = "FAILED" if output else "ran"
-            print(f"{command.script:34} {told} in {time.monotonic() - began:.0f} s", flush=True)
-            if output:
-                failures[command.script] = output
+        chosen = [each for each in commands if not names or any(name in each.script for name in names)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for command, told, output in pool.map(lambda each: told_of(each, Path(made)), chosen):
+                print(f"{command.script:34} {told}", flush=True)
+                if output:
+                    failures[command.script] = output
     for script, output in failures.items():
         print(f"\n{script}:\n{output}", file=sys.stderr)
     return 1 if failures else 0
