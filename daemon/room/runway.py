@@ -155,7 +155,7 @@ class Runway(OverEntries):
     @property
     def searching(self) -> bool:
         """Whether a search goes on with the next event, which is due now."""
-        return self._attempt is not None and self._attempt.sought
+        return self._attempt is not None and self._attempt.sought and not (self._spans.scanning or self.moves)
 
     def drop_attempt(self) -> None:
         """Another request waits now, or none; or a limit has changed: what did not fit may fit now."""
@@ -248,11 +248,8 @@ class Runway(OverEntries):
             way = Way([], moves=way.moves[:MOVES_MAX], inside=way.inside)
         # Nothing moves into the piece that is to be free.
         holes = self._holes
-        filled = [
-            holes.take_behind(row, holes.behind(row), ENDED)
-            for row in (way.inside if way.moves else ())
-            if holes.behind(row)
-        ]
+        inside = way.inside if way.moves else ()
+        filled = [holes.take_behind(row, holes.behind(row), ENDED) for row in inside if holes.behind(row)]
         for row in way.moves:
             if not self.moves.begin(row):
                 break
