@@ -106,5 +106,5 @@ def check_seconds(field: str, seconds: object, *, above_0: bool = False) -> floa
     value = number(seconds)
     if 0 <= value <= DURATION_S_MAX and not (above_0 and value == 0):
         return value
-    from_0 = "more than 0" if above_0 else "from 0"
-    raise UsageError(f"{field} is {shown(seconds)}; it must be a time {from_0} to {DURATION_S_MAX:g} seconds")
+    least = "above 0" if above_0 else "of 0 or more"
+    raise UsageError(f"{field} is {shown(seconds)}; it must be a time {least} and at most {DURATION_S_MAX:.0f} seconds")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError, shown
 from ...ipc.messages.schema import NUMBER_MAX
+from ...shm.index.keys import shortened
 from ..arguments.checks import check_count
 from ..core.client import check_client
 from .encoder_request import EncoderInput, EncoderRequest, check_input_id, check_request, check_same, input_of
@@ -147,7 +148,7 @@ class EncoderCacheManager:
         if allocated is not None:
             raise UsageError(
                 f"input {input_id} of request {request.request_id!r} is allocated with key "
-                f"{allocated.hex()[:16]}…, not {wanted.key.hex()[:16]}…; free the request first"
+                f"{shortened(allocated)}, not {shortened(wanted.key)}; free the request first"
             )
         evicted: list[bytes] = []
         if known is None:

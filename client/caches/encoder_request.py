@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...errors import TokensDiffer, UsageError, shown
 from ...ipc.messages.schema import NUMBER_MAX
+from ...shm.index.keys import shortened
 from ..arguments.checks import check_count, check_iterable, check_key
 
 
@@ -92,6 +93,6 @@ def check_same(wanted: EncoderInput, tokens: int) -> None:
     """Raises TokensDiffer if an input has not as many tokens as its key stands for."""
     if wanted.tokens != tokens:
         raise TokensDiffer(
-            f"key {wanted.key.hex()[:16]}… has {tokens} tokens, but the input has {wanted.tokens}: a key stands for "
+            f"key {shortened(wanted.key)} has {tokens} tokens, but the input has {wanted.tokens}: a key stands for "
             "one content and one encoder; make keys with Namespace.key, of the content itself"
         )

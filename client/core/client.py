@@ -67,7 +67,7 @@ class Client(PutCalls):
         is back. The child of a fork subscribes anew.
 
         Args:
-            gauge: a device's name, or "host" for the ring. Default: all gauges.
+            gauge: a device's name, or "host" for the host's memory. Default: all gauges.
 
         Raises:
             UsageError: `callback` is no function, or `gauge` no valid name of a gauge.

@@ -17,6 +17,7 @@ from click.exceptions import Exit
 from ...errors import SocketForbidden, TimedOut
 from ...ipc.messages import control as messages
 from ...ipc.messages.modes import Tier
+from ...ipc.messages.schema import SIZE_BYTES_MAX
 from ...ipc.quantities import show_size
 from .daemon import Daemon, pass_daemon
 from .output import age, as_json, counted, number, pairs, show, size
@@ -38,6 +39,8 @@ def limit(daemon: Daemon, limit_bytes: int) -> None:
     once by the daemon's policy; pinned entries follow when they are released. The limit holds until the daemon ends, or
     until a reload sets another `max_bytes`. Set `max_bytes` in the configuration to keep it.
     """
+    if limit_bytes > SIZE_BYTES_MAX:
+        raise click.BadParameter(f"{show_size(limit_bytes)} is more than any ring has", param_hint="'SIZE'")
     if limit_bytes < LIMIT_BYTES_MIN:
         why = f"{show_size(limit_bytes)} is under {show_size(LIMIT_BYTES_MIN)}, the least"
         raise click.BadParameter(f"{why}; `tensorctl clear` empties the store", param_hint="'SIZE'")
@@ -83,7 +86,7 @@ def _named(card: str | None, daemon: Daemon) -> str:
     """The name of the card that is meant: by name, by its number from 0, or the only one."""
     names: list[str] = [each["gauge"] for each in daemon.status()["governor"]["gauges"] if each["tier"] == Tier.DEVICE]
     if not names:
-        raise click.ClickException("the daemon reads no card; `tensorctl doctor` says why")
+        raise click.ClickException('the daemon reads no card; its log says why ("gauge source absent")')
     if card is None and len(names) == 1:
         return names[0]
     if card is not None and card in names:
@@ -118,7 +121,7 @@ def room_text(device: str, size_bytes: int, made: messages.RoomMade) -> str:
     metavar="CARD",
     help="The card, by its name, or its number from 0 in the order of names; by default the only one.",
 )
-@time_option("--for", "for_s", 86400.0, "10m", "How long it is held.")
+@time_option("--for", "for_s", 3600.0, "10m", "How long it is held.")
 @time_option("--wait", "wait_s", 86400.0, "1m", "How long it may take.")
 @as_json
 @pass_daemon

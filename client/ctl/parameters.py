@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...errors import BadKey
-from ...ipc.quantities import read_duration, read_size
+from ...ipc.quantities import read_duration, read_size, show_duration
 from .daemon import Daemon
 
 KEY_DIGITS: Final = 64
@@ -77,7 +77,7 @@ def time_option(option: str, name: str, most_s: float, default: str, help: str) 
     def read(given: str) -> float:
         seconds = read_duration(given)
         if not 0 < seconds <= most_s:
-            raise ValueError(f"{seconds:g} s: must be above 0 and at most {most_s:g} s")
+            raise ValueError(f"{given}: must be above 0 and at most {show_duration(most_s)}")
         return seconds
 
     kind = _Read("duration", read)
@@ -98,7 +98,9 @@ def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
                 keys.append(entry["key"])
     for prefix, keys in found.items():
         if not keys:
-            raise BadKey(f"no stored key begins with {prefix}; `tensorctl ls` lists them")
+            raise BadKey(
+                f"no stored key begins with {prefix}; `tensorctl ls` lists them. Give all digits of a removed one"
+            )
         if len(keys) > 1:
             shown = ", ".join(keys[:_SHOWN_MAX]) + (", ..." if len(keys) > _SHOWN_MAX else "")
             raise BadKey(f"{len(keys)} keys begin with {prefix}: {shown}; give more digits")

@@ -116,10 +116,10 @@ def _ratios(figures: dict[str, Any]) -> Rows:
     lookups = f"{share(minute['hits'], minute['lookups'])} in the last minute, {share(ring['hits'], ring['lookups'])}"
     lru = "no entry was used or stored yet"
     if requests := since["requests"]:
-        lru = (
-            f"of uses and puts, {share(since['here'], requests)} found here, {share(since['lru'], requests)} under lru"
-        )
-        lru += f", since the daemon started (one key in {number(figures['sampled'])})"
+        here, under_lru = share(since["here"], requests), share(since["lru"], requests)
+        lru = f"of uses and puts since the start, {here} found here, {under_lru} under lru"
+        if figures["sampled"] > 1:
+            lru += f" (one key in {number(figures['sampled'])} counts)"
     return [("hit ratio", f"{lookups} over the last ring's worth of puts"), ("beside lru", lru)]
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
 from ...ipc.messages.schema import DURATION_S_MAX
+from ...shm.index.keys import shortened
 from ..arguments.checks import check_timeout
 from ..gpu.interface import Device, Mark
 from ..reading.lease import Lease
@@ -57,8 +58,9 @@ class Registration:
         """Waits until the state is not "sent" any more. Raises TimedOut if it still is after `timeout_s` seconds; the
         tensors stay."""
         if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
-            name = self.key.hex()[:16]
-            raise TimedOut(f"the registration of {name}… was not answered within {timeout_s:.3g} s; the tensors stay")
+            raise TimedOut(
+                f"the registration of {shortened(self.key)} was not answered within {timeout_s:.3g} s; the tensors stay"
+            )
         return self
 
     def settle(self, state: RegistrationState, error: TensordError | None = None) -> Self:
@@ -71,7 +73,7 @@ class Registration:
         return self
 
     def __repr__(self) -> str:
-        return f"Registration({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
+        return f"Registration({shortened(self.key)}, {self.state}{f', {self.error!r}' if self.error else ''})"
 
 
 @dataclass(slots=True, eq=False)

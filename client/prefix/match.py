@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import BadPrefix, Corrupt, UsageError
+from ...shm.index.keys import shortened
 from ...shm.payloads.prefix import Modality, PrefixRecord, Tokens
 from ...shm.payloads.tensors import needed_torch
 from ..gpu.interface import mapped
@@ -128,7 +129,7 @@ class PrefixMatch(Releasable):
 
     def _named(self, position: int) -> str:
         kind = "the snapshot" if position == self._snapshot_at else f"block {position}"
-        return f"{kind} ({self._keys[position].hex()[:24]}…) of a sequence"
+        return f"{kind} ({shortened(self._keys[position])}) of a sequence"
 
     def _last_block(self) -> tuple[int, PrefixRecord]:
         """The position at which the blocks end, and the last one's record. Raises Corrupt without a valid record."""

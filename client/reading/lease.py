@@ -118,7 +118,7 @@ class Lease(Releasable):
     def __getattr__(self, name: str) -> Any:
         # Called only for attributes that `release` deleted, so that the check costs a hit nothing.
         if name in ("_root", "tree"):
-            raise ValueError("this lease was released; take the views you need before the with block ends")
+            raise ValueError("this lease was released; take the views you need before")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 

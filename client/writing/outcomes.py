@@ -25,6 +25,7 @@ from typing import Final, Literal, Self, TypeAlias
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut, without_frames
 from ...ipc.messages.schema import DURATION_S_MAX
+from ...shm.index.keys import shortened
 from ...shm.lanes.records import WAITS_AT
 from ...shm.ring.layout import QUEUE_RECORDS
 from ..arguments.checks import check_timeout
@@ -94,8 +95,7 @@ class Put:
             return self
         outcomes = self.outcomes
         if outcomes is None or not outcomes.wait_for(self.number, deadline, self):
-            name = self.key.hex()[:16]
-            raise TimedOut(f"the put of {name}… was not acknowledged within {limit_s:.3g} s; it goes on")
+            raise TimedOut(f"the put of {shortened(self.key)} was not acknowledged within {limit_s:.3g} s; it goes on")
         return self
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:
@@ -108,7 +108,7 @@ class Put:
             self._refused(self.key, self.error)
 
     def __repr__(self) -> str:
-        return f"Put({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
+        return f"Put({shortened(self.key)}, {self.state}{f', {self.error!r}' if self.error else ''})"
 
 
 class Outcomes:

@@ -134,10 +134,10 @@ def state_for(error: TensordError) -> PutState:
 
 
 def too_large(payload_bytes: int, most: int) -> ObjectTooLarge:
-    """The error of a payload over object_bytes_max."""
+    """The error of a payload over what the daemon takes."""
     return ObjectTooLarge(
-        f"the payload has {payload_bytes} bytes, object_bytes_max is {most}; raise it (and ring_bytes with it), or "
-        "split the payload over several keys"
+        f"the payload has {payload_bytes} bytes, the daemon takes at most {most}: raise ring_bytes, and "
+        "object_bytes_max if it is set, or split the payload over several keys"
     )
 
 

@@ -102,9 +102,9 @@ class Config:
     default_ttl_s: float | None = setting(DURATION, None, 0.05, 10 * YEAR_S, reload=True)
     """Time from an entry's put or last touch to its expiry, unless the put sets another one; none: no expiry."""
     write_in_place: str = setting(choice("owner", "group", "off"), "owner")
-    """Which clients may write large payloads into the ring by themselves, without the daemon's copy: those of the
-    daemon's own user; also those whose primary group is its own; or none. Such a client could damage the entries of
-    others."""
+    """Which clients may write payloads into the ring by themselves, without the daemon's copy. owner: those of the
+    daemon's own user; group: also those whose primary group is its own; off: none. Such a client could damage the
+    entries of others."""
     policy: str = setting(choice(*POLICIES), "hazard")
     """The replacement policy: which entries are evicted for new ones."""
     drop: bool = setting(SWITCH, False)
@@ -204,7 +204,10 @@ class Config:
         if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
             raise BadConfiguration(f"{self._described('gauges.file')}: name the file for gauges.device or gauges.host")
         if self.remote.url is not None:
-            open_store(self.remote.url).close()
+            try:
+                open_store(self.remote.url).close()
+            except BadConfiguration as error:
+                raise BadConfiguration(f"{self._described('remote.url')}: {error}") from None
         outside = [place.name for place in self.neighbours.servers or () if not is_loopback(place)]
         if outside and not self.neighbours.beyond_loopback:
             raise BadConfiguration(

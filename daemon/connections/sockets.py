@@ -301,4 +301,5 @@ def _give_to_group(path: Path, group: str | int) -> None:
         if os.lstat(path).st_gid != gid:
             os.chown(path, -1, gid)
     except (KeyError, OSError) as error:
-        raise BadConfiguration(f"socket_group = {group!r}: {error}; create the group, or set another one") from error
+        why = "there is no such group" if isinstance(error, KeyError) else error
+        raise BadConfiguration(f"socket_group = {group!r}: {why}; create the group, or set another one") from error

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import BadPrefix, LimitReached, TensordError
-from ...shm.index.keys import generation_of
+from ...shm.index.keys import generation_of, shortened
 from ...shm.payloads.prefix import HEADER_BYTES, RECORD_BYTES_MAX, PrefixRecord, block_key
 from ...shm.ring.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, aligned
 from ..store.slots import Slots
@@ -130,7 +130,7 @@ class SequenceBlocks:
         packed = bytes(self._ring[record_at : record_at + self._table.records[row]])
         record = PrefixRecord.unpack(packed)
         if block_key(key[:NAMESPACE_TAG_BYTES], packed, generation_of(key)) != key:
-            raise BadPrefix(f"the key {key.hex()[:16]}… is not the digest of the payload's record")
+            raise BadPrefix(f"the key {shortened(key)} is not the digest of the payload's record")
         if record.parent != (self._slots.key(self._table.slots[above]) if above else None):
             raise BadPrefix("the record names another parent than the put does")
         if record.start + record.count > tokens_max:

@@ -16,6 +16,7 @@ from ...errors import (
     TensordError,
     UnderPressure,
 )
+from ...shm.index.keys import shortened
 from ...shm.ring.layout import SPAN_HEADER_BYTES, TREE_BYTES_MAX, span_bytes
 from ..forms.limits import RingBudget, StoreLimits
 from ..store import commit
@@ -75,7 +76,7 @@ def no_room(
 def of_record(reason: int, key: bytes, tokens: int, limits: StoreLimits) -> TensordError:
     """The refusal of a record, for a reason of `Commits`. Not for PAST and BAD_BLOCK, whose errors the generations and
     the index of sequences have."""
-    name = f"{key.hex()[:16]}…"
+    name = shortened(key)
     match reason:
         case commit.NOT_LENT:
             return BadMessage(

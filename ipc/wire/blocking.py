@@ -329,7 +329,7 @@ def _refusal(error: OSError, where: Path, timeout_s: float) -> Unavailable:
         return DaemonUnavailable(f"{where} is a {kind}, not a socket: {wanted}")
     folder = where.absolute().parent
     missing = error.strerror if os.path.exists(folder) else f"there is no folder {folder}"
-    remedy = "start it with `systemctl start tensord`, or run `tensord`; TENSORD_SOCKET names another socket"
+    remedy = "start it with `systemctl start tensord`, or run `tensord`; set TENSORD_SOCKET for another socket"
     return DaemonUnavailable(f"no daemon at {where} ({missing}): {remedy}")
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ...errors import Invalidated, LayoutMismatch, LimitReached
 from ..ring.layout import GENERATION_BYTES, NAMESPACE_TAG_BYTES, IndexGeometry
-from .keys import GENERATION_MAX, generation_of
+from .keys import GENERATION_MAX, generation_of, shortened
 
 _TABLE_AT: Final = 2 * 8
 _CHECK_SHIFT: Final = 32
@@ -179,7 +179,7 @@ def _refusal(key: bytes, current: int) -> Invalidated | None:
     if made_at >= current:
         return None
     return Invalidated(
-        f"the key {key.hex()[:16]}… is of generation {made_at}, and its namespace is at generation {current} since its "
+        f"the key {shortened(key)} is of generation {made_at}, and its namespace is at generation {current} since its "
         "weights have changed: no entry is stored under it any more. Compute without sharing, or restart with "
         "Client.current(namespace), called before the new weights are loaded"
     )

@@ -15,12 +15,18 @@ from ..ring.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
 GENERATION_MAX: Final = (1 << 32) - 1
 _GENERATION: Final = struct.Struct("<I")
 _GENERATION_AT: Final = KEY_BYTES - _GENERATION.size
+SHOWN_DIGITS: Final = 28
 DIGEST_BYTES: Final = _GENERATION_AT - NAMESPACE_TAG_BYTES
 
 
 def make_key(tag: bytes, digest: bytes, generation: int) -> bytes:
     """A key of the namespace `tag` (8 bytes) at `generation`, from the first 20 bytes of `digest`."""
     return tag + digest[:DIGEST_BYTES] + _GENERATION.pack(generation)
+
+
+def shortened(key: bytes) -> str:
+    """A key in a message: so many digits that keys of one namespace differ."""
+    return f"{key.hex()[:SHOWN_DIGITS]}…"
 
 
 def generation_of(key: bytes) -> int:

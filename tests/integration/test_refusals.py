@@ -57,8 +57,8 @@ def test_a_payload_larger_than_the_ring_is_refused() -> None:
     with Daemon(ring_bytes=2 * MIB) as daemon, undisturbed(daemon.start()):
         client = daemon.client()
         data = payload(1, 3 * MIB)
-        refused(client.put(key(1), data), ObjectTooLarge, "object_bytes_max", 2 * MIB, "3145", "raise it")
-        with pytest.raises(ObjectTooLarge, match="object_bytes_max is 2097152"):
+        refused(client.put(key(1), data), ObjectTooLarge, "object_bytes_max", 2 * MIB, "3145", "raise ring_bytes")
+        with pytest.raises(ObjectTooLarge, match="takes at most 2097152"):
             client.reserve(tensord.Spec((3 * MIB,), "uint8"))
         # It fits the limit, but not with its header.
         refused(client.put(key(1), payload(1, 2 * MIB - 128)), ObjectTooLarge, 2 * MIB)

@@ -61,7 +61,7 @@ REFUSED: list[tuple[Callable[[Manager], object], type[TensordError], str]] = [
         "'r' needs 5 encoder tokens, but only 4 of 10 .* can_allocate",
     ),
     *(
-        (call, TokensDiffer, f"{A.hex()[:16]}… has 6 tokens, but the input has 5")
+        (call, TokensDiffer, f"{A.hex()[:28]}… has 6 tokens, but the input has 5")
         for call in (
             lambda manager: manager.has_cache(request("r", (A, 5)), 0),
             lambda manager: manager.can_allocate(request("r", (A, 5)), 0, PLENTY),

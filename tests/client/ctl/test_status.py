@@ -56,7 +56,7 @@ STORE = documents.store()
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ({}, "75.0 % found here, 50.0 % under lru, since the daemon started (one key in 8)"),
+        ({}, "75.0 % found here, 50.0 % under lru (one key in 8 counts)"),
         ({}, "remote valkey://cache.example:6379 serves; fetched 30, missed 900; read 300 MiB, written 5.00 GiB"),
         ({"remote": documents.remote(serves=False)}, "LEFT ALONE"),
         ({"ring_ready_bytes": GIB, "store": {**STORE, "ring_growing": True}}, "; 1.00 GiB ready, growing"),
