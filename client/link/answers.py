@@ -1,7 +1,7 @@
 """What the daemon says: answers to requests, the claims that it grants, and what follows from each message.
 
 Owns: the table of the requests that wait, which claims are renewed, and the list of the listeners, which receive what
-the daemon sends unasked. Does not own: the connection (link.py), nor what the parts do to which messages are handed.
+the daemon sends unasked. Does not own: the connection (link.py), nor what the parts do with the messages that they get.
 Invariants: an answer settles its request once. What is granted to a request that nobody waits for any more is given
 back at once. A claim is renewed only while its request exists, and on the connection that it was granted on. A listener
 that is added is told of the current connection. No lock: each change of a table is one step.

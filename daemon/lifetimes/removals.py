@@ -9,7 +9,7 @@ corrupt. The descendants of an ended entry end for the same reason, in slices.
 A sweep ends the entries of a namespace, or all, that were published before its request, SLICE at a time, so that no
 event takes longer than one slice.
 
-Owns the entries that have ended and have children which have not, and the sweeps in progress.
+Owns the ended entries some of whose children are still stored, and the sweeps in progress.
 
 Invariants: a stored entry whose parent has ended is about to end. An entry that was hidden and is published again is
 not counted. The new generation is in the index segment (`shm.index.generations`) before the first entry of the old
