@@ -1,8 +1,7 @@
-"""What a policy learned is kept for the next daemon, whole or not at all; and what the scrub says of payloads."""
+"""What a policy learned is kept for the next daemon, whole or not at all."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 import tensord
 from tensord.daemon.memory import learned
-from tensord.daemon.memory.scrub import Scrub, Scrubbed
 from tensord.daemon.replacement import POLICIES
 from tensord.errors import NotEnoughMemory
 from tensord.shm.ring import segments
@@ -126,47 +124,3 @@ def test_reads_some_time_before_a_kill_count_after_it() -> None:
         daemon.kill()
         daemon.start()
         read_one_outlives_the_next(daemon)
-
-
-# ---- the scrub
-
-
-class Slots:
-    """Slots that are published or not, verified or not; the sum of each is its number."""
-
-    recovered = True
-
-    def __init__(self, *slots: tuple[bool, bool]) -> None:
-        self._slots = [
-            SimpleNamespace(number=number, span_id=100 + number, published=published, unverified=unverified)
-            for number, (published, unverified) in enumerate(slots)
-        ]
-        self.index = SimpleNamespace(slots=lambda: list(self._slots), read=self._slots.__getitem__)
-
-    def summed(self, slot: Any) -> tuple[bool, int]:
-        return slot.number != 3, slot.number
-
-
-@pytest.mark.parametrize(
-    ("recovered", "added", "looked_at"), [(True, [], [1, 3]), (False, [0, 2], [0]), (True, [0], [1, 3, 0])]
-)
-async def test_it_looks_at_recovered_entries_and_then_at_those_without_a_checksum(
-    recovered: bool, added: list[int], looked_at: list[int]
-) -> None:
-    memory: Any = Slots((True, False), (True, True), (False, True), (True, True))
-    memory.recovered = recovered
-    told: list[Scrubbed] = []
-
-    def tell(message: Scrubbed) -> None:
-        told.append(message)
-        if len(told) == len(looked_at):
-            done.set()
-
-    done = asyncio.Event()
-    scrub = Scrub(memory, tell, lambda: 0.0)
-    scrub.add(added)
-    scrub.begin()
-    running = asyncio.create_task(scrub.run())
-    await done.wait()
-    running.cancel()
-    assert told == [Scrubbed(n, 100 + n, n != 3, n) for n in looked_at]
