@@ -16,6 +16,8 @@ from tensord.shm.index.index import IndexReader
 from tensord.shm.index.keys import generation_of
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader
 
+from ..checked import Checked
+
 
 @dataclass(eq=False)
 class View:
@@ -26,10 +28,11 @@ class View:
     content: bytes
 
 
-class MemorySide:
+class MemorySide(Checked):
     """`bytes`, `index_bytes` and `remote`: the ring, the index and the remote store, whichever daemon runs."""
 
     def __init__(self, ring_bytes: int, geometry: IndexGeometry) -> None:
+        super().__init__()
         self.geometry = geometry
         self.index_bytes = bytearray(geometry.index_bytes)
         self.bytes = bytearray(ring_bytes)

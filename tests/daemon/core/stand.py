@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -385,5 +385,8 @@ class Stand(MemorySide):
                 self.touch(slot.offset, span_bytes(slot.payload_bytes))
 
 
-Make = Callable[..., Stand]
-"""Stands that are checked when a test is over."""
+def with_clients(*args: Any, **more: Any) -> Stand:
+    """A store with the clients 1, 2 and 3."""
+    stand = Stand(*args, **more)
+    stand.join(1, 2, 3)
+    return stand

@@ -10,7 +10,7 @@ from tensord.daemon.claims import unstorable
 from tensord.errors import BadTree, NotEnoughMemory, ObjectTooLarge, TensordError, TimedOut
 from tensord.ipc.messages import control as messages
 
-from .stand import SPAN, Make, Stand, key
+from .stand import SPAN, Stand, key, with_clients
 
 
 def claim(stand: Stand, number: int, *clients: int) -> int:
@@ -33,8 +33,8 @@ def refused_in_the_queue(stand: Stand, number: int, error: TensordError, token: 
     stand.submit(1, record, errors={stand.records[1]: error})
 
 
-def test_a_victim_that_comes_back_is_a_hit_for_those_who_wait(make: Make) -> None:
-    stand = make(16 * SPAN)
+def test_a_victim_that_comes_back_is_a_hit_for_those_who_wait() -> None:
+    stand = with_clients(16 * SPAN)
     for number in range(16):
         stand.put(number)
     stand.pin(0)
@@ -61,8 +61,8 @@ def granted(stand: Stand, number: int) -> str:
     return str(claimed.answer)
 
 
-def test_a_value_that_cannot_be_stored_lets_all_compute_now_and_for_a_minute(make: Make) -> None:
-    stand = make()
+def test_a_value_that_cannot_be_stored_lets_all_compute_now_and_for_a_minute() -> None:
+    stand = with_clients()
     token = claim(stand, 1, 1, 2, 3)
     stand.send(1, messages.Abandon(token, messages.ErrorBody.of(ObjectTooLarge("17000 nodes"))))
     assert stand.last(2) == stand.last(3) == messages.Claimed(1, "alone")
@@ -78,8 +78,8 @@ def test_a_value_that_cannot_be_stored_lets_all_compute_now_and_for_a_minute(mak
     assert (reason["text"], reason["ago_s"]) == ("17000 nodes", 61)
 
 
-def test_a_put_refused_for_good_is_remembered_until_the_key_is_stored(make: Make) -> None:
-    stand = make(max_tokens=9)
+def test_a_put_refused_for_good_is_remembered_until_the_key_is_stored() -> None:
+    stand = with_clients(max_tokens=9)
     token = claim(stand, 1, 1)
     assert stand.put(1, tokens=10, claim=token) == "LimitReached"
     assert granted(stand, 1) == "alone"
@@ -91,8 +91,8 @@ def test_a_put_refused_for_good_is_remembered_until_the_key_is_stored(make: Make
 
 
 @pytest.mark.parametrize("error", [BadTree("no tree"), TimedOut("the copy is late"), NotEnoughMemory("none")])
-def test_a_tree_that_is_none_is_remembered_and_a_failure_that_may_pass_is_not(make: Make, error: TensordError) -> None:
-    stand = make()
+def test_a_tree_that_is_none_is_remembered_and_a_failure_that_may_pass_is_not(error: TensordError) -> None:
+    stand = with_clients()
     token = claim(stand, 1, 1, 2)
     refused_in_the_queue(stand, 1, error, token)
     assert stand.last(1).error.code == error.code
@@ -100,8 +100,8 @@ def test_a_tree_that_is_none_is_remembered_and_a_failure_that_may_pass_is_not(ma
     assert granted(stand, 1) == ("alone" if isinstance(error, BadTree) else "compute")
 
 
-def test_only_the_holder_of_a_claim_can_say_that_its_value_cannot_be_stored(make: Make) -> None:
-    stand = make()
+def test_only_the_holder_of_a_claim_can_say_that_its_value_cannot_be_stored() -> None:
+    stand = with_clients()
     stand.join(5)
     token = claim(stand, 1, 1, 2)
     told = messages.ErrorBody("ObjectTooLarge", "so it is said")
@@ -111,12 +111,10 @@ def test_only_the_holder_of_a_claim_can_say_that_its_value_cannot_be_stored(make
     assert not stand.store.status()["unstorable"]
 
 
-def test_keys_and_reasons_that_are_remembered_are_bounded_and_of_known_names(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_and_reasons_that_are_remembered_are_bounded_and_of_known_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unstorable, "KEYS_MAX", 3)
     monkeypatch.setattr(unstorable, "REASONS_MAX", 2)
-    stand = make()
+    stand = with_clients()
     for number in range(5):
         gives_up(stand, number, ObjectTooLarge(f"value {number}"))
     assert [granted(stand, number) for number in range(5)] == ["compute"] * 2 + ["alone"] * 3

@@ -15,16 +15,16 @@ from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, span_bytes
 
 from .blocks import block
-from .stand import Make, Stand, key
+from .stand import Stand, key, with_clients
 
 RING = 64 * PAGE_BYTES
 PAYLOAD = 4 * PAGE_BYTES - SPAN_HEADER_BYTES
 STORED = set(range(15))
 
 
-def full(make: Make) -> Stand:
+def full() -> Stand:
     """Fifteen entries of four pages each, the first the coldest, and four free pages."""
-    stand = make(RING)
+    stand = with_clients(RING)
     for number in STORED:
         assert stand.put(number, PAYLOAD) == "stored"
     return stand
@@ -45,8 +45,8 @@ def resident(stand: Stand) -> int:
     return int(stand.store.status()["resident_bytes"]) // PAGE_BYTES
 
 
-def test_pressure_takes_holes_then_the_coldest_and_no_more_than_it_needs_and_all_of_it_comes_again(make: Make) -> None:
-    stand = full(make)
+def test_pressure_takes_holes_then_the_coldest_and_no_more_than_it_needs_and_all_of_it_comes_again() -> None:
+    stand = full()
     evict(stand, 5, 9)
     stand.press(RING - 12 * PAGE_BYTES)
     assert stand.stored() == STORED - {5, 9} and resident(stand) == 52
@@ -60,10 +60,8 @@ def test_pressure_takes_holes_then_the_coldest_and_no_more_than_it_needs_and_all
 
 
 @pytest.mark.parametrize("sizes", [(100,), (64, 64, 200, 1000, 64)])
-def test_small_entries_go_with_their_neighbours_so_that_whole_pages_come_free(
-    make: Make, sizes: tuple[int, ...]
-) -> None:
-    stand = make(RING, max_entries=1200)
+def test_small_entries_go_with_their_neighbours_so_that_whole_pages_come_free(sizes: tuple[int, ...]) -> None:
+    stand = with_clients(RING, max_entries=1200)
     spans = [span_bytes(size) for size in sizes]
     numbers = range(RING * 9 // 10 * len(spans) // sum(spans))
     for number in numbers:
@@ -76,8 +74,8 @@ def test_small_entries_go_with_their_neighbours_so_that_whole_pages_come_free(
     assert gone <= 16 * PAGE_BYTES, "entries went for pages that never came free"
 
 
-def test_no_entry_goes_whose_end_would_free_no_page(make: Make) -> None:
-    stand = make(RING, max_entries=1200)
+def test_no_entry_goes_whose_end_would_free_no_page() -> None:
+    stand = with_clients(RING, max_entries=1200)
     numbers = range(RING * 9 // 10 // span_bytes(100))
     for number in numbers:
         assert stand.put(number, 100) == "stored"
@@ -92,8 +90,8 @@ def test_no_entry_goes_whose_end_would_free_no_page(make: Make) -> None:
     assert stand.stored() == set() and resident(stand) == 0
 
 
-def test_a_stretch_for_a_large_entry_may_have_more_pages_of_the_system_in_it_than_there_are_entries(make: Make) -> None:
-    stand, gone, kept = make(24 * PAGE_BYTES), {1, 3, 7, 9, 13, 15, 19, 21}, {5, 11, 17}
+def test_a_stretch_for_a_large_entry_may_have_more_pages_of_the_system_in_it_than_there_are_entries() -> None:
+    stand, gone, kept = with_clients(24 * PAGE_BYTES), {1, 3, 7, 9, 13, 15, 19, 21}, {5, 11, 17}
     for number in range(24):
         assert stand.put(number, PAGE_BYTES - SPAN_HEADER_BYTES) == "stored"
     evict(stand, *gone)
@@ -104,8 +102,8 @@ def test_a_stretch_for_a_large_entry_may_have_more_pages_of_the_system_in_it_tha
     assert resident(stand) == 16 and len(stand.stored() & kept) == 2
 
 
-def test_the_lower_of_limit_and_pressure_holds(make: Make) -> None:
-    stand = full(make)
+def test_the_lower_of_limit_and_pressure_holds() -> None:
+    stand = full()
     limit(stand, 20)
     assert resident(stand) == 20 and set(stand.store.status()["evictions"]) == {"capacity"}
     for most, pressed, wanted in ((40, 30, 30), (64, 30, 30), (35, 50, 35), (35, None, 35), (64, None, 64)):
@@ -114,8 +112,8 @@ def test_the_lower_of_limit_and_pressure_holds(make: Make) -> None:
         assert resident(stand) == wanted
 
 
-def test_pinned_entries_are_passed_over_and_go_once_they_are_released(make: Make) -> None:
-    stand = full(make)
+def test_pinned_entries_are_passed_over_and_go_once_they_are_released() -> None:
+    stand = full()
     views = [stand.pin(number) for number in (0, 1)]
     stand.press(0)
     assert stand.stored() == {0, 1} and resident(stand) == 8
@@ -130,8 +128,8 @@ def test_pinned_entries_are_passed_over_and_go_once_they_are_released(make: Make
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_memory_that_is_not_to_be_had_is_asked_for_again_and_no_entry_is_lost(make: Make, restarts: bool) -> None:
-    stand = full(make)
+def test_memory_that_is_not_to_be_had_is_asked_for_again_and_no_entry_is_lost(restarts: bool) -> None:
+    stand = full()
     stand.press(40 * PAGE_BYTES)
     left, stand.short = stand.stored(), True
     if restarts:
@@ -146,8 +144,8 @@ def test_memory_that_is_not_to_be_had_is_asked_for_again_and_no_entry_is_lost(ma
     assert (resident(stand), stand.stored()) == (64, left)
 
 
-def test_a_chain_that_lies_within_one_page_leaves_with_the_page(make: Make) -> None:
-    stand = make(16 * PAGE_BYTES)
+def test_a_chain_that_lies_within_one_page_leaves_with_the_page() -> None:
+    stand = with_clients(16 * PAGE_BYTES)
     for number in range(3):
         assert stand.put(number, parent=key(number - 1) if number else None) == "stored"
     stand.press(0)
@@ -155,8 +153,8 @@ def test_a_chain_that_lies_within_one_page_leaves_with_the_page(make: Make) -> N
     assert stand.stored() == set() and resident(stand) == 0
 
 
-def test_a_ring_that_grows_stays_within_what_may_be_in_memory(make: Make) -> None:
-    stand = make(2 * RING, grown_bytes=RING)
+def test_a_ring_that_grows_stays_within_what_may_be_in_memory() -> None:
+    stand = with_clients(2 * RING, grown_bytes=RING)
     stand.press(20 * PAGE_BYTES)
     stand.grow(2 * RING, more=False)
     stand.settle()
@@ -172,9 +170,9 @@ PAGE = PAGE_BYTES - SPAN_HEADER_BYTES
 QUEUE: dict[str, Any] = {"remote_s": 2.0, "remote_writes": True}
 
 
-def full_of_pages(make: Make, **limits: Any) -> Stand:
+def full_of_pages(**limits: Any) -> Stand:
     """Fifteen entries of a page each, whose costs nobody knows, the first the coldest. One page is free."""
-    stand = make(SMALL_RING, **{**QUEUE, **limits})
+    stand = with_clients(SMALL_RING, **{**QUEUE, **limits})
     for number in (99, *range(15)):
         assert stand.put(number, PAGE) == "stored"
     stand.send(1, messages.Evict(1, [key(99)]))
@@ -200,8 +198,8 @@ def written(stand: Stand) -> set[bytes]:
 
 
 @pytest.mark.parametrize("how", ["pressure", "limit", "reload"])
-def test_what_is_evicted_for_memory_is_written_before_it_goes(make: Make, how: str) -> None:
-    stand = full_of_pages(make)
+def test_what_is_evicted_for_memory_is_written_before_it_goes(how: str) -> None:
+    stand = full_of_pages()
     if how == "pressure":
         give_back(stand, 3)
     elif how == "limit":
@@ -227,8 +225,8 @@ def test_what_is_evicted_for_memory_is_written_before_it_goes(make: Make, how: s
     assert stand.last().answer == "hit" and stand.find(key(0)) is not None, "it comes back"
 
 
-def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written(make: Make) -> None:
-    stand = make(SMALL_RING, **QUEUE)
+def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written() -> None:
+    stand = with_clients(SMALL_RING, **QUEUE)
     assert stand.put(1, PAGE) == "stored"
     assert stand.put(2, PAGE, parent=key(1)) == "stored"
     assert stand.put_block(block([1])) == "stored"
@@ -239,8 +237,8 @@ def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written(m
     assert set(stand.remote) == keys(1)
 
 
-def test_memory_is_held_up_no_longer_than_its_deadline(make: Make) -> None:
-    stand = full_of_pages(make)
+def test_memory_is_held_up_no_longer_than_its_deadline() -> None:
+    stand = full_of_pages()
     give_back(stand, 5)
     while stand.punches:
         stand.punch()
@@ -261,8 +259,8 @@ def test_memory_is_held_up_no_longer_than_its_deadline(make: Make) -> None:
     assert stand.store.status()["resident_bytes"] == SMALL_RING - 5 * PAGE_BYTES
 
 
-def test_a_full_store_holds_nothing_up(make: Make) -> None:
-    stand = full_of_pages(make)
+def test_a_full_store_holds_nothing_up() -> None:
+    stand = full_of_pages()
     give_back(stand, 5)
     while stand.punches:
         stand.punch()
@@ -273,8 +271,8 @@ def test_a_full_store_holds_nothing_up(make: Make) -> None:
     assert stand.store.status()["remote"] == {"write_failed": 1, "dropped": 3}
 
 
-def test_an_entry_whose_write_fails_goes_unwritten(make: Make) -> None:
-    stand = full_of_pages(make)
+def test_an_entry_whose_write_fails_goes_unwritten() -> None:
+    stand = full_of_pages()
     give_back(stand, 3)
     while stand.punches:
         stand.punch()

@@ -8,13 +8,13 @@ from tensord.daemon.forms.events import LimitsChanged, Tick
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES
 
-from .stand import SPAN, Make, key
+from .stand import SPAN, key, with_clients
 
 PAGE = PAGE_BYTES - SPAN_HEADER_BYTES
 
 
-def test_a_pin_lasts_no_longer_than_the_limit_and_ends_with_its_client(make: Make) -> None:
-    stand = make(SPAN, pin_s_max=30.0)
+def test_a_pin_lasts_no_longer_than_the_limit_and_ends_with_its_client() -> None:
+    stand = with_clients(SPAN, pin_s_max=30.0)
     stand.put(1)
     stand.send(2, messages.Pin(1, key(1), 99.0))
     assert stand.last(2) == messages.Pinned(1, 30.0)
@@ -23,8 +23,8 @@ def test_a_pin_lasts_no_longer_than_the_limit_and_ends_with_its_client(make: Mak
     assert stand.put(3) == "stored"
 
 
-def test_pins_are_limited_for_a_client_and_in_bytes(make: Make) -> None:
-    stand = make(pins_per_client_max=4, pinned_bytes_max=5 * SPAN)
+def test_pins_are_limited_for_a_client_and_in_bytes() -> None:
+    stand = with_clients(pins_per_client_max=4, pinned_bytes_max=5 * SPAN)
     for number in range(6):
         assert stand.put(number) == "stored"
     for number in (*range(4), 0, 4):
@@ -37,8 +37,8 @@ def test_pins_are_limited_for_a_client_and_in_bytes(make: Make) -> None:
     assert (status["pins"], status["pinned_bytes"]) == (6, 5 * SPAN)
 
 
-def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing(make: Make) -> None:
-    stand = make(1 << 16)
+def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing() -> None:
+    stand = with_clients(1 << 16)
     for client in (3, 2):
         stand.send(client, messages.RequestClaim(1, key(3)))
     token = stand.answers[3][0].token
@@ -55,8 +55,8 @@ def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing(make: Make
     assert stand.used_bytes == SPAN
 
 
-def test_only_what_is_of_a_past_generation_is_refused(make: Make) -> None:
-    stand = make(namespaces_max=1)
+def test_only_what_is_of_a_past_generation_is_refused() -> None:
+    stand = with_clients(namespaces_max=1)
     stand.send(1, messages.Invalidate(1, b"namespac", 6))
     assert stand.last() == messages.Generation(1, 7, 0)
     assert stand.put(key(1, generation=6)) == "Invalidated"
@@ -69,8 +69,8 @@ def test_only_what_is_of_a_past_generation_is_refused(make: Make) -> None:
     assert stand.put(key(2, generation=7)) == "stored"
 
 
-def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again(make: Make) -> None:
-    stand = make(16 * PAGE_BYTES)
+def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again() -> None:
+    stand = with_clients(16 * PAGE_BYTES)
     for number in range(15):
         stand.put(number, PAGE)
     stand.pin(0)
@@ -86,8 +86,8 @@ def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again(make: Make) -
     assert len(stand.stored()) == 16
 
 
-def test_a_raised_generation_is_answered_after_the_old_entries_are_gone(make: Make) -> None:
-    stand = make(1 << 20, max_entries=3000)
+def test_a_raised_generation_is_answered_after_the_old_entries_are_gone() -> None:
+    stand = with_clients(1 << 20, max_entries=3000)
     for number in range(600):
         stand.put(number)
     stand.send(1, messages.Invalidate(5, b"namespac", 0))
@@ -108,8 +108,8 @@ def test_a_raised_generation_is_answered_after_the_old_entries_are_gone(make: Ma
 # ---- a reload
 
 
-def test_lowered_budgets_are_reached_without_another_put(make: Make) -> None:
-    stand = make()
+def test_lowered_budgets_are_reached_without_another_put() -> None:
+    stand = with_clients()
     for number in range(8):
         stand.put(number, tokens=2)
     stand.do(LimitsChanged(replace(stand.limits, max_entries=6, max_tokens=8)))
@@ -118,8 +118,8 @@ def test_lowered_budgets_are_reached_without_another_put(make: Make) -> None:
     assert stand.put(9, tokens=9) == "LimitReached"
 
 
-def test_a_lowered_budget_of_entries_is_reached_once_their_pins_have_ended(make: Make) -> None:
-    stand = make()
+def test_a_lowered_budget_of_entries_is_reached_once_their_pins_have_ended() -> None:
+    stand = with_clients()
     for number in range(8):
         stand.put(number)
     views = [stand.pin(number) for number in range(8)]
@@ -132,8 +132,8 @@ def test_a_lowered_budget_of_entries_is_reached_once_their_pins_have_ended(make:
     assert len(stand.stored()) == 6
 
 
-def test_a_budget_set_by_message_outlives_a_reload_that_does_not_name_another(make: Make) -> None:
-    stand = make()
+def test_a_budget_set_by_message_outlives_a_reload_that_does_not_name_another() -> None:
+    stand = with_clients()
     stand.send(1, messages.Limit(1, 4 * SPAN))
     stand.do(LimitsChanged(stand.limits))
     assert stand.store.status()["max_bytes"] == 4 * SPAN
@@ -141,8 +141,8 @@ def test_a_budget_set_by_message_outlives_a_reload_that_does_not_name_another(ma
     assert stand.store.status()["max_bytes"] == 5 * SPAN
 
 
-def test_objects_over_a_lowered_limit_stay_and_no_more_are_accepted(make: Make) -> None:
-    stand = make()
+def test_objects_over_a_lowered_limit_stay_and_no_more_are_accepted() -> None:
+    stand = with_clients()
     for number in (1, 2):
         stand.put(number)
         stand.send(1, messages.Pin(number, key(number), 50.0))
@@ -158,8 +158,8 @@ def test_objects_over_a_lowered_limit_stay_and_no_more_are_accepted(make: Make) 
     assert status["pins"] == status["claims_held"] == 2
 
 
-def test_new_times_hold_for_what_comes_after(make: Make) -> None:
-    stand = make()
+def test_new_times_hold_for_what_comes_after() -> None:
+    stand = with_clients()
     stand.put(1)
     stand.do(LimitsChanged(replace(stand.limits, default_ttl_s=5.0, claim_s=2.0)))
     stand.put(2)
@@ -174,8 +174,8 @@ def test_new_times_hold_for_what_comes_after(make: Make) -> None:
 # ---- a ring that grows while it serves
 
 
-def test_a_place_that_fits_only_the_grown_ring_is_waited_for(make: Make) -> None:
-    stand = make(4096, grown_bytes=512)
+def test_a_place_that_fits_only_the_grown_ring_is_waited_for() -> None:
+    stand = with_clients(4096, grown_bytes=512)
     request = stand.ask(1, 2000)
     stand.settle()
     assert stand.answered(1, request) is None
@@ -190,8 +190,8 @@ def test_a_place_that_fits_only_the_grown_ring_is_waited_for(make: Make) -> None
     assert place.size >= 2000
 
 
-def test_a_ring_that_stops_growing_early_refuses_what_waited(make: Make) -> None:
-    stand = make(4096, grown_bytes=512)
+def test_a_ring_that_stops_growing_early_refuses_what_waited() -> None:
+    stand = with_clients(4096, grown_bytes=512)
     request = stand.ask(1, 2000)
     stand.settle()
     stand.grow(1024, more=False)

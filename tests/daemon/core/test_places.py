@@ -68,7 +68,6 @@ def test_the_first_place_waits_for_room_and_the_others_come_if_they_are_there() 
     assert stand.store.is_lent(1, place.grant, place.offset, place.size)
     assert not stand.store.is_lent(1, place.grant, place.offset, place.size + 1)
     assert not stand.store.is_lent(2, place.grant, place.offset, place.size)
-    stand.check()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,6 @@ def test_a_client_has_a_share_ahead_of_need_and_another_for_puts_that_wait() -> 
         stand.submit(1, stand.record(1, place, key(number)))
     stand.settle()
     assert stand.store.status()["grants_waiting"] < waiting
-    stand.check()
 
 
 def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -> None:
@@ -145,7 +143,6 @@ def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -
     stand.release(pin)
     stand.pass_time(5)
     assert not revoked
-    stand.check()
 
 
 def test_uids_that_compete_have_equal_shares() -> None:
@@ -168,7 +165,6 @@ def test_uids_that_compete_have_equal_shares() -> None:
     [*_, last] = [answer for answer in stand.answers[1] if isinstance(answer, messages.GrantsLent)]
     assert last.error is not None and last.error.code == "StoreFull" and "of uid 0" in last.error.text
     assert stand.store.reports.by_uid()[2]["entries"] == there
-    stand.check()
 
 
 def test_small_payloads_in_a_large_place_are_stored_though_the_store_has_all_its_entries() -> None:
@@ -182,7 +178,6 @@ def test_small_payloads_in_a_large_place_are_stored_though_the_store_has_all_its
         stand.write(place, b"x" * 100)
         assert stand.finish(1, place, key(number)) == "stored"
     assert len(stand.stored()) <= 40 and stand.stored() >= set(range(110, 130))
-    stand.check()
 
 
 # ---- the room that is made
@@ -203,7 +198,6 @@ def test_room_for_later_puts_takes_nothing_that_was_just_put(policy: str) -> Non
         stand.pass_time(10)
         assert not put or stand.find(key(number)) is not None, f"{number} was put and went"
     assert stored
-    stand.check()
 
 
 def test_pinned_entries_stay_and_a_place_that_cannot_be_made_costs_no_entry() -> None:
@@ -318,7 +312,6 @@ def test_a_place_that_fits_beside_entries_waits_for_places_that_nobody_uses() ->
     stand.settle()
     answer = stand.answered(1, request)
     assert answer is not None and answer.error is None
-    stand.check()
 
 
 def test_a_place_waits_for_places_of_a_stopped_client_for_a_moment_only() -> None:
@@ -342,4 +335,3 @@ def test_a_place_is_made_though_nothing_around_the_largest_hole_may_go() -> None
         stand.pin(number)
     assert stand.put(901, 4 * SIZE) == "stored"
     assert len(stand.stored()) > len(rows) // 2
-    stand.check()

@@ -128,19 +128,3 @@ def test_an_entry_that_just_fitted_outlives_entries_that_were_read_before_its_pu
         assert stand.find(key(fresh)) is not None
         stand.send(1, messages.Evict(fresh, [key(2000 + fresh)]))
         stand.settle()
-
-
-def test_room_is_made_after_the_reads_that_were_recorded_before_it_was_asked_for() -> None:
-    stand = Stand(16 * SPAN, policy="lru")
-    stand.join(1)
-    for number in range(15):
-        stand.put(number)
-    stand.holds_drains = True
-    stand.ask(1, 4 * SPAN)
-    assert stand.drains and not stand.scans
-    oldest = stand.find(key(0))
-    assert oldest is not None
-    stand.recorded = [oldest.span_id]
-    stand.drain()
-    stand.settle()
-    assert stand.places[1] and stand.find(key(0)) is not None and stand.find(key(1)) is None

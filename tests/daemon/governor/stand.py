@@ -26,6 +26,8 @@ from tensord.daemon.governor.governor import Governor
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
+from ..checked import Checked
+
 GPU = "0000:65:00.0"
 OTHER = "0000:66:00.0"
 MIB = 1 << 20
@@ -46,10 +48,11 @@ def named(orders: Sequence[messages.Order], *kinds: str) -> list[int]:
     return [int.from_bytes(each[:8], "little") for each in keys]
 
 
-class Stand:
-    """Clients 1, 2 and 3 are there from the start. Time passes only as the test says."""
+class Stand(Checked):
+    """Time passes only as the test says."""
 
     def __init__(self, **limits: Any) -> None:
+        super().__init__()
         self.limits = GovernorLimits(**limits)
         self.governor = Governor(self.limits)
         self.now = 100.0
@@ -249,7 +252,11 @@ class Stand:
         self.governor.check_invariants()
 
 
-Make = Callable[..., Stand]
+def with_clients(**limits: Any) -> Stand:
+    """Clients 1, 2 and 3 are there from the start."""
+    stand = Stand(**limits)
+    stand.join(1, 2, 3)
+    return stand
 
 
 def refused(answer: Any, code: str) -> str:

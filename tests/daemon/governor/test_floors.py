@@ -7,7 +7,7 @@ import pytest
 from tensord.daemon.forms.events import Tick
 from tensord.ipc.messages import control as messages
 
-from .stand import GPU, MIB, Make, Stand
+from .stand import GPU, MIB, Stand, with_clients
 
 
 def known() -> Stand:
@@ -46,8 +46,8 @@ def test_the_floor_is_littles_law_over_the_window(
     assert blocks(stand) == floor
 
 
-def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: Make) -> None:
-    stand = make(block_bytes=MIB)
+def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do() -> None:
+    stand = with_clients(block_bytes=MIB)
     stand.open(1)
     for number in range(10):
         stand.register(1, number, MIB)
@@ -61,8 +61,8 @@ def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: M
     assert sum(len(order.keys) for order in stand.orders()) == 10
 
 
-def test_requests_of_made_up_devices_are_not_counted(make: Make) -> None:
-    stand = make()
+def test_requests_of_made_up_devices_are_not_counted() -> None:
+    stand = with_clients()
     for device in ("dev0", GPU):
         stand.say(1, messages.RequestsArrived(device, 1))
     assert stand.status()["counters"]["refused"] == {"NoGauge": 2} and stand.answers[1] == [], "silently"

@@ -12,12 +12,12 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from .stand import GPU, MIB, OTHER, Make, key, refused
+from .stand import GPU, MIB, OTHER, key, refused, with_clients
 
 
-def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_card(make: Make) -> None:
+def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_card() -> None:
     """By its own client, by one whose agents have entries there, and with the end of a connection."""
-    stand = make()
+    stand = with_clients()
     stand.ask(2, messages.Subscribe)
     stand.sample(0.75, HOST_GAUGE)
     stand.sample(0.75, OTHER)
@@ -47,8 +47,8 @@ def test_the_workflow_mode_is_entered_and_left_with_the_last_workflow_of_the_car
     assert [told["workflow"] for told in ended] == ["a", "a", "c"]
 
 
-def test_a_stale_gauge_begins_no_pass_and_the_refusal_ends_with_emergency_or_with_the_gauge(make: Make) -> None:
-    stand = make()
+def test_a_stale_gauge_begins_no_pass_and_the_refusal_ends_with_emergency_or_with_the_gauge() -> None:
+    stand = with_clients()
     stand.open(1)
     stand.register(1, 1, MIB)
     stand.sample(0.5)
@@ -72,9 +72,9 @@ def test_a_stale_gauge_begins_no_pass_and_the_refusal_ends_with_emergency_or_wit
     ("source", "every_s"), [("pyrsmi", 0.0), ("file", 0.0), ("owners", OWNERS_EVERY_S), (None, OWNERS_EVERY_S)]
 )
 def test_owners_are_asked_for_readings_where_nobody_else_gives_them_at_a_pace_of_their_own(
-    make: Make, source: str | None, every_s: float
+    source: str | None, every_s: float
 ) -> None:
-    stand = make(sample_s=60.0)
+    stand = with_clients(sample_s=60.0)
     if source is not None:
         stand.sample(0.9, source=source)
     answer = stand.ask(1, messages.OpenDevice, GPU)
@@ -97,9 +97,9 @@ def test_owners_are_asked_for_readings_where_nobody_else_gives_them_at_a_pace_of
     ],
 )
 def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(
-    make: Make, code: str, make_request: Any, arguments: tuple[Any, ...]
+    code: str, make_request: Any, arguments: tuple[Any, ...]
 ) -> None:
-    stand = make()
+    stand = with_clients()
     before = stand.status()
     text = refused(stand.ask(1, make_request, *arguments), code)
     after = stand.status()
@@ -110,8 +110,8 @@ def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(
 
 
 @pytest.mark.parametrize("promotes", [False, True])
-def test_memory_of_a_card_without_a_gauge_that_can_be_read_is_not_reserved(make: Make, promotes: bool) -> None:
-    stand = make()
+def test_memory_of_a_card_without_a_gauge_that_can_be_read_is_not_reserved(promotes: bool) -> None:
+    stand = with_clients()
     code = "DeviceFull" if promotes else "NoGauge"
 
     def reserve() -> Any:
@@ -128,9 +128,9 @@ def test_memory_of_a_card_without_a_gauge_that_can_be_read_is_not_reserved(make:
     assert isinstance(reserve(), messages.Reserved)
 
 
-def test_a_setting_that_names_a_card_that_is_not_there_is_shown_once_the_cards_are_known(make: Make) -> None:
+def test_a_setting_that_names_a_card_that_is_not_there_is_shown_once_the_cards_are_known() -> None:
     places = NeighbourPlace("vllm", "127.0.0.1", 8000, "crad0"), NeighbourPlace("ollama", "127.0.0.1", 11434, GPU)
-    stand = make(baselines=(("", MIB), ("nope", 5 * MIB), (GPU, MIB)), neighbours=places)
+    stand = with_clients(baselines=(("", MIB), ("nope", 5 * MIB), (GPU, MIB)), neighbours=places)
     stand.sample(0.5, HOST_GAUGE)
     stand.sample(0.5, source="owners")
     assert stand.status()["missing_cards"] == []

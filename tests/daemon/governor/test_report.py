@@ -12,11 +12,11 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import HOST_GAUGE
 
 from ...client.ctl import documents
-from .stand import GPU, MIB, TOTAL, Make
+from .stand import GPU, MIB, TOTAL, with_clients
 
 
-def test_devices_are_listed_by_name_after_the_host_whichever_was_found_first(make: Make) -> None:
-    stand = make()
+def test_devices_are_listed_by_name_after_the_host_whichever_was_found_first() -> None:
+    stand = with_clients()
     for gauge in ("b", "a", HOST_GAUGE):
         stand.sample(0.5, gauge)
     stand.lose("a")
@@ -24,8 +24,8 @@ def test_devices_are_listed_by_name_after_the_host_whichever_was_found_first(mak
     assert [row["gauge"] for row in stand.status()["gauges"]] == [HOST_GAUGE, "a", "b"]
 
 
-def test_status_shows_gauges_devices_owners_and_workflows(make: Make) -> None:
-    stand = make(max_bytes=500 * MIB, block_bytes=10 * MIB)
+def test_status_shows_gauges_devices_owners_and_workflows() -> None:
+    stand = with_clients(max_bytes=500 * MIB, block_bytes=10 * MIB)
     stand.open(1, 2)
     stand.register(1, 1, 30 * MIB, tokens=7)
     stand.register(2, 2, 20 * MIB, tokens=5)

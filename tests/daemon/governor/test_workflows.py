@@ -12,7 +12,7 @@ from tensord.daemon.governor.workflows import FINISHED, UNKNOWN
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 
-from .stand import Make, Stand, refused
+from .stand import Stand, refused, with_clients
 
 PLAN = [
     AgentStep("planner"),
@@ -45,8 +45,8 @@ def told(stand: Stand) -> tuple[set[str], set[str]]:
     return {agent for part in parts for agent in part.finished}, {agent for part in parts for agent in part.awaited}
 
 
-def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow(make: Make) -> None:
-    stand = make()
+def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow() -> None:
+    stand = with_clients()
     register(stand, 1, "w", PLAN)
     assert told(stand) == (set(), {"planner", "coder", "tester"})
     advance(stand, 1, "w", 2)
@@ -63,8 +63,8 @@ def test_each_change_tells_which_agents_have_no_step_left_in_any_workflow(make: 
     assert told(stand) == ({"planner", "other"}, set())
 
 
-def test_many_agents_are_told_in_parts(make: Make) -> None:
-    stand = make()
+def test_many_agents_are_told_in_parts() -> None:
+    stand = with_clients()
     register(stand, 2, "stays", PLAN)
     for number in range(3):
         register(stand, 1, f"w{number}", [AgentStep(f"{number}-{step}", step_index=step) for step in range(1000)])
@@ -73,8 +73,8 @@ def test_many_agents_are_told_in_parts(make: Make) -> None:
     assert len(stand.turned) > 1 and len(told(stand)[0]) == 3000
 
 
-def test_workflows_and_their_steps_together_are_limited(make: Make) -> None:
-    stand = make(workflows_max=2, workflow_steps_max=9)
+def test_workflows_and_their_steps_together_are_limited() -> None:
+    stand = with_clients(workflows_max=2, workflow_steps_max=9)
     register(stand, 1, "a", PLAN)
     register(stand, 2, "b", PLAN)
     before = stand.status()["workflows"]

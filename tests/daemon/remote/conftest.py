@@ -1,30 +1,13 @@
-"""Stands that are checked when a test is over."""
+"""A host for tests of the remote store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
-from .stand import REMOTE, Make, RemoteStand
+from .stand import REMOTE, RemoteStand
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    """Makes stands with clients 1, 2 and 3."""
-    made: list[RemoteStand] = []
-
-    def make(*args: Any, **more: Any) -> RemoteStand:
-        made.append(RemoteStand(*args, **more))
-        return made[-1]
-
-    yield make
-    for stand in made:
-        stand.check()
-
-
-@pytest.fixture
-def stand(make: Make) -> RemoteStand:
+def stand() -> RemoteStand:
     """A host whose remote store has answered it already, and for which it waits for 2 s at most."""
-    return make(**REMOTE)
+    return RemoteStand(**REMOTE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from tensord.daemon.forms.events import RemoteEntry
@@ -96,7 +95,3 @@ def publish(stand: RemoteStand, count: int, payload_bytes: int = 64) -> None:
     """Publishes entries that are worth their write, with the keys of 0 to `count` - 1. Nothing is written yet."""
     for number in range(count):
         stand.put(number, payload_bytes, cost_ms=9.0, settles=False)
-
-
-Make = Callable[..., RemoteStand]
-"""Stands that are checked when a test is over."""

@@ -13,7 +13,7 @@ from tensord.errors import TierFull, TierReadOnly, TierRefused, TierTooLarge, Ti
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, Make, RemoteStand, ask, fail, publish, verdicts
+from .stand import FOUND, REMOTE, RemoteStand, ask, fail, publish, verdicts
 
 
 def test_a_store_that_fails_is_left_alone_until_a_probe_is_answered(stand: RemoteStand) -> None:
@@ -65,10 +65,8 @@ def probed(stand: RemoteStand, error: TierUnavailable | None) -> None:
     stand.answer_generations(error)
 
 
-def test_a_store_that_is_not_reached_at_the_start_is_left_alone_at_once_and_probed_without_any_client(
-    make: Make,
-) -> None:
-    stand = make(reached=False, **REMOTE)
+def test_a_store_that_is_not_reached_at_the_start_is_left_alone_at_once_and_probed_without_any_client() -> None:
+    stand = RemoteStand(reached=False, **REMOTE)
     probed(stand, AWAY)
     assert stand.turned["store"] == ["connection refused"]
     assert ask(stand).answer == "compute" and not stand.seeks

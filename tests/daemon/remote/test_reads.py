@@ -16,7 +16,7 @@ from tensord.errors import Corrupt, TierTimedOut, TierUnavailable
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, SPAN, Make, RemoteStand, ask, verdicts
+from .stand import FOUND, REMOTE, SPAN, RemoteStand, ask, verdicts
 
 
 def test_a_missing_key_that_is_found_is_a_hit_for_its_client_and_lives_for_what_was_left_of_its_time(
@@ -98,12 +98,12 @@ def test_a_store_that_is_slower_than_computing_is_not_asked_until_that_is_forgot
     assert ask(stand, number=4, within_s=0.4).answer == "wait"
 
 
-def test_a_key_that_is_not_found_is_claimed_among_hosts_for_longer_than_computing_takes(make: Make) -> None:
-    stand = make(**REMOTE)
+def test_a_key_that_is_not_found_is_claimed_among_hosts_for_longer_than_computing_takes() -> None:
+    stand = RemoteStand(**REMOTE)
     ask(stand, within_s=1.0)
     [seek] = stand.seeks
     assert seek.claims_s == pytest.approx(3.0)
-    reads_only = make(**{**REMOTE, "remote_writes": False})
+    reads_only = RemoteStand(**{**REMOTE, "remote_writes": False})
     ask(reads_only, within_s=1.0)
     assert not reads_only.seeks[0].claims_s, "what it computes comes to nobody"
 

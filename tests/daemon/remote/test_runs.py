@@ -10,7 +10,7 @@ from tensord.errors import Corrupt
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import REMOTE, Make, RemoteStand, ask, verdicts
+from .stand import REMOTE, RemoteStand, ask, verdicts
 
 
 def chain(count: int) -> dict[bytes, RemoteEntry]:
@@ -50,8 +50,8 @@ def test_a_run_ends_at_the_first_key_that_the_store_does_not_have(stand: RemoteS
     assert stand.find(key(3)) is None
 
 
-def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make) -> None:
-    stand = make(1 << 20, **REMOTE)
+def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts() -> None:
+    stand = RemoteStand(1 << 20, **REMOTE)
     stand.remote = chain(100)
     fetch(stand, *range(100))
     assert len(stand.seeks[0].keys) == RUN_KEYS_MAX
@@ -63,8 +63,8 @@ def test_no_more_keys_are_sought_at_once_than_there_is_room_for_puts(make: Make)
     assert counted(stand) == [RUN_KEYS_MAX]
 
 
-def test_a_run_that_would_take_longer_than_computing_is_cut(make: Make) -> None:
-    stand = make(ring_bytes=1 << 22, **REMOTE)
+def test_a_run_that_would_take_longer_than_computing_is_cut() -> None:
+    stand = RemoteStand(ring_bytes=1 << 22, **REMOTE)
     stand.remote = {key(at): RemoteEntry(1 << 19, 16) for at in range(3)}
     fetch(stand, 0, within_s=1.0)
     stand.seek()

@@ -15,7 +15,7 @@ from tensord.errors import TierTimedOut
 from tensord.ipc.messages import control as messages
 
 from ..core.stand import key
-from .stand import FOUND, REMOTE, SPAN, Make, RemoteStand, ask, publish
+from .stand import FOUND, REMOTE, SPAN, RemoteStand, ask, publish
 
 
 def test_an_entry_that_takes_longer_to_compute_than_to_read_is_written(stand: RemoteStand) -> None:
@@ -68,8 +68,8 @@ def test_a_key_whose_last_bytes_are_no_generation_is_not_shared(stand: RemoteSta
 
 
 @pytest.mark.parametrize("how", ["from the start", "by a reload"])
-def test_a_daemon_that_may_only_read_writes_nothing(make: Make, how: str) -> None:
-    stand = make(**{**REMOTE, "remote_writes": how == "by a reload"})
+def test_a_daemon_that_may_only_read_writes_nothing(how: str) -> None:
+    stand = RemoteStand(**{**REMOTE, "remote_writes": how == "by a reload"})
     if how == "by a reload":
         stand.do(LimitsChanged(replace(stand.limits, remote_writes=False)))
     stand.put(1, cost_ms=50.0, settles=False)
@@ -89,8 +89,8 @@ def test_a_full_queue_drops_what_is_new_and_counts_it(stand: RemoteStand, monkey
 
 
 @pytest.mark.parametrize("how", ["evicted", "full"])
-def test_a_span_that_is_written_is_not_reused(make: Make, how: str) -> None:
-    stand = make(2 * SPAN, **REMOTE)
+def test_a_span_that_is_written_is_not_reused(how: str) -> None:
+    stand = RemoteStand(2 * SPAN, **REMOTE)
     stand.put(1, cost_ms=9.0, settles=False)
     if how == "evicted":
         stand.send(1, messages.Evict(3, [key(1)]))

@@ -11,18 +11,18 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from ..stand import GPU, Make, Stand, key, named, refused
+from ..stand import GPU, Stand, key, named, refused, with_clients
 
 
-def card(make: Make, **limits: Any) -> Stand:
+def card(**limits: Any) -> Stand:
     """Clients 1, 2 and 3 have opened it."""
-    stand = make(**{"pass_share": 1.0, **limits})
+    stand = with_clients(**{"pass_share": 1.0, **limits})
     stand.open(1, 2, 3)
     return stand
 
 
-def test_uses_of_before_a_restart_and_of_before_a_renewal_count(make: Make) -> None:
-    stand = card(make)
+def test_uses_of_before_a_restart_and_of_before_a_renewal_count() -> None:
+    stand = card()
     stand.register(1, 1, 10, uses=40)
     stand.register(1, 2, 10)
     stand.use(1, 2, 2)
@@ -32,8 +32,8 @@ def test_uses_of_before_a_restart_and_of_before_a_renewal_count(make: Make) -> N
 
 
 @pytest.mark.parametrize("budget", [{"max_bytes": 50}, {"max_entries": 5}])
-def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(make: Make, budget: dict[str, int]) -> None:
-    stand = card(make, **budget)
+def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(budget: dict[str, int]) -> None:
+    stand = card(**budget)
     for each in range(5):
         stand.register(1, each, 10)
         stand.now += 1
@@ -50,15 +50,15 @@ def test_every_budget_is_kept_by_ordering_the_least_recently_used_away(make: Mak
     assert stand.device()["entries"] == 5
 
 
-def test_an_entry_over_a_budget_by_itself_is_refused(make: Make) -> None:
-    stand = card(make, max_bytes=50)
+def test_an_entry_over_a_budget_by_itself_is_refused() -> None:
+    stand = card(max_bytes=50)
     stand.register(1, 1, 1)
     assert "size_bytes = 51 alone is over max_bytes = 50" in refused(stand.register(1, 2, 51), "DeviceFull")
     assert stand.device()["entries"] == 1 and stand.orders() == []
 
 
-def test_a_floor_at_the_capacity_refuses_with_a_reason_and_does_not_loop(make: Make) -> None:
-    stand = card(make, max_bytes=50, block_bytes=5)
+def test_a_floor_at_the_capacity_refuses_with_a_reason_and_does_not_loop() -> None:
+    stand = card(max_bytes=50, block_bytes=5)
     for each in range(5):
         stand.register(1, each, 10)
     stand.serve_requests()
@@ -69,8 +69,8 @@ def test_a_floor_at_the_capacity_refuses_with_a_reason_and_does_not_loop(make: M
     assert stand.device()["entries"] == 5 and stand.orders() == []
 
 
-def test_orders_are_of_limited_length_and_their_numbers_rise(make: Make) -> None:
-    stand = card(make, keys_per_request_max=7)
+def test_orders_are_of_limited_length_and_their_numbers_rise() -> None:
+    stand = card(keys_per_request_max=7)
     for each in range(40):
         stand.register(1 + each % 2, each, 1)
     stand.pass_time(100)
@@ -85,11 +85,11 @@ def test_orders_are_of_limited_length_and_their_numbers_rise(make: Make) -> None
     assert len(numbers) == 7 and numbers == sorted(set(numbers))
 
 
-def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_stay(make: Make) -> None:
+def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_stay() -> None:
     def unresponsive() -> list[int]:
         return [row["client"] for row in stand.status()["owners"] if row["unresponsive"]]
 
-    stand = card(make, ack_s=10.0, retry_s=30.0)
+    stand = card(ack_s=10.0, retry_s=30.0)
     stand.register(1, 1)
     stand.register(2, 2)
     stand.pass_time(100)
@@ -114,8 +114,8 @@ def test_an_owner_that_does_not_answer_is_shown_and_left_alone_and_its_entries_s
     assert [body["unresponsive"] for body in stand.told if body["event"] == "owner"] == [True, False]
 
 
-def test_an_owner_that_is_at_work_on_its_orders_is_not_late(make: Make) -> None:
-    stand = card(make, ack_s=10.0, keys_per_request_max=2)
+def test_an_owner_that_is_at_work_on_its_orders_is_not_late() -> None:
+    stand = card(ack_s=10.0, keys_per_request_max=2)
     for each in range(6):
         stand.register(1, each)
     stand.pass_time(100)
@@ -129,10 +129,10 @@ def test_an_owner_that_is_at_work_on_its_orders_is_not_late(make: Make) -> None:
     assert stand.governor.next_timer() is None
 
 
-def offloaded(make: Make, *agents: str, **limits: Any) -> Stand:
+def offloaded(*agents: str, **limits: Any) -> Stand:
     """Entries 1, 2 … of these agents have left, in order: 1 and 2 were client 1's, the others client 2's. Agent "next"
     is next, "far" one step later, and the next reading may show the card as relaxed."""
-    stand = card(make, **limits)
+    stand = card(**limits)
     for each, agent in enumerate(agents, 1):
         stand.register(1 if each < 3 else 2, each, 10, tokens=5, agent=agent, uses=7)
         stand.now += 1
@@ -146,8 +146,8 @@ def offloaded(make: Make, *agents: str, **limits: Any) -> Stand:
     return stand
 
 
-def test_entries_of_an_agent_up_next_are_promoted(make: Make) -> None:
-    stand = offloaded(make, "next", "far", "next", "")
+def test_entries_of_an_agent_up_next_are_promoted() -> None:
+    stand = offloaded("next", "far", "next", "")
     assert stand.reading(10) == [1, 3] and stand.mode() is Mode.RELAXED
     order = stand.orders()[-1]
     assert (order.kind, order.reason) == ("promote", "relaxed")
@@ -159,8 +159,8 @@ def test_entries_of_an_agent_up_next_are_promoted(make: Make) -> None:
     assert stand.reading(74) == [3] and stand.mode() is Mode.WORKFLOW_AWARE, "again, if nothing came of it"
 
 
-def test_promotion_stays_under_the_threshold_counting_what_is_reserved_and_on_its_way(make: Make) -> None:
-    stand = offloaded(make, *["next"] * 8)
+def test_promotion_stays_under_the_threshold_counting_what_is_reserved_and_on_its_way() -> None:
+    stand = offloaded(*["next"] * 8)
     assert isinstance(stand.ask(3, messages.ReserveDevice, GPU, 15, 60.0), messages.Reserved)
     assert stand.reading(30) == [1, 2, 3], "30 + 15 + 30 < 85, and 10 more would not be"
     began_at = stand.now
@@ -171,19 +171,19 @@ def test_promotion_stays_under_the_threshold_counting_what_is_reserved_and_on_it
     assert stand.reading(49) == [4], "49 + 15 + 10 still on its way + 10 < 85"
 
 
-def test_the_nearest_agents_entries_are_promoted_first(make: Make) -> None:
-    stand = offloaded(make, "far", "next", "far", lookahead_steps=2)
+def test_the_nearest_agents_entries_are_promoted_first() -> None:
+    stand = offloaded("far", "next", "far", lookahead_steps=2)
     assert stand.reading(10) == [2, 1, 3], "of client 1 the next agent's first, and then client 2's"
 
 
-def test_promotion_keeps_the_budgets(make: Make) -> None:
-    stand = offloaded(make, "next", "next", max_entries=2)
+def test_promotion_keeps_the_budgets() -> None:
+    stand = offloaded("next", "next", max_entries=2)
     stand.register(1, 9, 10)
     assert stand.reading(10) == [1], "2 would be one too many"
 
 
-def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted(make: Make) -> None:
-    stand = offloaded(make, *["next"] * 4)
+def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted() -> None:
+    stand = offloaded(*["next"] * 4)
     assert stand.release(3, 1) == 0 and stand.status()["remembered"] == 4, "another client's"
     stand.release(1, 2)
     assert stand.status()["remembered"] == 3
@@ -195,8 +195,8 @@ def test_entries_deleted_by_or_lost_with_their_owner_are_not_promoted(make: Make
 # ---- refusals, after which everything is as it was
 
 
-def test_devices_are_limited_in_number_and_forgotten_with_their_last_owner(make: Make) -> None:
-    stand = make(devices_max=2)
+def test_devices_are_limited_in_number_and_forgotten_with_their_last_owner() -> None:
+    stand = with_clients(devices_max=2)
     stand.open(2)
     stand.open(1, 1, device="second")
     assert "2 may be (a fixed limit" in refused(stand.ask(2, messages.OpenDevice, "third"), "LimitReached")
@@ -205,16 +205,16 @@ def test_devices_are_limited_in_number_and_forgotten_with_their_last_owner(make:
     assert [row["device"] for row in stand.status()["devices"]] == [GPU, "third"]
 
 
-def test_another_owners_key_cannot_be_registered(make: Make) -> None:
-    stand = card(make)
+def test_another_owners_key_cannot_be_registered() -> None:
+    stand = card()
     stand.register(2, 1)
     text = refused(stand.register(1, 1), "OwnedElsewhere")
     assert f"client 2 (client 2, pid 4002) has registered key {key(1).hex()} on {GPU}" in text
     assert "Client.put" in text and "with a parameter" in text
 
 
-def test_the_host_is_no_device(make: Make) -> None:
-    stand = make()
+def test_the_host_is_no_device() -> None:
+    stand = with_clients()
     stand.sample(0.5, HOST_GAUGE)
     refused(stand.ask(1, messages.OpenDevice, HOST_GAUGE), "NoGauge")
     refused(stand.ask(1, messages.ReserveDevice, HOST_GAUGE, 1, 1.0), "NoGauge")

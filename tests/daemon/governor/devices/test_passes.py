@@ -11,15 +11,15 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from ..stand import GPU, SHARES, Make, Stand, key, named
+from ..stand import GPU, SHARES, Stand, key, named, with_clients
 
 USED = {Mode.RELAXED: 50, Mode.NORMAL: 75, Mode.PRESSURE: 91, Mode.CRITICAL: 95, Mode.EMERGENCY: 99}
 READING_S = 0.25
 
 
-def card(make: Make, count: int, size: int = 10, **limits: Any) -> Stand:
+def card(count: int, size: int = 10, **limits: Any) -> Stand:
     """Entries 1 to `count` of client 1, registered a second apart."""
-    stand = make(**{"pass_share": 1.0, **limits})
+    stand = with_clients(**{"pass_share": 1.0, **limits})
     stand.open(1, 2)
     for each in range(1, count + 1):
         stand.register(1, each, size)
@@ -32,9 +32,9 @@ def card(make: Make, count: int, size: int = 10, **limits: Any) -> Stand:
     ("mode", "idle_s"), [(Mode.RELAXED, 600.0), (Mode.NORMAL, 120.0), (Mode.CRITICAL, 30.0), (Mode.EMERGENCY, 30.0)]
 )
 def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_are_evicted(
-    make: Make, mode: Mode, idle_s: float, idle_long_enough: bool
+    mode: Mode, idle_s: float, idle_long_enough: bool
 ) -> None:
-    stand = card(make, 0, retry_s=0.0)
+    stand = card(0, retry_s=0.0)
     for each in (1, 2, 3, 4):
         stand.register(1, each, 1)
     used_at = stand.now
@@ -49,9 +49,9 @@ def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_ar
     ("used", "mode", "first"), [(90, Mode.PRESSURE, 2), (95, Mode.CRITICAL, 2), (97, Mode.EMERGENCY, 13)]
 )
 def test_pressure_and_critical_take_their_share_of_the_entries_in_one_pass_and_emergency_has_no_limit(
-    make: Make, used: int, mode: Mode, first: int
+    used: int, mode: Mode, first: int
 ) -> None:
-    stand = card(make, 20, size=1, pass_share=0.1)
+    stand = card(20, size=1, pass_share=0.1)
     assert stand.reading(used) == list(range(1, first + 1)) and stand.mode() is mode
     if mode is Mode.PRESSURE:
         stand.carry_out_all(1)
@@ -70,10 +70,10 @@ def test_pressure_and_critical_take_their_share_of_the_entries_in_one_pass_and_e
     ],
 )
 def test_entries_in_use_leave_in_each_mode_from_pressure_up_until_the_device_is_under_its_threshold(
-    make: Make, used: int, mode: Mode
+    used: int, mode: Mode
 ) -> None:
     """At the threshold itself one byte too much is used."""
-    stand = card(make, 20, size=1)
+    stand = card(20, size=1)
     if mode is Mode.WORKFLOW_AWARE:
         stand.ask(1, messages.RegisterWorkflow, "w", [AgentStep("a")])
     stand.use(1, *range(1, 21))
@@ -83,8 +83,8 @@ def test_entries_in_use_leave_in_each_mode_from_pressure_up_until_the_device_is_
 
 
 @pytest.mark.parametrize("mode", [Mode.CRITICAL, Mode.EMERGENCY])
-def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_besides(make: Make, mode: Mode) -> None:
-    stand = card(make, 10, size=1, retry_s=0.0)
+def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_besides(mode: Mode) -> None:
+    stand = card(10, size=1, retry_s=0.0)
     stand.enter(mode)
     stand.use(1, 1, 1, 1, 2, 2, 2)
     stand.pass_time(100)
@@ -94,8 +94,8 @@ def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_bes
     assert sorted(went[2:]) == [1, 2], "idle, although used most"
 
 
-def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first(make: Make) -> None:
-    stand = card(make, 0)
+def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> None:
+    stand = card(0)
     for each, (size, tokens, uses) in enumerate(
         [
             (10, 10, 10),  # one use a token
@@ -117,16 +117,16 @@ def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first(make: 
 
 
 @pytest.mark.parametrize("used", [20_000, 10_000], ids=["emergency", "idle"])
-def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_work(make: Make, used: int) -> None:
-    stand = card(make, 0)
+def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_work(used: int) -> None:
+    stand = card(0)
     for each in range(ENTRIES_MAX + 10):
         stand.say(1, messages.RegisterEntry(0, GPU, key(each), 1))
     stand.pass_time(1000)
     assert len(stand.reading(used, 20_000)) == ENTRIES_MAX
 
 
-def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest(make: Make) -> None:
-    stand = card(make, 0)
+def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest() -> None:
+    stand = card(0)
     for each, agent in enumerate(("next", "far", "", "done", "stranger", "near", "farther"), 1):
         stand.register(1, each, 1, agent=agent)
         stand.now += 1
@@ -146,10 +146,8 @@ def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest(
 
 
 @pytest.mark.parametrize("host_accepts", [True, False])
-def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy(
-    make: Make, host_accepts: bool
-) -> None:
-    stand = card(make, 0, copy_bytes_per_s=100, compute_s_per_token=1.0)
+def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy(host_accepts: bool) -> None:
+    stand = card(0, copy_bytes_per_s=100, compute_s_per_token=1.0)
     stand.sample(0.5 if host_accepts else 0.86, HOST_GAUGE)
     stand.register(1, 1, 1000, tokens=10)
     stand.register(1, 2, 1000, tokens=9)
@@ -163,8 +161,8 @@ def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_c
     assert stand.device()["ordered_entries"] == 5
 
 
-def test_a_pass_that_lowered_nothing_by_a_sample_begun_after_it_is_shown_and_not_repeated(make: Make) -> None:
-    stand = card(make, 10, pass_share=0.1)
+def test_a_pass_that_lowered_nothing_by_a_sample_begun_after_it_is_shown_and_not_repeated() -> None:
+    stand = card(10, pass_share=0.1)
     stand.reading(90)
     stand.now += 5
     stand.carry_out_all()
@@ -180,8 +178,8 @@ def test_a_pass_that_lowered_nothing_by_a_sample_begun_after_it_is_shown_and_not
 
 
 @pytest.mark.parametrize("how", ["mode", "registration", "fall", "gauge gone"])
-def test_a_device_is_stuck_until_something_changes(make: Make, how: str) -> None:
-    stand = card(make, 10, pass_share=0.1)
+def test_a_device_is_stuck_until_something_changes(how: str) -> None:
+    stand = card(10, pass_share=0.1)
     stand.reading(900, 1000)
     stand.carry_out_all()
     assert stand.reading(900, 1000) == [] and stand.device()["stuck"]
@@ -196,8 +194,8 @@ def test_a_device_is_stuck_until_something_changes(make: Make, how: str) -> None
 
 
 @pytest.mark.parametrize("why", ["freed", "fell", "kept"])
-def test_a_pass_that_did_something_or_had_nothing_to_do_it_with_is_followed_by_the_next(make: Make, why: str) -> None:
-    stand = card(make, 40, size=1, pass_share=0.1)
+def test_a_pass_that_did_something_or_had_nothing_to_do_it_with_is_followed_by_the_next(why: str) -> None:
+    stand = card(40, size=1, pass_share=0.1)
     first = stand.reading(90)
     stand.carry_out_all(1 if why == "freed" else 0, keep=why == "kept")
     second = stand.reading(89 if why == "fell" else 90)
@@ -205,8 +203,8 @@ def test_a_pass_that_did_something_or_had_nothing_to_do_it_with_is_followed_by_t
     assert not stand.device()["stuck"]
 
 
-def test_idle_entries_leave_below_pressure_although_their_owner_keeps_the_memory(make: Make) -> None:
-    stand = card(make, 1)
+def test_idle_entries_leave_below_pressure_although_their_owner_keeps_the_memory() -> None:
+    stand = card(1)
     stand.pass_time(400)
     stand.register(1, 2)
     stand.pass_time(300)
@@ -219,9 +217,9 @@ def test_idle_entries_leave_below_pressure_although_their_owner_keeps_the_memory
 # ---- owners that return nothing, and entries in use: a card of 1,000 bytes, entries 1 to 5 of client 1, 6 to 10 of 2
 
 
-def two(make: Make, used: int, wanted: int = 0, **limits: Any) -> Stand:
+def two(used: int, wanted: int = 0, **limits: Any) -> Stand:
     """A reservation waits for `wanted` bytes more than are free."""
-    stand = card(make, 5, **{"normal_idle_s": 3600.0, **limits})
+    stand = card(5, **{"normal_idle_s": 3600.0, **limits})
     for each in range(6, 11):
         stand.register(2, each, 10)
         stand.now += 1
@@ -232,8 +230,8 @@ def two(make: Make, used: int, wanted: int = 0, **limits: Any) -> Stand:
 
 
 @pytest.mark.parametrize(("used", "wanted"), [(831, 20), (867, 0)])
-def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(make: Make, used: int, wanted: int) -> None:
-    stand = two(make, used, wanted)
+def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(used: int, wanted: int) -> None:
+    stand = two(used, wanted)
     assert named(stand.orders()) == [1, 2]
     stand.carry_out_all()
     assert stand.reading(used, 1000) == [6, 7]
@@ -242,8 +240,8 @@ def test_after_a_pass_in_vain_the_entries_of_other_owners_leave(make: Make, used
     assert stand.reading(used - 20, 1000) == [] and not stand.device()["stuck"]
 
 
-def test_owners_that_returned_nothing_are_asked_again_once_they_have_returned_something(make: Make) -> None:
-    stand = two(make, 800, 10, max_entries=10)
+def test_owners_that_returned_nothing_are_asked_again_once_they_have_returned_something() -> None:
+    stand = two(800, 10, max_entries=10)
     stand.carry_out_all()
     assert stand.reading(800, 1000) == [6]
     stand.carry_out_all()
@@ -255,8 +253,8 @@ def test_owners_that_returned_nothing_are_asked_again_once_they_have_returned_so
     assert stand.reading(800, 1000) == [3]
 
 
-def test_memory_that_came_back_and_was_taken_meanwhile_is_not_returned_in_vain(make: Make) -> None:
-    stand = two(make, 800, 20)
+def test_memory_that_came_back_and_was_taken_meanwhile_is_not_returned_in_vain() -> None:
+    stand = two(800, 20)
     (order,) = stand.orders()
     stand.ask(1, messages.AcknowledgeOrder, GPU, order.order, offloaded=order.keys[:1])
     assert stand.reading(790, 1000, after_s=READING_S) == [], "the pass is under way"
@@ -264,8 +262,8 @@ def test_memory_that_came_back_and_was_taken_meanwhile_is_not_returned_in_vain(m
     assert stand.reading(800, 1000) == [3, 4] and not stand.device()["stuck"]
 
 
-def test_an_entry_that_was_in_use_leaves_soon_after_if_a_reservation_waits(make: Make) -> None:
-    stand = two(make, 800, 100, retry_s=30.0)
+def test_an_entry_that_was_in_use_leaves_soon_after_if_a_reservation_waits() -> None:
+    stand = two(800, 100, retry_s=30.0)
     assert stand.came() == list(range(1, 11))
     stand.carry_out_all(keep=True)
     kept_at = stand.now

@@ -15,7 +15,7 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode, Tier
 
-from ..stand import GPU, OTHER, TOTAL, Make, Stand
+from ..stand import GPU, OTHER, TOTAL, Stand, with_clients
 
 BEGINS = {Mode.NORMAL: 0.70, Mode.PRESSURE: 0.85, Mode.CRITICAL: 0.92, Mode.EMERGENCY: 0.96}
 LEFT = {Mode.NORMAL: 0.68, Mode.PRESSURE: 0.83, Mode.CRITICAL: 0.90, Mode.EMERGENCY: 0.94}
@@ -48,8 +48,8 @@ def test_thresholds_out_of_order_are_refused_by_name(settings_: dict[str, float]
         Thresholds(**settings_)
 
 
-def test_new_thresholds_hold_from_the_next_sample_on(make: Make) -> None:
-    stand = make()
+def test_new_thresholds_hold_from_the_next_sample_on() -> None:
+    stand = with_clients()
     assert levels(stand, 750) == [Mode.NORMAL]
     stand.change_limits(thresholds=Thresholds(0.2, 0.4, 0.6, 0.8))
     assert stand.mode() is Mode.NORMAL
@@ -94,8 +94,8 @@ def test_a_level_is_entered_at_once_and_left_by_two_readings_in_a_row_below_it(r
         stand.check()
 
 
-def test_a_transition_is_logged_counted_shown_announced_and_pushed_once(make: Make) -> None:
-    stand = make()
+def test_a_transition_is_logged_counted_shown_announced_and_pushed_once() -> None:
+    stand = with_clients()
     stand.sample(0.5)
     stand.ask(1, messages.Subscribe)
     stand.sample(0.93)
@@ -111,8 +111,8 @@ def test_a_transition_is_logged_counted_shown_announced_and_pushed_once(make: Ma
     assert stand.pushes(2) == []
 
 
-def test_a_gauge_that_is_new_is_pushed_once_and_is_a_transition_only_if_it_is_not_relaxed(make: Make) -> None:
-    stand = make()
+def test_a_gauge_that_is_new_is_pushed_once_and_is_a_transition_only_if_it_is_not_relaxed() -> None:
+    stand = with_clients()
     assert stand.ask(1, messages.Subscribe).tiers == []
     stand.sample(0.5)
     stand.sample(0.5)
@@ -122,8 +122,8 @@ def test_a_gauge_that_is_new_is_pushed_once_and_is_a_transition_only_if_it_is_no
     assert stand.status()["counters"]["transitions"] == {"critical": 1}
 
 
-def test_a_new_subscriber_first_gets_every_gauge(make: Make) -> None:
-    stand = make()
+def test_a_new_subscriber_first_gets_every_gauge() -> None:
+    stand = with_clients()
     stand.sample(0.86)
     stand.sample(0.97, HOST_GAUGE)
     answer = stand.ask(1, messages.Subscribe)
@@ -138,10 +138,8 @@ def test_a_new_subscriber_first_gets_every_gauge(make: Make) -> None:
     [(1.0, False, 0.5), (-5.0, False, 0.9), (1.0, True, 0.5)],
     ids=["twice", "older", "stale"],
 )
-def test_a_reading_that_is_not_newer_or_stale_changes_no_mode(
-    make: Make, began_s: float, stale: bool, used: float
-) -> None:
-    stand = make()
+def test_a_reading_that_is_not_newer_or_stale_changes_no_mode(began_s: float, stale: bool, used: float) -> None:
+    stand = with_clients()
     stand.sample(0.9)
     began_at = stand.now
     for _ in range(5):
@@ -153,8 +151,8 @@ def test_a_reading_that_is_not_newer_or_stale_changes_no_mode(
     assert stand.mode() is Mode.RELAXED
 
 
-def test_a_gauge_that_is_gone_leaves_its_mode(make: Make) -> None:
-    stand = make()
+def test_a_gauge_that_is_gone_leaves_its_mode() -> None:
+    stand = with_clients()
     stand.ask(1, messages.Subscribe)
     stand.sample(0.97)
     stand.lose()

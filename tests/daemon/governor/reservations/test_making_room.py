@@ -12,14 +12,14 @@ from tensord.daemon.governor.devices.record import SLOW_S
 from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.modes import Mode
 
-from ..stand import GPU, MIB, OTHER, TOTAL, Make, Stand, key, named, refused
+from ..stand import GPU, MIB, OTHER, TOTAL, Stand, key, named, refused, with_clients
 
 
 class Card:
     """A card of TOTAL bytes: others hold `others` MiB, and client 1 has three idle entries of 100 MiB on it."""
 
-    def __init__(self, make: Make, others: int = 500, **limits: Any) -> None:
-        self.stand = make(**limits)
+    def __init__(self, others: int = 500, **limits: Any) -> None:
+        self.stand = with_clients(**limits)
         self.others = others
         self.stand.open(1, 2)
         for number in (1, 2, 3):
@@ -46,9 +46,9 @@ class Card:
 
 @pytest.mark.parametrize(("others", "size", "mode"), [(500, 250, Mode.NORMAL), (100, 700, Mode.RELAXED)])
 def test_as_many_entries_leave_as_a_reservation_needs_whether_they_are_idle_or_not(
-    make: Make, others: int, size: int, mode: Mode
+    others: int, size: int, mode: Mode
 ) -> None:
-    card = Card(make, others=others)
+    card = Card(others=others)
     request = card.reserve(2, size)
     assert card.answer(2, request) is None
     (order,) = card.stand.orders(1)
@@ -63,8 +63,8 @@ def test_as_many_entries_leave_as_a_reservation_needs_whether_they_are_idle_or_n
     assert len(card.stand.orders(1)) == 1
 
 
-def test_memory_that_a_reservation_waits_for_is_not_promoted_into(make: Make) -> None:
-    card = Card(make, others=300)
+def test_memory_that_a_reservation_waits_for_is_not_promoted_into() -> None:
+    card = Card(others=300)
     card.stand.ask(1, messages.RegisterWorkflow, "w", [messages.AgentStep("a")])
     card.stand.register(1, 4, 100 * MIB, tokens=0, agent="a")
     card.reserve(3, 500)
@@ -144,8 +144,8 @@ EXPECTED: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", EXPECTED)
-def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(make: Make, state: str, how: str) -> None:
-    card = Card(make)
+def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(state: str, how: str) -> None:
+    card = Card()
     request = STATES[state](card)
     disturb(card, how)
     answer = card.answer(2, request)
@@ -158,9 +158,9 @@ def test_a_reservation_is_granted_waits_or_is_refused_whatever_happens(make: Mak
     assert not any(row["waiting_reservations"] for row in card.stand.status()["devices"])
 
 
-def two_owners(make: Make, **limits: Any) -> Stand:
+def two_owners(**limits: Any) -> Stand:
     """Client 1 has the entries that go first, client 2 others."""
-    stand = make(pass_share=1.0, **limits)
+    stand = with_clients(pass_share=1.0, **limits)
     stand.open(1, 2)
     for number in range(10):
         stand.register(1 if number < 5 else 2, number, 20 * MIB, tokens=0)
@@ -169,8 +169,8 @@ def two_owners(make: Make, **limits: Any) -> Stand:
 
 
 @pytest.mark.parametrize("share", [0.9, 0.94, 0.98])
-def test_a_stopped_owner_delays_the_others_orders_by_a_second_and_not_by_ack_s(make: Make, share: float) -> None:
-    stand = two_owners(make, ack_s=10.0)
+def test_a_stopped_owner_delays_the_others_orders_by_a_second_and_not_by_ack_s(share: float) -> None:
+    stand = two_owners(ack_s=10.0)
     stand.sample(share)
     (order,) = stand.orders(1)
     began, waited = stand.now, 0.0
@@ -186,8 +186,8 @@ def test_a_stopped_owner_delays_the_others_orders_by_a_second_and_not_by_ack_s(m
 
 
 @pytest.mark.parametrize("silent_s", [SLOW_S, 11.0])
-def test_entries_of_a_stopped_owner_are_not_called_pinned_nor_leaving(make: Make, silent_s: float) -> None:
-    card = Card(make, ack_s=10.0)
+def test_entries_of_a_stopped_owner_are_not_called_pinned_nor_leaving(silent_s: float) -> None:
+    card = Card(ack_s=10.0)
     request = card.reserve(2, 450, wait_s=60.0)
     assert named(card.stand.orders(None, "offload", "drop")) and card.answer(2, request) is None
     card.stand.pass_time(silent_s)

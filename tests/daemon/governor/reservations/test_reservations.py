@@ -6,15 +6,15 @@ from tensord.daemon.governor.forms.events import FormerDaemonFound
 from tensord.daemon.governor.reservations import REATTACH_S, SUMS_MAX
 from tensord.ipc.messages import control as messages
 
-from ..stand import GPU, MIB, Make, Stand, refused
+from ..stand import GPU, MIB, Stand, refused, with_clients
 
 
 def wait(stand: Stand, client: int, size: int, wait_s: float = 5.0) -> int:
     return stand.begin(client, messages.ReserveDevice, GPU, size * MIB, 10.0, wait_s=wait_s)
 
 
-def test_a_reservation_that_expired_counts_until_a_reading_that_began_later(make: Make) -> None:
-    stand = make(reserve_s_max=2.0)
+def test_a_reservation_that_expired_counts_until_a_reading_that_began_later() -> None:
+    stand = with_clients(reserve_s_max=2.0)
     stand.sample(0)
     assert stand.reserve(1, 1000, 50.0).lasts_s == 2.0
     waits = wait(stand, 3, 1, wait_s=50.0)
@@ -28,8 +28,8 @@ def test_a_reservation_that_expired_counts_until_a_reading_that_began_later(make
     assert isinstance(stand.reserve(2, 1000), messages.Reserved)
 
 
-def test_a_reservation_is_released_once_and_by_whoever_made_it(make: Make) -> None:
-    stand = make()
+def test_a_reservation_is_released_once_and_by_whoever_made_it() -> None:
+    stand = with_clients()
     stand.sample(0)
     token = stand.reserve(1, 10).reservation
     assert f"reservation {token}" in refused(stand.ask(2, messages.ReleaseReservation, token), "UnknownOrder")
@@ -37,8 +37,8 @@ def test_a_reservation_is_released_once_and_by_whoever_made_it(make: Make) -> No
     assert f"reservation {token}" in refused(stand.ask(1, messages.ReleaseReservation, token), "UnknownOrder")
 
 
-def test_a_client_has_no_more_than_reservations_max_those_that_wait_included(make: Make) -> None:
-    stand = make(reservations_max=2)
+def test_a_client_has_no_more_than_reservations_max_those_that_wait_included() -> None:
+    stand = with_clients(reservations_max=2)
     stand.sample(0)
     first = stand.reserve(1, 1000)
     wait(stand, 1, 10, wait_s=50.0)
@@ -49,9 +49,9 @@ def test_a_client_has_no_more_than_reservations_max_those_that_wait_included(mak
     assert isinstance(stand.reserve(1, 10), messages.Reserved)
 
 
-def filled(make: Make, entries: int = 600) -> Stand:
+def filled(entries: int = 600) -> Stand:
     """An empty card of 1,000 MiB by its last reading, on which client 1 has registered one entry since."""
-    stand = make()
+    stand = with_clients()
     stand.open(1, 2)
     stand.sample(0)
     stand.now += 0.5
@@ -59,15 +59,15 @@ def filled(make: Make, entries: int = 600) -> Stand:
     return stand
 
 
-def test_memory_of_entries_registered_since_the_reading_is_not_reserved(make: Make) -> None:
-    stand = filled(make)
+def test_memory_of_entries_registered_since_the_reading_is_not_reserved() -> None:
+    stand = filled()
     text = refused(stand.reserve(2, 500), "DeviceFull")
     assert f"{400 * MIB} are free" in text and f"{600 * MIB} may have been taken since the last reading" in text
     assert isinstance(stand.reserve(2, 400), messages.Reserved)
 
 
-def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour_is_asked_before(make: Make) -> None:
-    stand = filled(make)
+def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour_is_asked_before() -> None:
+    stand = filled()
     request = stand.begin(2, messages.MakeRoom, GPU, 500 * MIB, 30.0, 30.0)
     stand.sample(0, after_s=0.2, began_at=stand.now - 0.1)
     assert stand.orders() == [] and stand.answer(2, request) is None
@@ -78,8 +78,8 @@ def test_what_waits_gets_entries_away_once_a_reading_shows_them_and_no_neighbour
     assert made.made and not stand.neighbours_asked
 
 
-def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered(make: Make) -> None:
-    stand = filled(make, entries=800)
+def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what_was_registered() -> None:
+    stand = filled(entries=800)
     assert f"{50 * MIB - 1} are left below pressure" in refused(stand.reserve(2, 50, promotes=True), "DeviceFull")
     promoting = stand.reserve(2, 40, promotes=True)
     stand.ask(2, messages.ReleaseReservation, promoting.reservation)
@@ -88,8 +88,8 @@ def test_an_entry_comes_back_to_a_card_only_if_it_stays_below_pressure_with_what
     refused(stand.reserve(2, 1, promotes=True), "DeviceFull")
 
 
-def test_however_many_entries_are_newer_than_the_reading_all_of_them_count(make: Make) -> None:
-    stand = filled(make, entries=1)
+def test_however_many_entries_are_newer_than_the_reading_all_of_them_count() -> None:
+    stand = filled(entries=1)
     for number in range(2, 2 * SUMS_MAX):
         stand.now += 0.001
         stand.register(1, number, MIB)
@@ -101,16 +101,16 @@ def test_however_many_entries_are_newer_than_the_reading_all_of_them_count(make:
 # ---- of a daemon that is gone: its clients tell the next one, which grants nothing to others before
 
 
-def following(make: Make) -> tuple[Stand, int]:
+def following() -> tuple[Stand, int]:
     """A daemon that follows another one, on a card of which 1,000 MiB are free; client 2 waits for 700."""
-    stand = make()
+    stand = with_clients()
     stand.do(FormerDaemonFound())
     stand.sample(0, after_s=0.1)
     return stand, wait(stand, 2, 700)
 
 
-def test_nothing_is_granted_before_clients_of_before_have_said_what_they_hold(make: Make) -> None:
-    stand, request = following(make)
+def test_nothing_is_granted_before_clients_of_before_have_said_what_they_hold() -> None:
+    stand, request = following()
     room = stand.begin(3, messages.MakeRoom, GPU, 200 * MIB, 30.0, 5.0)
     text = refused(stand.reserve(2, 1), "DeviceFull")
     assert "a daemon waits for what clients held before it" in text
@@ -123,8 +123,8 @@ def test_nothing_is_granted_before_clients_of_before_have_said_what_they_hold(ma
     assert isinstance(stand.answer(2, request), messages.Reserved) and stand.answer(3, room).made
 
 
-def test_what_waits_is_granted_once_that_time_is_over_without_another_reading(make: Make) -> None:
-    stand, request = following(make)
+def test_what_waits_is_granted_once_that_time_is_over_without_another_reading() -> None:
+    stand, request = following()
     stand.sample(0, after_s=0.1)
     assert stand.answer(2, request) is None
     stand.pass_time(REATTACH_S)
@@ -132,8 +132,8 @@ def test_what_waits_is_granted_once_that_time_is_over_without_another_reading(ma
     assert isinstance(stand.reserve(3, 300), messages.Reserved)
 
 
-def test_what_a_client_has_held_counts_whatever_the_gauge_shows(make: Make) -> None:
-    stand = make(reserve_s_max=5.0, reservations_max=2)
+def test_what_a_client_has_held_counts_whatever_the_gauge_shows() -> None:
+    stand = with_clients(reserve_s_max=5.0, reservations_max=2)
     for _ in range(2):
         assert stand.reserve(1, 400, held=True).lasts_s == 5.0, "no gauge was read yet"
     refused(stand.reserve(1, 1, held=True), "LimitReached")

@@ -11,7 +11,7 @@ from tensord.daemon.governor.forms.limits import NeighbourPlace
 from tensord.daemon.governor.rooms import SETTLE_S
 from tensord.ipc.messages import control as messages
 
-from ..stand import GPU, MIB, TOTAL, Make, Stand, refused
+from ..stand import GPU, MIB, TOTAL, Stand, refused, with_clients
 
 VLLM = NeighbourPlace("vllm", "127.0.0.1", 8000)
 OLLAMA = NeighbourPlace("ollama", "127.0.0.1", 11434)
@@ -23,8 +23,8 @@ OPERATOR, ENGINE = 2, 1
 class Site:
     """A card of 1,000 MiB of which `used` are used, and an operator (client 2). Readings are 0.25 s apart."""
 
-    def __init__(self, make: Make, used: int = 900, neighbours: tuple[NeighbourPlace, ...] = BOTH, **limits: Any):
-        self.stand: Stand = make(neighbours=neighbours, **limits)
+    def __init__(self, used: int = 900, neighbours: tuple[NeighbourPlace, ...] = BOTH, **limits: Any):
+        self.stand: Stand = with_clients(neighbours=neighbours, **limits)
         self.used = used
         self.sample()
 
@@ -110,10 +110,10 @@ VAIN = "it accepted the request, and the card's gauge did not fall"
     ids=["enough", "no answer", "falls", "both", "busy", "failed", "in vain", "other means"],
 )
 def test_neighbours_are_asked_in_order_one_at_a_time_until_there_is_room(
-    make: Make, events: list[Any], asked: int, made: bool | None, expected: list[tuple[str, str, int, str]]
+    events: list[Any], asked: int, made: bool | None, expected: list[tuple[str, str, int, str]]
 ) -> None:
     """A room of 500 MiB on a card of which 100 MiB are free: the events, and what has come of them."""
-    site = Site(make)
+    site = Site()
     request = site.make_room(500)
     site.play(*events)
     answer = site.answer(request)
@@ -130,8 +130,8 @@ def test_neighbours_are_asked_in_order_one_at_a_time_until_there_is_room(
     assert [(e.fields["neighbour"], e.fields.get("why", ""), e.level == "warning") for e in logged] == of_neighbours
 
 
-def test_a_reading_that_began_before_the_time_to_settle_was_over_says_not_all_of_what_was_freed(make: Make) -> None:
-    site = Site(make)
+def test_a_reading_that_began_before_the_time_to_settle_was_over_says_not_all_of_what_was_freed() -> None:
+    site = Site()
     site.make_room(500)
     site.sample()
     site.stand.now += 1
@@ -141,18 +141,16 @@ def test_a_reading_that_began_before_the_time_to_settle_was_over_says_not_all_of
     assert site.asked == [VLLM]
 
 
-def test_room_that_is_free_is_held_for_room_s_max_at_most_and_nobody_is_asked(make: Make) -> None:
-    site = Site(make, used=100, room_s_max=90.0, reserve_s_max=60.0)
+def test_room_that_is_free_is_held_for_room_s_max_at_most_and_nobody_is_asked() -> None:
+    site = Site(used=100, room_s_max=90.0, reserve_s_max=60.0)
     answer = site.answer(site.make_room(800))
     assert answer.made and answer.lasts_s == 90.0 and answer.steps == []
     assert site.asked == [] and site.stand.device()["reserved_bytes"] == 800 * MIB
 
 
 @pytest.mark.parametrize("reloaded", [False, True], ids=["none", "a reload removes them"])
-def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what_is_missing(
-    make: Make, reloaded: bool
-) -> None:
-    site = Site(make, neighbours=BOTH if reloaded else ())
+def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what_is_missing(reloaded: bool) -> None:
+    site = Site(neighbours=BOTH if reloaded else ())
     request = site.make_room(500)
     site.stand.change_limits(neighbours=())
     site.sample()
@@ -163,8 +161,8 @@ def test_without_neighbours_the_answer_comes_with_the_next_reading_and_says_what
     assert steps(answer) == [NOTHING]
 
 
-def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up(make: Make) -> None:
-    site = Site(make, used=100)
+def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up() -> None:
+    site = Site(used=100)
     site.make_room(800, for_s=600.0)
     site.stand.leave(OPERATOR)
     site.sample()
@@ -174,8 +172,8 @@ def test_the_room_outlives_the_connection_that_asked_until_its_time_is_up(make: 
     assert isinstance(site.stand.ask(ENGINE, messages.ReserveDevice, GPU, 200 * MIB, 5.0), messages.Reserved)
 
 
-def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: Make) -> None:
-    site = Site(make, neighbours=())
+def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have() -> None:
+    site = Site(neighbours=())
     site.stand.open(ENGINE)
     site.stand.register(ENGINE, 1, 300 * MIB)
     request = site.make_room(350)
@@ -187,8 +185,8 @@ def test_entries_in_use_stay_and_the_answer_says_how_many_bytes_they_have(make: 
     assert answer.steps[0].why == "of 300 MiB of tensors 300 MiB are in use"
 
 
-def test_the_wait_ends_with_a_neighbour_that_never_answers(make: Make) -> None:
-    site = Site(make)
+def test_the_wait_ends_with_a_neighbour_that_never_answers() -> None:
+    site = Site()
     request = site.make_room(500, wait_s=3.0)
     site.sample()
     site.stand.pass_time(4.0)
@@ -206,8 +204,8 @@ def test_the_wait_ends_with_a_neighbour_that_never_answers(make: Make) -> None:
     assert site.asked == [VLLM, OLLAMA, VLLM], "it has answered since"
 
 
-def test_each_room_that_is_refused_is_told_why(make: Make) -> None:
-    site = Site(make, reservations_max=2)
+def test_each_room_that_is_refused_is_told_why() -> None:
+    site = Site(reservations_max=2)
 
     def why(code: str, size: int, gauge: str = GPU) -> str:
         return refused(site.stand.ask(OPERATOR, messages.MakeRoom, gauge, size * MIB, 5.0, 5.0), code)
@@ -225,10 +223,8 @@ def test_each_room_that_is_refused_is_told_why(make: Make) -> None:
     assert "cannot be read" in why("NoGauge", 1)
 
 
-def test_an_operator_ends_the_rooms_of_a_card_one_that_is_being_made_included_and_no_other_reservation(
-    make: Make,
-) -> None:
-    site = Site(make, used=600)
+def test_an_operator_ends_the_rooms_of_a_card_one_that_is_being_made_included_and_no_other_reservation() -> None:
+    site = Site(used=600)
     assert site.answer(site.make_room(100)).made
     site.stand.sample(0.1, "other")
     site.stand.ask(OPERATOR, messages.MakeRoom, "other", 7 * MIB, 50.0, 5.0)
