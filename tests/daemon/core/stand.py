@@ -319,6 +319,12 @@ class Stand(MemorySide):
         """A block of each word, one after the other; their outcomes."""
         return [self.put_block(block(words[: end + 1]), **more) for end in range(len(words))]
 
+    def evict(self, *numbers: int | bytes, client: int = 1) -> None:
+        """The client evicts these keys by name; all settles."""
+        names = [key(each) if isinstance(each, int) else each for each in numbers]
+        self.send(client, messages.Evict(self.next_request(), names))
+        self.settle()
+
     def match(self, *words: int, client: int = 1, agent: str = "") -> messages.Matched | None:
         """What is cached of a sequence of these words with a token behind it; None while a new daemon does not know."""
         tokens: Tokens = np.append(text(words), np.uint32(999_999))

@@ -5,8 +5,7 @@ No stored entry is without its parent, whatever evicts, ends, moves or restarts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -28,19 +27,19 @@ def stand_of(blocks: int, **more: Any) -> Stand:
     return stand
 
 
-def put(stand: Stand, number: int, parent: int, **more: Any) -> str:
+def put(stand: Stand, number: int, parent: int) -> str:
     """The outcome of the whole put of a child."""
-    return stand.put(number, parent=key(parent), **more)
+    return stand.put(number, parent=key(parent))
 
 
-def put_chain(stand: Stand, *numbers: int, **more: Any) -> None:
+def put_chain(stand: Stand, *numbers: int) -> None:
     """A chain; its first entry has no parent."""
-    assert stand.put(numbers[0], **more) == "stored"
+    assert stand.put(numbers[0]) == "stored"
     for parent, number in pairwise(numbers):
-        assert put(stand, number, parent, **more) == "stored"
+        assert put(stand, number, parent) == "stored"
 
 
-def burst(stand: Stand, *puts: tuple[int, int | None], **more: Any) -> list[str]:
+def burst(stand: Stand, *puts: tuple[int, int | None]) -> list[str]:
     """Puts of (number, parent) whose records are taken as one batch; their outcomes."""
     first = stand.records[2] + 1
     stand.ask(2, *[64] * len(puts))
@@ -48,21 +47,16 @@ def burst(stand: Stand, *puts: tuple[int, int | None], **more: Any) -> list[str]
     for place, (number, parent) in zip(places, puts, strict=True):
         stand.write(place, b"x" * 64)
         above = None if parent is None else key(parent)
-        records.append(stand.record(2, place, key(number), parent=above, **more))
+        records.append(stand.record(2, place, key(number), parent=above))
     stand.submit(2, *records)
     stand.settle()
     return [stand.outcome(2, number) for number in range(first, first + len(puts))]
 
 
-def links(*chains: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    for chain in chains:
-        yield from pairwise(chain)
-
-
 def whole(stand: Stand, *chains: tuple[int, ...]) -> None:
     """No entry of these chains is there without its parent."""
     there = stand.stored()
-    for parent, child in links(*chains):
+    for parent, child in chain.from_iterable(map(pairwise, chains)):
         assert child not in there or parent in there, f"{child} is stored, and its parent {parent} is not"
     stand.check()
 
@@ -89,8 +83,7 @@ def test_a_put_of_a_stored_key_does_not_change_its_parent() -> None:
     put_chain(stand, 1, 2)
     stand.put(3)
     assert (put(stand, 2, 3), put(stand, 3, 1)) == ("existed", "existed")
-    stand.send(1, messages.Evict(5, [key(1)]))
-    stand.settle()
+    stand.evict(1)
     assert stand.stored() == {3}
 
 
@@ -101,8 +94,7 @@ def test_a_child_is_in_no_prefix_and_may_follow_a_block_with_a_record_but_not_th
     assert stand.put(after, parent=name([1, 2])) == "stored"
     assert stand.matched(1, 2) == 2
     assert stand.store.status()["prefix_blocks"] == 2
-    stand.send(1, messages.Evict(5, [name([1, 2])]))
-    stand.settle()
+    stand.evict(name([1, 2]))
     assert stand.find(after) is None, "it ends with the block before it"
     assert stand.put(name([1, 2]), parent=name([1])) == "stored"
     assert stand.put_block(block([1, 2, 3])) == "BadPrefix", "a block's text continues the text of its parent"

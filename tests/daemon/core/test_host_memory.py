@@ -10,7 +10,7 @@ import pytest
 from tensord.daemon.forms.effects import SaveRemote
 from tensord.daemon.forms.events import LimitsChanged, Pressed, Tick
 from tensord.daemon.remote.writes import DEMOTION_S
-from tensord.errors import TierFull, TierTimedOut
+from tensord.errors import TensordError, TierFull, TierTimedOut
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import PAGE_BYTES, SPAN_HEADER_BYTES, span_bytes
 
@@ -35,11 +35,6 @@ def limit(stand: Stand, pages: int) -> None:
     stand.settle()
 
 
-def evict(stand: Stand, *numbers: int) -> None:
-    stand.send(1, messages.Evict(stand.next_request(), [key(number) for number in numbers]))
-    stand.settle()
-
-
 def resident(stand: Stand) -> int:
     """The pages of the ring that are in memory."""
     return int(stand.store.status()["resident_bytes"]) // PAGE_BYTES
@@ -47,7 +42,7 @@ def resident(stand: Stand) -> int:
 
 def test_pressure_takes_holes_then_the_coldest_and_no_more_than_it_needs_and_all_of_it_comes_again() -> None:
     stand = full()
-    evict(stand, 5, 9)
+    stand.evict(5, 9)
     stand.press(RING - 12 * PAGE_BYTES)
     assert stand.stored() == STORED - {5, 9} and resident(stand) == 52
     stand.press(RING - 18 * PAGE_BYTES)
@@ -94,9 +89,9 @@ def test_a_stretch_for_a_large_entry_may_have_more_pages_of_the_system_in_it_tha
     stand, gone, kept = with_clients(24 * PAGE_BYTES), {1, 3, 7, 9, 13, 15, 19, 21}, {5, 11, 17}
     for number in range(24):
         assert stand.put(number, PAGE_BYTES - SPAN_HEADER_BYTES) == "stored"
-    evict(stand, *gone)
+    stand.evict(*gone)
     limit(stand, 16)
-    evict(stand, *{*range(24)} - gone - kept)
+    stand.evict(*{*range(24)} - gone - kept)
     assert resident(stand) == 16 and stand.stored() == kept
     assert stand.put(100, 10 * PAGE_BYTES - SPAN_HEADER_BYTES) == "stored"
     assert resident(stand) == 16 and len(stand.stored() & kept) == 2
@@ -175,8 +170,7 @@ def full_of_pages(**limits: Any) -> Stand:
     stand = with_clients(SMALL_RING, **{**QUEUE, **limits})
     for number in (99, *range(15)):
         assert stand.put(number, PAGE) == "stored"
-    stand.send(1, messages.Evict(1, [key(99)]))
-    stand.settle()
+    stand.evict(99)
     assert not stand.remote and stand.stored() == STORED
     stand.store.counters.evictions.clear()
     return stand
@@ -186,6 +180,12 @@ def give_back(stand: Stand, pages: int) -> None:
     """The governor wants so many pages. Nothing that follows is carried out yet, but for the page that is free."""
     stand.do(Pressed(SMALL_RING - pages * PAGE_BYTES))
     stand.go_on()
+    free_pages_go(stand)
+
+
+def free_pages_go(stand: Stand) -> None:
+    while stand.punches:
+        stand.punch()
 
 
 def keys(*numbers: int) -> set[bytes]:
@@ -206,8 +206,7 @@ def test_what_is_evicted_for_memory_is_written_before_it_goes(how: str) -> None:
         stand.send(2, messages.Limit(1, SMALL_RING - 3 * PAGE_BYTES))
     else:
         stand.do(LimitsChanged(replace(stand.limits, max_bytes=SMALL_RING - 3 * PAGE_BYTES)))
-    while stand.punches:
-        stand.punch()
+    free_pages_go(stand)
     assert not stand.scans and written(stand) == keys(0)
     assert stand.stored() == STORED, "they serve while they are written"
     assert stand.holds is None or not stand.holds.settled
@@ -240,8 +239,6 @@ def test_children_and_blocks_of_sequences_go_at_once_and_their_root_is_written()
 def test_memory_is_held_up_no_longer_than_its_deadline() -> None:
     stand = full_of_pages()
     give_back(stand, 5)
-    while stand.punches:
-        stand.punch()
     reading = len(written(stand))
     stand.now = DEMOTION_S - 0.01
     stand.do(Tick())
@@ -251,32 +248,26 @@ def test_memory_is_held_up_no_longer_than_its_deadline() -> None:
     stand.go_on()
     assert stand.scans
     stand.scan()
-    while stand.punches:
-        stand.punch()
+    free_pages_go(stand)
     # What a thread reads stays, whatever for.
     assert len(stand.stored()) <= 15 - (4 - reading)
     stand.settle()
     assert stand.store.status()["resident_bytes"] == SMALL_RING - 5 * PAGE_BYTES
 
 
-def test_a_full_store_holds_nothing_up() -> None:
+@pytest.mark.parametrize(
+    ("error", "pages", "unwritten", "later"),
+    [(TierFull("full"), 5, {0, 1, 2, 3}, set()), (TierTimedOut("slow"), 3, {0}, {1})],
+)
+def test_an_entry_whose_write_fails_goes_unwritten_and_a_full_store_holds_nothing_up(
+    error: TensordError, pages: int, unwritten: set[int], later: set[int]
+) -> None:
     stand = full_of_pages()
-    give_back(stand, 5)
-    while stand.punches:
-        stand.punch()
-    stand.write_remote(error=TierFull("full"))
-    assert not stand.writes and stand.scans
+    give_back(stand, pages)
+    stand.write_remote(error=error)
+    assert bool(stand.writes) == bool(later) != bool(stand.scans)
     stand.settle()
-    assert stand.stored() == STORED - {0, 1, 2, 3}
-    assert stand.store.status()["remote"] == {"write_failed": 1, "dropped": 3}
-
-
-def test_an_entry_whose_write_fails_goes_unwritten() -> None:
-    stand = full_of_pages()
-    give_back(stand, 3)
-    while stand.punches:
-        stand.punch()
-    stand.write_remote(error=TierTimedOut("slow"))
-    stand.settle()
-    assert stand.stored() == STORED - {0, 1}
-    assert set(stand.remote) == keys(1)
+    assert stand.stored() == STORED - unwritten - later
+    assert set(stand.remote) == keys(*later)
+    counted = stand.store.status()["remote"]
+    assert (counted["write_failed"], counted.get("dropped", 0)) == (1, len(unwritten) - 1)

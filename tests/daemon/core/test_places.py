@@ -329,8 +329,7 @@ def test_a_place_is_made_though_nothing_around_the_largest_hole_may_go() -> None
     rows = by_offset(stand)
     assert stand.put(900, 2 * SIZE) == "stored"
     hole = by_offset(stand).index(900)
-    stand.send(1, messages.Evict(7, [key(900)]))
-    stand.settle()
+    stand.evict(900)
     for number in by_offset(stand)[max(hole - 2, 0) : hole + 2]:
         stand.pin(number)
     assert stand.put(901, 4 * SIZE) == "stored"

@@ -11,7 +11,6 @@ import pytest
 
 from tensord.daemon.forms.events import Accessed
 from tensord.daemon.replacement import POLICIES
-from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES
 
 from .stand import SPAN, Stand, key
@@ -126,5 +125,4 @@ def test_an_entry_that_just_fitted_outlives_entries_that_were_read_before_its_pu
         stand.now += 0.1
         stand.put(2000 + fresh)
         assert stand.find(key(fresh)) is not None
-        stand.send(1, messages.Evict(fresh, [key(2000 + fresh)]))
-        stand.settle()
+        stand.evict(2000 + fresh)

@@ -149,8 +149,7 @@ def test_a_full_store_is_rid_of_keys(stand: RemoteStand) -> None:
     stand.settle()
     offer(stand, 5)
     stand.write_remote(error=FULL)
-    stand.send(1, messages.Evict(3, [key(0)]))
-    stand.settle()
+    stand.evict(0)
     assert key(0) not in stand.remote
     assert stand.turned["writes"] == [str(FULL)], "a removal does not show that there is room"
 
