@@ -303,6 +303,10 @@ class Daemon:
     def segments(self) -> list[Path]:
         return sorted(SHM_FOLDER.glob(f"tensord.{self.instance}.*"))
 
+    def segment(self, part: str) -> Path:
+        """One of them: "ring", "index", "lock" …"""
+        return SHM_FOLDER / f"tensord.{self.instance}.{part}"
+
     def lanes(self) -> list[Path]:
         return sorted(SHM_FOLDER.glob(f"tensord.{self.instance}.lane.*"))
 

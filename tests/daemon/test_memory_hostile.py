@@ -56,10 +56,6 @@ def stranger(path: Path, mode: int = 0o666) -> Path:
     return path
 
 
-def segment(daemon: Daemon, part: str) -> Path:
-    return segments.SHM_FOLDER / f"tensord.{daemon.instance}.{part}"
-
-
 def overwrite(daemon: Daemon) -> None:
     """Ten laps, of which one that shows they would have met any entry that nobody pins."""
     writer = daemon.client()
@@ -134,7 +130,7 @@ def test_a_lane_that_is_kept_counts_against_its_uid_after_a_restart_too(daemon: 
 @pytest.mark.parametrize("part", ["ring", "index", "lock"])
 def test_memory_of_another_user_is_refused_and_its_owner_named(daemon: Daemon, part: str) -> None:
     daemon.terminate()
-    path = stranger(segment(daemon, part))
+    path = stranger(daemon.segment(part))
     before = path.stat()
     told = daemon.refused()
     assert f"{path} is a file of uid {STRANGER} with mode 0666" in told
@@ -144,17 +140,17 @@ def test_memory_of_another_user_is_refused_and_its_owner_named(daemon: Daemon, p
 
 def test_memory_that_others_may_write_is_refused(daemon: Daemon) -> None:
     daemon.terminate()
-    segment(daemon, "ring").chmod(0o660)
+    daemon.segment("ring").chmod(0o660)
     assert "with mode 0660" in daemon.refused()
 
 
 def test_files_that_are_no_lanes_are_passed_over_and_named(daemon: Daemon, planted: list[Path]) -> None:
     daemon.client().put(key(1), payload(1, 1000), wait=True)
     daemon.terminate()
-    planted += [segment(daemon, f"lane.{part}") for part in ("a1", "a2", "a3", "a4", "x")]
+    planted += [daemon.segment(f"lane.{part}") for part in ("a1", "a2", "a3", "a4", "x")]
     folder, link, pipe, open_to_all, unnamed = planted
     folder.mkdir()
-    link.symlink_to(segment(daemon, "ring"))
+    link.symlink_to(daemon.segment("ring"))
     os.mkfifo(pipe, 0o600)
     open_to_all.touch(0o666)
     open_to_all.chmod(0o666)
@@ -175,7 +171,7 @@ def test_names_that_another_user_took_keep_no_client_out(daemon: Daemon) -> None
     daemon.terminate()
     for number in range(1, 40):
         for suffix in (".u0", ".u0.fenced"):
-            stranger(segment(daemon, f"lane.{2 << 32 | number:x}{suffix}"))
+            stranger(daemon.segment(f"lane.{2 << 32 | number:x}{suffix}"))
     daemon.start()
     assert len(daemon.ask(messages.HealthQuery)["notices"]) == 17
     daemon.client().put(key(1), payload(1, 1000), wait=True)

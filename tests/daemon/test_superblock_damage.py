@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import struct
 from mmap import mmap
-from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from tensord.daemon.memory.opening import ConfiguredSizes, resolved_sizes
 from tensord.daemon.store.slots import Slots
-from tensord.shm.ring import segments
 from tensord.shm.ring.layout import EPOCH_MAX, PAGE_BYTES, IndexGeometry, Superblock
 
 from ..daemon_process import MIB, Daemon
@@ -23,14 +21,10 @@ TOKENS_AT, TTL_AT, CREATED_AT, OWNER_AT, COST_AT, NUMBER_AT, PARENT_AT, EXPIRES_
 EPOCH_AT, RING_BYTES_AT, LIMIT_BYTES_AT = 24, 32, 88
 
 
-def segment(daemon: Daemon, part: str) -> Path:
-    return segments.SHM_FOLDER / f"tensord.{daemon.instance}.{part}"
-
-
 def damage(daemon: Daemon, at: int, value: int) -> None:
     """The daemon is killed, and a number in the superblock damaged."""
     daemon.kill()
-    with segment(daemon, "index").open("r+b", buffering=0) as index:
+    with daemon.segment("index").open("r+b", buffering=0) as index:
         os.pwrite(index.fileno(), struct.pack("Q", value), at)
 
 
@@ -67,7 +61,7 @@ def test_entries_stay_and_a_view_keeps_its_bytes_though_the_superblock_lost_its_
 def test_a_damaged_slot_moves_no_epoch(daemon: Daemon) -> None:
     assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
     daemon.kill()
-    with segment(daemon, "index").open("r+b") as file:
+    with daemon.segment("index").open("r+b") as file:
         memory = mmap(file.fileno(), 0)
         geometry = Superblock.unpack(memory[:PAGE_BYTES]).geometry
         assert Slots(memoryview(memory), geometry).take(key(2), EPOCH_MAX << 48 | 1, 16 << 48, 64) >= 0
@@ -86,7 +80,7 @@ def test_behind_the_last_epoch_a_daemon_says_what_to_do(daemon: Daemon) -> None:
 def test_sizes_that_no_daemon_wrote_are_refused_and_the_ring_is_left_as_it_is(
     daemon: Daemon, at: int, value: int
 ) -> None:
-    ring = segment(daemon, "ring")
+    ring = daemon.segment("ring")
     before = ring.stat().st_size
     damage(daemon, at, value)
     log = daemon.refused()
@@ -108,7 +102,7 @@ def test_an_entry_whose_header_is_damaged_anywhere_is_not_read_after_a_restart(a
             put = client.put(key(number), payload(number), wait=True, tokens=5, ttl_s=1e6, cost_ms=2.0)
             assert put.state == "stored"
         daemon.kill()
-        with segment(daemon, "ring").open("r+b", buffering=0) as ring:
+        with daemon.segment("ring").open("r+b", buffering=0) as ring:
             start = ring.read(MIB).index(key(0)) - 16
             os.pwrite(ring.fileno(), struct.pack("Q", value), start + at)
         daemon.start()

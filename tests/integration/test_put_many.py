@@ -38,7 +38,7 @@ def test_a_checksum_that_is_left_to_the_daemon_is_made_while_it_is_idle() -> Non
         assert client.put(key(0), payload(0, 4 * MIB), wait=True).state == "stored"
         lease = some(client.get(key(0)))
         found = some(Handle.unpack(lease.handle() or b""))
-        with Path(f"/dev/shm/tensord.{daemon.instance}.ring").open("rb", buffering=0) as ring:
+        with daemon.segment("ring").open("rb", buffering=0) as ring:
 
             def checksum() -> int:
                 return int.from_bytes(os.pread(ring.fileno(), 8, found.offset + SPAN_CHECKSUM_AT), "little")

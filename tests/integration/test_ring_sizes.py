@@ -18,7 +18,6 @@ import pytest
 import tensord
 from tensord.errors import NotEnoughMemory
 from tensord.ipc.messages import control as messages
-from tensord.shm.ring import segments
 
 from ..daemon_process import MIB, Daemon, some, until
 from ..faults.payloads import has, is_payload, key, payload
@@ -48,7 +47,7 @@ def here(client: tensord.Client, numbers: range) -> list[int]:
 
 def allocated_bytes(daemon: Daemon) -> int:
     """What the ring takes of the machine's memory, as the kernel counts it."""
-    return os.stat(segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring").st_blocks * 512
+    return daemon.segment("ring").stat().st_blocks * 512
 
 
 def again(daemon: Daemon, **flags: object) -> Daemon:

@@ -259,6 +259,16 @@ def with_clients(**limits: Any) -> Stand:
     return stand
 
 
+def card(count: int = 0, size: int = 10, **limits: Any) -> Stand:
+    """All three have opened it. Entries 1 to `count` are client 1's, registered a second apart."""
+    stand = with_clients(**{"pass_share": 1.0, **limits})
+    stand.open(1, 2, 3)
+    for each in range(1, count + 1):
+        stand.register(1, each, size)
+        stand.now += 1
+    return stand
+
+
 def refused(answer: Any, code: str) -> str:
     assert isinstance(answer, messages.Error), f"not refused: {answer}"
     assert answer.code == code, answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.store.table import ENDED, FREE, LIVE
+from tensord.daemon.store.table import LIVE
 
 from .rows import RowStore, key_of
 
@@ -30,19 +30,6 @@ def test_bytes_are_free_only_after_a_scan_that_began_later_and_found_no_pin(ends
         assert store.read(key_of(1)) is None and store.scan({span_id}) == []
         assert store.scan() == [row]
         assert store.holes.total_bytes == free + store.table.sizes[row]
-    store.check_invariants()
-
-
-def test_a_pinned_child_does_not_bring_back_a_parent_whose_key_was_put_again() -> None:
-    store = RowStore()
-    first, second = store.put(key_of(1)), store.put(key_of(2), parent=key_of(1))
-    store.spans.hide([second, first], "capacity")
-    new = store.put(key_of(1))
-    store.scan({store.table.span_ids[second]})
-    assert store.table.by_key == {key_of(1): new}
-    assert store.table.states[second] == ENDED and store.table.states[first] == FREE
-    store.scan()
-    store.scan()
     store.check_invariants()
 
 

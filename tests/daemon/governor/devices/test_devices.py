@@ -11,14 +11,7 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from ..stand import GPU, Stand, key, named, refused, with_clients
-
-
-def card(**limits: Any) -> Stand:
-    """Clients 1, 2 and 3 have opened it."""
-    stand = with_clients(**{"pass_share": 1.0, **limits})
-    stand.open(1, 2, 3)
-    return stand
+from ..stand import GPU, Stand, card, key, named, refused, with_clients
 
 
 def test_uses_of_before_a_restart_and_of_before_a_renewal_count() -> None:

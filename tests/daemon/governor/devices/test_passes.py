@@ -11,20 +11,10 @@ from tensord.ipc.messages import control as messages
 from tensord.ipc.messages.control import AgentStep
 from tensord.ipc.messages.modes import HOST_GAUGE, Mode
 
-from ..stand import GPU, SHARES, Stand, key, named, with_clients
+from ..stand import GPU, SHARES, Stand, card, key, named
 
 USED = {Mode.RELAXED: 50, Mode.NORMAL: 75, Mode.PRESSURE: 91, Mode.CRITICAL: 95, Mode.EMERGENCY: 99}
 READING_S = 0.25
-
-
-def card(count: int, size: int = 10, **limits: Any) -> Stand:
-    """Entries 1 to `count` of client 1, registered a second apart."""
-    stand = with_clients(**{"pass_share": 1.0, **limits})
-    stand.open(1, 2)
-    for each in range(1, count + 1):
-        stand.register(1, each, size)
-        stand.now += 1
-    return stand
 
 
 @pytest.mark.parametrize("idle_long_enough", [False, True])
@@ -34,7 +24,7 @@ def card(count: int, size: int = 10, **limits: Any) -> Stand:
 def test_on_a_device_under_its_threshold_only_entries_idle_for_the_modes_time_are_evicted(
     mode: Mode, idle_s: float, idle_long_enough: bool
 ) -> None:
-    stand = card(0, retry_s=0.0)
+    stand = card(retry_s=0.0)
     for each in (1, 2, 3, 4):
         stand.register(1, each, 1)
     used_at = stand.now
@@ -95,7 +85,7 @@ def test_critical_and_emergency_take_what_pressure_takes_and_everything_idle_bes
 
 
 def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> None:
-    stand = card(0)
+    stand = card()
     for each, (size, tokens, uses) in enumerate(
         [
             (10, 10, 10),  # one use a token
@@ -118,7 +108,7 @@ def test_uses_are_weighed_by_tokens_and_the_heaviest_of_equals_goes_first() -> N
 
 @pytest.mark.parametrize("used", [20_000, 10_000], ids=["emergency", "idle"])
 def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_work(used: int) -> None:
-    stand = card(0)
+    stand = card()
     for each in range(ENTRIES_MAX + 10):
         stand.say(1, messages.RegisterEntry(0, GPU, key(each), 1))
     stand.pass_time(1000)
@@ -126,7 +116,7 @@ def test_a_pass_takes_so_many_entries_that_the_daemon_is_not_kept_from_other_wor
 
 
 def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest() -> None:
-    stand = card(0)
+    stand = card()
     for each, agent in enumerate(("next", "far", "", "done", "stranger", "near", "farther"), 1):
         stand.register(1, each, 1, agent=agent)
         stand.now += 1
@@ -147,7 +137,7 @@ def test_a_workflow_lets_finished_agents_go_then_unknown_ones_then_the_farthest(
 
 @pytest.mark.parametrize("host_accepts", [True, False])
 def test_an_evicted_entry_is_offloaded_if_the_host_accepts_and_it_is_worth_its_copy(host_accepts: bool) -> None:
-    stand = card(0, copy_bytes_per_s=100, compute_s_per_token=1.0)
+    stand = card(copy_bytes_per_s=100, compute_s_per_token=1.0)
     stand.sample(0.5 if host_accepts else 0.86, HOST_GAUGE)
     stand.register(1, 1, 1000, tokens=10)
     stand.register(1, 2, 1000, tokens=9)
