@@ -130,21 +130,6 @@ def test_a_client_has_a_share_ahead_of_need_and_another_for_puts_that_wait() -> 
     assert stand.store.status()["grants_waiting"] < waiting
 
 
-def test_a_client_that_leaves_gives_its_places_back_once_they_are_not_pinned() -> None:
-    stand = full()
-    stand.join(2, uid=0)
-    stand.ask(2, 4800)
-    stand.settle()
-    stand.ask(2, 60_000)
-    [pin] = stand.leave(2)
-    stand.settle()
-    revoked = stand.store.parts.grants.revoked
-    assert not stand.store.status()["grants_waiting"] and pin.span_id in revoked
-    stand.release(pin)
-    stand.pass_time(5)
-    assert not revoked
-
-
 def test_uids_that_compete_have_equal_shares() -> None:
     stand = full(256 << 10)
     stand.join(2, uid=2)

@@ -16,7 +16,6 @@ from tensord.ipc.messages.modes import Tier
 
 from ...daemon_process import until
 
-GIB = 1 << 30
 CARD = "0000:65:00.0"
 LOG = logger("test")
 
@@ -53,16 +52,6 @@ def sampled(gauges: Gauges, now: float) -> dict[str, Sample]:
     gauges.begin(now)
     until(lambda: is_idle(gauges), "all answers")
     return {sample.gauge: sample for sample in gauges.take(now).samples}
-
-
-def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) -> None:
-    file = tmp_path / "gauges"
-    file.write_text(f"host 1GiB 4GiB\n{CARD} 40GiB 80GiB\n")
-    gauges = open_gauges(wanted(device="file", host="file", file=file), LOG)
-    assert sampled(gauges, 5.0) == {
-        "host": Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
-        CARD: Sample(CARD, Tier.DEVICE, 40 * GIB, 80 * GIB, "file", 5.0),
-    }
 
 
 def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one_quiet_line_each(

@@ -140,6 +140,3 @@ def test_a_setting_that_names_a_card_that_is_not_there_is_shown_once_the_cards_a
     stand.change_limits(baselines=())
     stand.sample(0.5, "crad0")
     assert stand.status()["missing_cards"] == []
-
-
-# ---- the rest

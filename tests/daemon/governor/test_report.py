@@ -15,15 +15,6 @@ from ...client.ctl import documents
 from .stand import GPU, MIB, TOTAL, with_clients
 
 
-def test_devices_are_listed_by_name_after_the_host_whichever_was_found_first() -> None:
-    stand = with_clients()
-    for gauge in ("b", "a", HOST_GAUGE):
-        stand.sample(0.5, gauge)
-    stand.lose("a")
-    stand.sample(0.5, "a")
-    assert [row["gauge"] for row in stand.status()["gauges"]] == [HOST_GAUGE, "a", "b"]
-
-
 def test_status_shows_gauges_devices_owners_and_workflows() -> None:
     stand = with_clients(max_bytes=500 * MIB, block_bytes=10 * MIB)
     stand.open(1, 2)
