@@ -272,13 +272,6 @@ def test_an_array_that_the_entry_cannot_be_copied_into_is_refused(client: tensor
         client.get_into(KEY, out)
 
 
-@pytest.mark.parametrize("content", ["text", 5, None, np.array([object()])], ids=["text", "number", "none", "objects"])
-def test_content_that_has_no_bytes_is_refused(content: Any) -> None:
-    ns = tensord.Namespace(model="m", revision="1", dtype="float32", processor="none")
-    with pytest.raises(BadNamespace, match="cannot be hashed"):
-        ns.key("encoder", "image", content)
-
-
 @pytest.mark.parametrize("call", ENCODER)
 def test_the_encoder_cache_refuses_objects_of_another_type(call: str) -> None:
     manager = Manager(4)

@@ -11,7 +11,6 @@ import copy
 import gc
 import os
 import pickle
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -25,7 +24,7 @@ from tensord.shm.lanes.lane import LOG_AT, PINS_AT
 from tensord.testing import FakeCard
 
 from ..client.device.card import CARD, key, watching
-from ..daemon_process import PATIENCE_S, Daemon, some
+from ..daemon_process import PATIENCE_S, Daemon, some, until
 
 Things = dict[str, Any]
 
@@ -115,14 +114,6 @@ FAILING: dict[str, Callable[[tensord.Client], object]] = {
 }
 
 
-def kept(frame_ended: weakref.ref[Any]) -> bool:
-    """Whether the object is still there. The thread that made an error may be about to let go of it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while frame_ended() is not None and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return frame_ended() is not None
-
-
 @pytest.mark.parametrize("how", FAILING)
 def test_a_call_that_fails_keeps_nothing_of_the_function_that_made_it(shared: Daemon, how: str) -> None:
     client = shared.client()
@@ -133,7 +124,9 @@ def test_a_call_that_fails_keeps_nothing_of_the_function_that_made_it(shared: Da
             FAILING[how](client)
         return weakref.ref(large)
 
-    assert not kept(call())
+    kept = call()
+    # The thread that made an error may be about to let go of it.
+    until(lambda: kept() is None, "the function's array to be freed")
 
 
 NAMESPACE = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")

@@ -45,15 +45,10 @@ def test_another_generation_has_other_keys_under_the_same_tag() -> None:
     assert (a[28:], b[28:]) == (b"\1\0\0\0", b"\0\0\0\0")
 
 
-def test_kind_modality_and_parameters_tell_keys_apart_and_their_order_does_not() -> None:
+def test_kind_modality_and_names_of_parameters_tell_keys_apart_and_their_order_does_not() -> None:
     keys = [
-        NAMESPACE.key("encoder", "image", b"x"),
-        NAMESPACE.key("processor", "image", b"x"),
-        NAMESPACE.key("encoder", "audio", b"x"),
-        NAMESPACE.key("encoder", "image", b"x", resolution=448),
-        NAMESPACE.key("encoder", "image", b"x", resolution=449),
-        NAMESPACE.key("encoder", "image", b"x", resolution="448"),
-        NAMESPACE.key("encoder", "image", b"x", crop=448),
+        *(NAMESPACE.key(*of, b"x") for of in (("encoder", "image"), ("processor", "image"), ("encoder", "audio"))),
+        *(NAMESPACE.key("encoder", "image", b"x", **{name: 448}) for name in ("resolution", "crop")),
     ]
     assert len(set(keys)) == len(keys)
     assert NAMESPACE.key("e", "i", b"", a=1, b=2) == NAMESPACE.key("e", "i", b"", b=2, a=1)
@@ -146,6 +141,12 @@ def _cycle() -> list[object]:
 def test_parameters_that_cannot_be_part_of_a_key_are_refused(bad: object) -> None:
     with pytest.raises(BadNamespace, match="parameters"):
         NAMESPACE.key("encoder", "image", b"x", odd=bad)
+
+
+@pytest.mark.parametrize("content", ["text", 5, None, np.array([object()])], ids=["text", "number", "none", "objects"])
+def test_content_that_has_no_bytes_is_refused(content: Any) -> None:
+    with pytest.raises(BadNamespace, match="cannot be hashed"):
+        NAMESPACE.key("encoder", "image", content)
 
 
 def test_blake3_gives_other_keys_and_says_what_to_install() -> None:

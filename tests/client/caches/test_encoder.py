@@ -270,7 +270,7 @@ def test_an_entry_only_in_the_ring_counts_against_the_compute_budget(cache: tens
     assert manager.can_allocate(wanted, 0, compute_budget=4)
 
 
-@pytest.mark.parametrize("by", ["allocate", "store"])
+@pytest.mark.parametrize("by", ["allocate", "store", "store again"])
 def test_an_entry_of_a_running_request_is_not_evicted_by_another_engine(
     shared: Daemon, cache: tensord.Client, picture: bytes, by: str
 ) -> None:
@@ -279,25 +279,15 @@ def test_an_entry_of_a_running_request_is_not_evicted_by_another_engine(
     if by == "allocate":
         other.put(picture, output(), wait=True)
     manager.allocate(running, 0)
-    if by == "store":
+    if by != "allocate":
+        stored(manager, running)
+    if by == "store again":
+        assert other.evict(picture) == 1
         stored(manager, running)
     fill(other)
     assert other.contains(picture)
     lease = manager.lease(running, 0)
     assert lease is not None and np.array_equal(lease.tree, output())
-
-
-def test_an_entry_stored_again_for_a_running_request_is_pinned_in_its_new_version(
-    shared: Daemon, cache: tensord.Client, picture: bytes
-) -> None:
-    manager, other = EncoderCacheManager(10, cache), shared.client()
-    running = request("1", (picture, 4))
-    manager.allocate(running, 0)
-    stored(manager, running)
-    assert other.evict(picture) == 1
-    stored(manager, running)
-    fill(other)
-    assert other.contains(picture)
 
 
 def test_a_pin_ends_with_the_last_request_that_needs_it(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:

@@ -21,12 +21,21 @@ from ...processes import Child, Stage
 from .processor_items import NAMESPACE, fresh, is_picture, picture, press, read, receiver, sender
 
 
-def test_an_item_larger_than_the_ring_allows_is_passed_through(daemon: Daemon) -> None:
-    frontend = sender(daemon.client())
-    tree = picture(1, 17 * MIB)
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        (picture(1, 17 * MIB), "too_large"),
+        ({"what": object()}, "unsupported"),
+        ({"sparse": torch.eye(3).to_sparse()}, "unsupported"),
+        ({"meta": torch.empty(3, device="meta")}, "unsupported"),
+    ],
+    ids=["larger than the ring", "an object", "a sparse tensor", "a tensor without values"],
+)
+def test_an_item_that_no_ring_or_tree_can_hold_is_passed_through(shared: Daemon, tree: Any, why: str) -> None:
+    frontend = sender(shared.client())
     (sent,) = frontend.get_and_update([tree], [hash := fresh()])
     assert sent is tree
-    assert frontend.make_stats().passed_through == {"too_large": 1}
+    assert frontend.make_stats().passed_through == {why: 1}
     assert frontend.is_cached([hash]) == [False]
 
 
@@ -41,14 +50,6 @@ def test_a_ring_full_of_what_others_read_passes_items_through(daemon: Daemon) ->
     tree = picture(1)
     assert frontend.get_and_update([tree], [fresh()])[0] is tree
     assert frontend.make_stats().passed_through == {"full": 1}
-
-
-def test_an_item_that_no_tree_can_hold_is_passed_through(shared: Daemon) -> None:
-    frontend = sender(shared.client())
-    trees = [{"what": object()}, {"sparse": torch.eye(3).to_sparse()}, {"meta": torch.empty(3, device="meta")}]
-    sent = frontend.get_and_update(trees, [fresh() for _ in trees])
-    assert all(item is tree for item, tree in zip(sent, trees, strict=True))
-    assert frontend.make_stats().passed_through == {"unsupported": 3}
 
 
 def test_without_a_daemon_everything_is_passed_through(tmp_path: Path) -> None:

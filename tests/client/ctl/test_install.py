@@ -92,6 +92,8 @@ def test_a_path_with_characters_that_units_expand_is_quoted(program: str, word: 
 def test_a_service_that_cannot_be_installed_here_is_refused(
     alone: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "needs root: use sudo, or --user" in alone("install", code=1).err
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -100,9 +102,8 @@ def test_a_service_that_cannot_be_installed_here_is_refused(
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert "no service manager of this user runs here" in alone("install", "--user", code=1).err
     monkeypatch.setattr(install, "no_manager", lambda user: None)
-    for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
     assert "has installed nothing" in alone("install", "--user", "--uninstall", code=1).err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_program_that_the_service_could_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

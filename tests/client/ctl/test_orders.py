@@ -13,8 +13,10 @@ import tensord
 from tensord.client.ctl.orders import room_text
 from tensord.client.ctl.output import WIDTH
 from tensord.ipc.messages import control as messages
+from tensord.testing import FakeCard
 
 from ...daemon_process import MIB, Daemon
+from ..device.card import watching
 from . import documents
 from .conftest import KEYS, SPACES, Ctl
 from .documents import CARD, GIB
@@ -86,10 +88,9 @@ CARDS = ["0000:65:00.0", "0000:66:00.0"]
 @pytest.fixture
 def carded(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon with two cards of 80 GiB, of which the first uses 75."""
-    gauges = tmp_path / "gauges"
-    gauges.write_text(f"{CARDS[0]} {75 << 30} {80 << 30}\n{CARDS[1]} {10 << 30} {80 << 30}\n")
-    every = {"gauges_sample_s": "20ms", "gauges_sample_pressed_s": "20ms"}
-    with Daemon(gauges_device="file", gauges_host="none", gauges_file=gauges, **every) as daemon:
+    cards = [FakeCard(tmp_path, name, 80 * GIB) for name in CARDS]
+    cards[0].occupy(75 * GIB)
+    with watching(cards[0]) as daemon:
         daemon.start()
         daemon.until(lambda status: len(status["governor"]["gauges"]) == 2, "the first sample")
         yield daemon

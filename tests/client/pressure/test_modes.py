@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,50 +14,22 @@ import pytest
 import tensord
 from tensord.errors import BadGraph, BadStep, UsageError
 from tensord.ipc.messages.modes import Mode, Tier
+from tensord.testing import FakeCard
 
 from ...daemon_process import PATIENCE_S, Daemon, until
+from ..device.card import watching
 
 TOTAL = 1000
 
 
-class Gauges:
-    """The gauge file, changed in one step as its reader sees it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._used: dict[str, int] = {}
-        self.show(card0=100, card1=100)
-
-    def show(self, **used: int) -> None:
-        self._used |= used
-        draft = self.path.with_suffix(".draft")
-        draft.write_text("".join(f"{name} {bytes_} {TOTAL}\n" for name, bytes_ in self._used.items()))
-        draft.replace(self.path)
-
-    def take_out(self, name: str) -> None:
-        """The gauge is no more."""
-        del self._used[name]
-        self.show()
-
-    def hide(self) -> None:
-        """None of them can be read until `show`."""
-        self.path.unlink()
+@pytest.fixture
+def cards(tmp_path: Path) -> list[FakeCard]:
+    return [FakeCard(tmp_path, name, TOTAL) for name in ("card0", "card1")]
 
 
 @pytest.fixture
-def gauges(tmp_path: Path) -> Gauges:
-    return Gauges(tmp_path / "gauges")
-
-
-@pytest.fixture
-def running(gauges: Gauges) -> Iterator[Daemon]:
-    with Daemon(
-        gauges_device="file",
-        gauges_host="none",
-        gauges_file=gauges.path,
-        gauges_sample_s="20ms",
-        gauges_sample_pressed_s="20ms",
-    ) as daemon:
+def running(cards: list[FakeCard]) -> Iterator[Daemon]:
+    with watching(cards[0]) as daemon:
         daemon.start()
         daemon.until(lambda status: len(status["governor"]["gauges"]) == 2, "the first sample")
         yield daemon
@@ -78,7 +50,7 @@ def workflows(daemon: Daemon) -> dict[str, int]:
 # ---- modes
 
 
-def test_a_callback_gets_every_change_in_order_with_its_reading(running: Daemon, gauges: Gauges) -> None:
+def test_a_callback_gets_every_change_in_order_with_its_reading(running: Daemon, cards: list[FakeCard]) -> None:
     heard: list[tensord.ModeChange] = []
     with running.client().on_mode(heard.append) as subscription:
         assert {name: state.mode for name, state in subscription.states.items()} == {
@@ -86,9 +58,9 @@ def test_a_callback_gets_every_change_in_order_with_its_reading(running: Daemon,
             "card1": Mode.RELAXED,
         }
         for used in (750, 870, 930, 970):
-            gauges.show(card0=used)
+            cards[0].occupy(used)
             until(lambda used=used: heard and heard[-1].used_bytes == used, "the change")  # type: ignore[misc]
-        gauges.show(card0=100)
+        cards[0].occupy(100)
         until(lambda: heard[-1].mode is Mode.RELAXED, "the fall")
     modes = [Mode.RELAXED, Mode.NORMAL, Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY, Mode.RELAXED]
     assert [change.mode for change in heard] == modes[1:]
@@ -97,27 +69,27 @@ def test_a_callback_gets_every_change_in_order_with_its_reading(running: Daemon,
     assert {(change.gauge, change.tier, change.total_bytes) for change in heard} == {("card0", Tier.DEVICE, TOTAL)}
 
 
-def test_a_subscription_may_be_limited_to_one_gauge_and_may_be_ended(running: Daemon, gauges: Gauges) -> None:
+def test_a_subscription_may_be_limited_to_one_gauge_and_may_be_ended(running: Daemon, cards: list[FakeCard]) -> None:
     client = running.client()
     one: list[tensord.ModeChange] = []
     both: list[tensord.ModeChange] = []
     of_one = client.on_mode(one.append, "card1")
     client.on_mode(both.append)
     assert list(of_one.states) == ["card1"]
-    gauges.show(card0=930)
+    cards[0].occupy(930)
     until(lambda: both, "the change of card0")
-    gauges.show(card1=930)
+    cards[1].occupy(930)
     until(lambda: len(both) == 2, "the change of card1")
     until(lambda: one, "the change of card1")
     assert [change.gauge for change in one] == ["card1"]
     of_one.close()
-    gauges.show(card1=100)
+    cards[1].occupy(100)
     until(lambda: len(both) == 3, "the fall of card1")
     assert len(one) == 1
 
 
 def test_a_callback_that_takes_long_and_fails_holds_up_nothing_but_the_next_one(
-    running: Daemon, gauges: Gauges, caplog: pytest.LogCaptureFixture
+    running: Daemon, cards: list[FakeCard], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = running.client()
     enough = threading.Event()
@@ -129,9 +101,9 @@ def test_a_callback_that_takes_long_and_fails_holds_up_nothing_but_the_next_one(
         raise RuntimeError("an engine's own mistake")
 
     client.on_mode(waits)
-    gauges.show(card0=750)
+    cards[0].occupy(750)
     until(lambda: client.modes()["card0"].mode is Mode.NORMAL, "the first change")
-    gauges.show(card0=930)
+    cards[0].occupy(930)
     until(lambda: client.modes()["card0"].mode is Mode.CRITICAL, "the second change")
     assert client.put(bytes(32), b"value", wait=True).state == "stored"
     assert heard == []
@@ -141,22 +113,22 @@ def test_a_callback_that_takes_long_and_fails_holds_up_nothing_but_the_next_one(
 
 
 def test_changes_during_a_daemons_absence_are_reported_though_the_new_one_samples_late(
-    running: Daemon, gauges: Gauges
+    running: Daemon, cards: list[FakeCard]
 ) -> None:
     """A gauge that the next daemon does not have counts as relaxed."""
     client = running.client()
     heard: list[tensord.ModeChange] = []
     subscription = client.on_mode(heard.append)
-    gauges.show(card0=930)
+    cards[0].occupy(930)
     until(lambda: heard, "the change")
     running.kill()
     until(lambda: not client.connected, "the client to notice")
-    gauges.take_out("card0")
-    gauges.hide()
+    shutil.rmtree(cards[0].folder / "cards" / "card0")
+    cards[0].gauge_file.unlink()
     running.start()
     assert client.wait_connected(PATIENCE_S)
     client.modes()
-    gauges.show(card1=750)
+    cards[1].occupy(750)
     until(lambda: len(heard) == 3, "the differences")
     assert sorted((change.gauge, change.before, change.mode) for change in heard[1:]) == [
         ("card0", Mode.CRITICAL, Mode.RELAXED),
@@ -181,7 +153,7 @@ def test_a_client_that_is_closed_or_forgotten_ends_the_thread_of_callbacks(runni
     until(lambda: not thread(), "the thread to end")
 
 
-def test_the_child_of_a_fork_gets_no_changes_until_it_subscribes_itself(running: Daemon, gauges: Gauges) -> None:
+def test_the_child_of_a_fork_gets_no_changes_until_it_subscribes_itself(running: Daemon, cards: list[FakeCard]) -> None:
     client = running.client()
     heard: list[tensord.ModeChange] = []
     inherited = client.on_mode(heard.append)
@@ -192,45 +164,13 @@ def test_the_child_of_a_fork_gets_no_changes_until_it_subscribes_itself(running:
             own: list[tensord.ModeChange] = []
             subscription = client.on_mode(own.append)
             assert inherited.closed and subscription.states
-            gauges.show(card0=930)
+            FakeCard(cards[0].folder, "card0").occupy(930)
             until(lambda: own, "the change")
             status = 2 if heard else 0
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     until(lambda: heard, "the parent to hear of it too")
-
-
-# ---- reservations
-
-
-def nothing_is_left(status: dict[str, Any]) -> bool:
-    """Whether no reservation waits, and none is held."""
-    rows = status["governor"]["devices"]
-    return not any(row["waiting_reservations"] or row["reserved_bytes"] for row in rows)
-
-
-@pytest.mark.parametrize("used_bytes", [900, 100], ids=["waits", "is granted"])
-async def test_a_reservation_of_a_cancelled_task_is_given_back(
-    running: Daemon, gauges: Gauges, used_bytes: int
-) -> None:
-    gauges.show(card0=used_bytes)
-    running.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == used_bytes, "the reading")
-
-    async def cancelled(client: tensord.AsyncClient, after_s: float) -> None:
-        task = asyncio.create_task(client.reserve_device("card0", 500, for_s=PATIENCE_S, wait_s=0.2))
-        await asyncio.sleep(after_s)
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            # It was over before.
-            task.result().release()
-
-    async with tensord.AsyncClient(running.socket) as client:
-        assert await client.wait_connected(PATIENCE_S)
-        for number in range(40):
-            await cancelled(client, 0.0005 * number)
-        await asyncio.to_thread(running.until, nothing_is_left, "all to be given back")
 
 
 # ---- workflows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -59,12 +58,6 @@ def test_a_batch_is_indexed_by_its_keys_places(bench: MemoryBench) -> None:
     assert len(bench.pins()) == 2
     del third, batch
     assert not bench.pins()
-
-
-@pytest.fixture
-def bench() -> Iterator[MemoryBench]:
-    with MemoryBench() as made:
-        yield made
 
 
 def ways(view: View) -> dict[str, Any]:

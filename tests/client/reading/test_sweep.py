@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,6 @@ from ...memory_bench import MemoryBench, key
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 POINTS_MAX = 400
-
-
-@pytest.fixture
-def bench() -> Iterator[MemoryBench]:
-    with MemoryBench() as made:
-        yield made
 
 
 def interrupt(number: int, act: Callable[[], object]) -> bool:

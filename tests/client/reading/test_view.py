@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from mmap import mmap
 from typing import Any
 
@@ -22,12 +22,6 @@ from tensord.shm.ring.segments import punch
 
 from ...daemon_process import some
 from ...memory_bench import MemoryBench, key, memory_file, slots_for
-
-
-@pytest.fixture
-def bench() -> Iterator[MemoryBench]:
-    with MemoryBench() as made:
-        yield made
 
 
 def payload(number: int, generation: int = 0) -> np.ndarray[Any, Any]:
