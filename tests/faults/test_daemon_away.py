@@ -18,7 +18,7 @@ import pytest
 
 import tensord
 from tensord.client.link.absence import WORD_S
-from tensord.errors import BadKey, DaemonUnavailable, LimitReached, TimedOut, UnsupportedLeaf
+from tensord.errors import BadKey, DaemonUnavailable, TimedOut, UnsupportedLeaf
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, some, until
 from ..processes import python
@@ -86,21 +86,6 @@ def test_puts_that_a_daemon_has_not_answered_in_time_are_stored_after_all(
     with daemon.stopped(), pytest.raises(TimedOut, match=r"not acknowledged within 0\.5 s"):
         put(client)
     until(lambda: client.contains(key(2)), "what was put to be stored after all")
-
-
-def test_over_clients_max_a_client_gets_an_error_with_the_limit_and_the_others_are_not_disturbed() -> None:
-    with Daemon(limits_clients_max=2) as daemon:
-        first = daemon.start().client()
-        assert first.put(key(1), payload(1), wait=True).state == "stored"
-        second = daemon.client()
-        for _ in range(30):
-            with pytest.raises(LimitReached, match=r"clients_max is 2.*raise it"):
-                tensord.Client(daemon.socket, required=True, timeout_s=PATIENCE_S)
-        assert first.connected and second.connected
-        assert has(second, 1)
-        second.close()
-        third = daemon.client()
-        assert third.contains(key(1))
 
 
 def test_a_first_use_without_a_daemon_warns_once_with_the_command_that_starts_one(tmp_path: Path) -> None:

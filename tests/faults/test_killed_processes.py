@@ -27,6 +27,12 @@ RING_BYTES = 4 * MIB
 
 
 @pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=RING_BYTES) as running:
+        yield running.start()
+
+
+@pytest.fixture
 def with_one() -> Iterator[Daemon]:
     with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_claim_s=30) as running:
         running.start()
@@ -87,36 +93,30 @@ ATTACHES = 2_000
 GROWTH_BYTES_MAX = 8 * MIB
 
 
-@pytest.fixture
-def tiny() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=4 * MIB) as running:
-        yield running.start()
-
-
 def own_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_thousands_of_clients_that_come_and_go_leave_nothing(tiny: Daemon) -> None:
+def test_thousands_of_clients_that_come_and_go_leave_nothing(daemon: Daemon) -> None:
     def come_and_go(number: int) -> None:
         # Now and then one comes with an inbox, too.
-        RawClient(tiny.socket, inbox_bytes=MIB if number % 50 == 0 else 0).close()
+        RawClient(daemon.socket, inbox_bytes=MIB if number % 50 == 0 else 0).close()
 
     for _ in range(200):
-        RawClient(tiny.socket).close()
-    tiny.until(lambda s: s["lanes"] == s["clients"] == 0, "the first to be gone")
-    here, there, held = own_descriptors(), tiny.descriptors(), tiny.memory_bytes()
+        RawClient(daemon.socket).close()
+    daemon.until(lambda s: s["lanes"] == s["clients"] == 0, "the first to be gone")
+    here, there, held = own_descriptors(), daemon.descriptors(), daemon.memory_bytes()
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(come_and_go, range(ATTACHES)))) == ATTACHES
-    tiny.until(lambda s: s["lanes"] == s["clients"] == s["inboxes"] == 0, "the last to be gone")
-    until(lambda: tiny.descriptors() <= there, "the daemon's descriptors to be closed")
+    daemon.until(lambda s: s["lanes"] == s["clients"] == s["inboxes"] == 0, "the last to be gone")
+    until(lambda: daemon.descriptors() <= there, "the daemon's descriptors to be closed")
     # A client of an earlier test may look for its daemon still, with a socket for a moment.
     until(lambda: own_descriptors() <= here, "this process's descriptors to be closed")
-    assert not tiny.lanes()
-    assert tiny.memory_bytes() - held < GROWTH_BYTES_MAX
+    assert not daemon.lanes()
+    assert daemon.memory_bytes() - held < GROWTH_BYTES_MAX
 
 
-def churn(tiny: Daemon, client: tensord.Client, first: int, how_many: int) -> None:
+def churn(client: tensord.Client, first: int, how_many: int) -> None:
     """Entries of namespaces of their own, claims, misses, evictions, each with a key that was never seen before."""
     data = payload(1, 512)
     puts = []
@@ -132,22 +132,15 @@ def churn(tiny: Daemon, client: tensord.Client, first: int, how_many: int) -> No
 def test_the_daemons_memory_does_not_grow_with_the_entries_it_has_seen() -> None:
     with Daemon(ring_bytes=4 * MIB, max_entries=512) as daemon:
         client = daemon.start().client()
-        churn(daemon, client, 0, 2000)
+        churn(client, 0, 2000)
         held = daemon.memory_bytes()
-        churn(daemon, client, 10_000, 4000)
+        churn(client, 10_000, 4000)
         status = daemon.status()["store"]
         assert status["entries"] <= 512 and status["namespaces"] <= 513
         assert daemon.memory_bytes() - held < GROWTH_BYTES_MAX
 
 
-FLOOD = 900
-FLOODED_BYTES = 4 * MIB
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=FLOODED_BYTES) as running:
-        yield running.start()
+FLOOD = 150
 
 
 @contextmanager
@@ -180,14 +173,14 @@ def test_a_flood_of_puts_delays_another_clients_put_by_one_turn(daemon: Daemon, 
     ):
         (large,), (small,) = loud.borrow(60_000), quiet.borrow(64)
         daemon.pause()
-        for number in range(FLOOD // 6):
+        for number in range(FLOOD):
             at = large._replace(offset=large.offset + number * span_bytes(64))
             loud.submit(key(number), at, loud.write(at, bytes(32)))
         quiet.submit(key(5000), small, quiet.write(small, bytes(32)))
         daemon.resume()
         before = events_until(watch, event="put", key=key(5000).hex())
         assert sum(event["event"] == "put" for event in before) <= AT_ONCE + 1
-        assert loud.until_settled(FLOOD // 6) is None
+        assert loud.until_settled(FLOOD) is None
 
 
 def test_a_backlog_of_puts_that_wait_for_room_delays_another_clients_put_by_one_a_turn(daemon: Daemon) -> None:

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -174,15 +174,6 @@ def test_gets_are_right_while_other_threads_put_and_release() -> None:
 DAY_S = 86_400.0
 
 
-def restart(daemon: Daemon) -> None:
-    daemon.restart()
-
-
-def kill_and_start(daemon: Daemon) -> None:
-    daemon.kill()
-    daemon.start()
-
-
 def boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -201,8 +192,8 @@ def expires_unix_s(client: tensord.Client, at: bytes) -> float:
     return entry.expires_unix_s
 
 
-@pytest.mark.parametrize("again", [restart, kill_and_start])
-def test_a_renewed_time_to_live_survives_a_restart(daemon: Daemon, again: Callable[[Daemon], None]) -> None:
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_renewed_time_to_live_survives_a_restart(daemon: Daemon, end: str) -> None:
     client = daemon.client()
     for number in (1, 2):
         assert client.put(key(number), np.arange(5), ttl_s=DAY_S, wait=True).state == "stored"
@@ -214,7 +205,8 @@ def test_a_renewed_time_to_live_survives_a_restart(daemon: Daemon, again: Callab
     assert before[0].expires_s >= touched_s + DAY_S > before[1].expires_s > 0
     assert before[2].expires_s == 0
     for _ in range(2):
-        again(daemon)
+        getattr(daemon, end)()
+        daemon.start()
         daemon.attached(client)
         # The daemon goes by what stands there, and has not changed it.
         assert [header_of(daemon, key(number)) for number in (1, 2, 3)] == before

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord import NormalLayer, PrefixCache
+from tensord import PrefixCache
 from tensord.client.arguments.put_options import PutOptions
 from tensord.client.link import absence as silence
 from tensord.client.prefix import cache as prefix_cache
 from tensord.client.writing.outcomes import Put
 
+from ..client.prefix.sequences import BLOCK, assert_right, matched, namespace_of, normal
 from ..daemon_process import MIB, PATIENCE_S, Daemon, some, until
 from .payloads import cut, payload
 from .payloads import key as key_of
 
-BLOCK = 16
 SYSTEM = np.arange(100, dtype=np.uint32)
-NAMESPACE = tensord.Namespace(model="killed", revision="1", dtype="float32", processor="none")
+NAMESPACE = namespace_of(-1)
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,11 @@ def conversation(number: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
     return np.concatenate([SYSTEM, np.arange(100, dtype=np.uint32) + 1000 * (number + 1)])
 
 
-def layer_of(tokens: np.ndarray[Any, Any]) -> NormalLayer:
-    return NormalLayer(np.cumsum(tokens, dtype=np.uint64).reshape(1, -1, 1).repeat(8, axis=2))
-
-
-def joined(cache: PrefixCache, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What is cached of a sequence's one layer, copied."""
-    with cache.match(tokens, timeout_s=PATIENCE_S) or pytest.fail("nothing is cached") as match:
-        found: np.ndarray[Any, Any] = match.joined(0)
-    return found
+def cached(cache: PrefixCache, tokens: np.ndarray[Any, Any]) -> bool:
+    """Whether all but the last token of a sequence are found, with what was stored of them."""
+    with matched(cache, tokens, timeout_s=PATIENCE_S) as match:
+        assert_right(match, tokens)
+        return match.offset == len(tokens) - 1
 
 
 def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_for_another(
@@ -53,9 +49,9 @@ def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_
         client = daemon.start().client(timeout_s=PATIENCE_S)
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
         stored, other = conversation(0), np.arange(200, dtype=np.uint32) + 7_000_000
-        assert cache.put(stored, [layer_of(stored)], wait=True, timeout_s=PATIENCE_S).state == "stored"
+        assert cache.put(stored, normal(stored), wait=True, timeout_s=PATIENCE_S).state == "stored"
         # Its place in the inbox is kept for the next query.
-        assert joined(cache, stored).shape[1]
+        assert cached(cache, stored)
         written = vars(prefix_cache)["fold"]
 
         def lost_meanwhile(*arguments: Any) -> Any:
@@ -72,7 +68,7 @@ def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_
         assert cache.match(other, timeout_s=PATIENCE_S) is None
         monkeypatch.setattr(prefix_cache, "fold", written)
         assert cache.match(other, timeout_s=PATIENCE_S) is None
-        assert joined(cache, stored).shape[1]
+        assert cached(cache, stored)
 
 
 def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
@@ -81,9 +77,8 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
         conversations = [conversation(number) for number in range(6)]
         for tokens in conversations:
-            put = cache.put(tokens, [layer_of(tokens)], cost_ms=7.0, wait=True, timeout_s=PATIENCE_S)
+            put = cache.put(tokens, normal(tokens), cost_ms=7.0, wait=True, timeout_s=PATIENCE_S)
             assert put.state == "stored", put
-        before = [joined(cache, tokens) for tokens in conversations]
         view = some(cache.match(conversations[0], timeout_s=PATIENCE_S))
         blocks = daemon.store("prefix_blocks")
         daemon.kill()
@@ -91,14 +86,13 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
         daemon.attached(client)
         daemon.until(lambda s: not s["store"]["prefix_rebuilding"], "the index to be rebuilt")
         assert daemon.store("prefix_blocks") == blocks
-        for tokens, was in zip(conversations, before, strict=True):
-            np.testing.assert_array_equal(joined(cache, tokens), was)
-        assert before[0].shape[1] == len(SYSTEM) * 2 - 1
-        np.testing.assert_array_equal(view.joined(0), before[0], "the view from before")
+        assert all(cached(cache, tokens) for tokens in conversations)
+        # The view from before.
+        assert_right(view, conversations[0])
         # A sequence that goes on from there follows what the former daemon had.
         longer = np.concatenate([conversations[1], SYSTEM + 77])
-        assert cache.put(longer, [layer_of(longer)], wait=True, timeout_s=PATIENCE_S).state == "stored"
-        assert joined(cache, longer).shape[1] == len(longer) - 1
+        assert cache.put(longer, normal(longer), wait=True, timeout_s=PATIENCE_S).state == "stored"
+        assert cached(cache, longer)
         assert daemon.store("found_corrupt") == 0
         client.close()
 
@@ -111,15 +105,14 @@ def test_a_killed_daemons_sequences_are_matched_whole_by_the_first_query(monkeyp
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
         conversations = [conversation(number) for number in range(300)]
         for tokens in conversations:
-            cache.put(tokens, [layer_of(tokens)])
-        cache.put(conversations[0], [layer_of(conversations[0])], wait=True, timeout_s=PATIENCE_S)
+            cache.put(tokens, normal(tokens))
+        cache.put(conversations[0], normal(conversations[0]), wait=True, timeout_s=PATIENCE_S)
         until(lambda: not client.link.puts.waiting, "all of it to be stored")
         for _ in range(3):
             daemon.kill()
             daemon.start()
             daemon.attached(client)
-            for tokens in conversations[-1], conversations[0]:
-                assert joined(cache, tokens).shape[1] == len(tokens) - 1
+            assert cached(cache, conversations[-1]) and cached(cache, conversations[0])
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -145,7 +138,7 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
             before.append(put.wait(PATIENCE_S))
 
         monkeypatch.setattr(client.link.puts, "put", put)
-        done = cache.put(tokens, [layer_of(tokens)], wait=wait, timeout_s=PATIENCE_S)
+        done = cache.put(tokens, normal(tokens), wait=wait, timeout_s=PATIENCE_S)
         assert (done.state, done.error) == ("stored", None)
         assert len(evicted) == times
-        assert joined(cache, tokens).shape[1] == len(tokens) - 1
+        assert cached(cache, tokens)

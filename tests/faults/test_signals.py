@@ -25,10 +25,11 @@ from tensord.client.link import link
 from tensord.client.reading import sweep
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
+from ..client.prefix.sequences import BLOCK, normal
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..interruptions import Signal, interrupt
 from .payloads import is_payload, key, payload
-from .test_prefix_faults import BLOCK, NAMESPACE, conversation, layer_of
+from .test_prefix_faults import NAMESPACE, conversation
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 POINTS_MAX = 5000
@@ -37,7 +38,7 @@ STRIDE = 3
 SMALL = payload(1, 4096)
 LARGE = payload(2, 5 * MIB)
 TOKENS = conversation(0)
-LAYER = layer_of(TOKENS)
+LAYERS = normal(TOKENS, layers=1)
 THERE = 999_999
 
 
@@ -50,7 +51,7 @@ class Stand:
         assert self.client.wait_connected(PATIENCE_S)
         assert self.client.put(key(THERE), SMALL, wait=True).state == "stored"
         self.prefixes = PrefixCache(self.client, NAMESPACE, block_tokens=BLOCK)
-        assert self.prefixes.put(TOKENS, [LAYER], wait=True, timeout_s=PATIENCE_S).state == "stored"
+        assert self.prefixes.put(TOKENS, LAYERS, wait=True, timeout_s=PATIENCE_S).state == "stored"
         self.held = tensord.DeviceCache(self.client, vram)
         self.tensor = vram.upload(SMALL)
         self._checked = 0
@@ -117,7 +118,7 @@ def match(stand: Stand, number: int) -> None:
 def store_prefix(stand: Stand, number: int) -> None:
     # Two blocks: each instruction of a put is another round.
     tokens = np.arange(2 * BLOCK, dtype=np.uint32) + 10_000 * number
-    stand.prefixes.put(tokens, [layer_of(tokens)], timeout_s=PATIENCE_S)
+    stand.prefixes.put(tokens, normal(tokens, layers=1), timeout_s=PATIENCE_S)
 
 
 def on_device(stand: Stand, number: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -50,65 +50,54 @@ def become(uid: int, gid: int | None = None) -> None:
     os.setuid(uid)
 
 
-def taken(take: Any) -> tuple[int, str]:
-    """How often `take()` went well before it was refused, and the refusal."""
+Takes = Callable[[ExitStack, Path], Iterator[None]]
+"""Takes one more of something at each step, until it is refused."""
+
+
+def takes_clients(stack: ExitStack, path: Path) -> Iterator[None]:
+    while True:
+        stack.enter_context(RawClient(path, attach=False))
+        yield
+
+
+def takes_lanes(stack: ExitStack, path: Path) -> Iterator[None]:
+    """Keeps the lanes although it closes the connections."""
+    while True:
+        with RawClient(path) as client:
+            for fd in client.fds:
+                stack.callback(os.close, os.dup(fd))
+        yield
+
+
+def takes_claims(stack: ExitStack, path: Path) -> Iterator[None]:
+    clients = [stack.enter_context(RawClient(path)) for _ in range(2)]
     for number in count():
+        clients[number % 2].ask(lambda n, number=number: messages.RequestClaim(n, key(number)))
+        yield
+
+
+def takes_readers(stack: ExitStack, path: Path) -> Iterator[None]:
+    while True:
+        channel = BlockingChannel.connect(path.with_name("status.sock"), PATIENCE_S, Connection.status_client())
+        stack.callback(channel.close)
+        with suppress(DaemonUnavailable):
+            channel.send(messages.HealthQuery(1), timeout_s=PATIENCE_S)
+        answer, _ = channel.receive(PATIENCE_S)
+        if isinstance(answer, messages.Error):
+            raise answer.to_error()
+        yield
+
+
+def hog(stage: Stage, uid: int, path: Path, takes: Takes) -> None:
+    """Takes what it may, tells how often that went well and how it was refused, and keeps it until it hears."""
+    become(uid)
+    with ExitStack() as stack:
+        number = -1
         try:
-            take()
+            for number, _ in enumerate(takes(stack, path)):
+                assert number < TRIES, "it is never refused"
         except LimitReached as refused:
-            return number, str(refused)
-        assert number < TRIES, "it is never refused"
-    raise AssertionError
-
-
-def all_clients(stage: Stage, uid: int, path: Path) -> None:
-    become(uid)
-    with ExitStack() as stack:
-        stage.tell(taken(lambda: stack.enter_context(RawClient(path, attach=False))))
-        stage.hear()
-
-
-def all_lanes(stage: Stage, uid: int, path: Path) -> None:
-    """Takes lanes, and keeps them although it closes the connections."""
-    become(uid)
-    held: list[int] = []
-
-    def take() -> None:
-        client = RawClient(path)
-        held.extend(os.dup(fd) for fd in client.fds)
-        client.close()
-
-    stage.tell(taken(take))
-    stage.hear()
-
-
-def all_claims(stage: Stage, uid: int, path: Path) -> None:
-    become(uid)
-    numbers = count()
-    with RawClient(path) as one, RawClient(path) as other:
-
-        def take() -> None:
-            number = next(numbers)
-            (one, other)[number % 2].ask(lambda n: messages.RequestClaim(n, key(number)))
-
-        stage.tell(taken(take))
-        stage.hear()
-
-
-def all_readers(stage: Stage, uid: int, path: Path) -> None:
-    become(uid)
-    with ExitStack() as stack:
-
-        def take() -> None:
-            channel = BlockingChannel.connect(path.with_name("status.sock"), PATIENCE_S, Connection.status_client())
-            stack.callback(channel.close)
-            with suppress(DaemonUnavailable):
-                channel.send(messages.HealthQuery(1), timeout_s=PATIENCE_S)
-            answer, _ = channel.receive(PATIENCE_S)
-            if isinstance(answer, messages.Error):
-                raise answer.to_error()
-
-        stage.tell(taken(take))
+            stage.tell((number + 1, str(refused)))
         stage.hear()
 
 
@@ -126,25 +115,25 @@ def one_of_all(stage: Stage, uid: int, path: Path) -> str:
 
 @of_root
 @pytest.mark.parametrize(
-    ("hog", "flags", "most", "named"),
+    ("takes", "flags", "most", "named"),
     [
-        (all_clients, {"limits_clients_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.clients_max = 8"),
-        (all_lanes, {"limits_lanes_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.lanes_max = 8"),
-        (all_claims, {}, 15, "quotas.limits_share_max = 0.75) of the fixed total = 20"),
-        (all_readers, {}, 6, "quotas.limits_share_max = 0.75) of the fixed total = 8"),
+        (takes_clients, {"limits_clients_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.clients_max = 8"),
+        (takes_lanes, {"limits_lanes_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.lanes_max = 8"),
+        (takes_claims, {}, 15, "quotas.limits_share_max = 0.75) of the fixed total = 20"),
+        (takes_readers, {}, 6, "quotas.limits_share_max = 0.75) of the fixed total = 8"),
     ],
 )
 def test_a_uid_that_takes_all_it_may_leaves_other_uids_theirs(
-    hog: Any, flags: dict[str, object], most: int, named: str
+    takes: Takes, flags: dict[str, object], most: int, named: str
 ) -> None:
-    with serving(TOTALS, **flags) as daemon, Child(hog, LOUD, daemon.socket) as loud:
+    with serving(TOTALS, **flags) as daemon, Child(hog, LOUD, daemon.socket, takes) as loud:
         taken, refusal = loud.hear()
         assert taken == most
         assert f"uid {LOUD} has" in refusal and named in refusal
         with Child(one_of_all, QUIET, daemon.socket) as quiet:
             assert quiet.hear() == "stored"
         assert sum(daemon.status()["quotas"]["refusals"].values()) == 1
-        if hog is all_lanes:
+        if takes is takes_lanes:
             # The daemon sees the end of a connection a moment later.
             daemon.until(lambda status: counted(status, LOUD) == (most, 0), "its lanes to be left without a client")
         # What it lets go of it may take again.
@@ -152,7 +141,7 @@ def test_a_uid_that_takes_all_it_may_leaves_other_uids_theirs(
         loud.wait()
 
         def takes_as_much_again() -> bool:
-            with Child(hog, LOUD, daemon.socket) as again:
+            with Child(hog, LOUD, daemon.socket, takes) as again:
                 return bool(again.hear()[0] == most)
 
         until(takes_as_much_again, "all of it to be gone")

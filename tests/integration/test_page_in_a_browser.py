@@ -85,18 +85,15 @@ def test_a_name_that_is_html_is_shown_as_text(tab: Tab, serving: Daemon) -> None
 def test_while_the_daemon_is_away_the_page_says_so_and_goes_on_when_it_is_back(tab: Tab, serving: Daemon) -> None:
     shown = tab.run("document.getElementById('daemon').textContent")
     assert f"pid {serving.pid}," in shown
-    serving.terminate()
-    tab.until(f"{SAYS}.startsWith('The daemon cannot be reached')", "the end of the daemon")
-    assert "The figures below are those of " in tab.run(SAYS)
-    assert tab.run("document.body.className") == "old"
-    assert tab.run("document.getElementById('daemon').textContent").split(":")[0] == shown.split(":")[0]
-    serving.start()
-    tab.until(f"{SHOWN}.includes('pid {serving.pid},')", "the next daemon")
-    assert tab.run("document.body.className") == ""
-    serving.kill()
-    tab.until(f"{SAYS}.startsWith('The daemon cannot be reached')", "the end of the daemon")
-    serving.start()
-    tab.until(f"{SHOWN}.includes('pid {serving.pid},')", "the next daemon")
+    for end in (serving.terminate, serving.kill):
+        end()
+        tab.until(f"{SAYS}.startsWith('The daemon cannot be reached')", "the end of the daemon")
+        assert "The figures below are those of " in tab.run(SAYS)
+        assert tab.run("document.body.className") == "old"
+        assert tab.run("document.getElementById('daemon').textContent").split(":")[0] == shown.split(":")[0]
+        serving.start()
+        tab.until(f"{SHOWN}.includes('pid {serving.pid},')", "the next daemon")
+        assert tab.run("document.body.className") == ""
 
 
 def test_a_daemon_that_hangs_is_named_after_five_seconds(tab: Tab, serving: Daemon) -> None:

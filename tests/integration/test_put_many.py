@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -16,12 +14,11 @@ import xxhash
 
 import tensord
 from tensord.client.reading.ring_mapping import Handle
-from tensord.daemon.replacement import POLICIES
 from tensord.errors import ObjectTooLarge, ParentGone
 from tensord.shm.ring.layout import QUEUE_RECORDS, SPAN_CHECKSUM_AT, SPAN_HEADER_BYTES
 
 from ..daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, some, until
-from ..faults.payloads import has, key, payload
+from ..faults.payloads import key, payload
 from ..processes import Child, Stage
 
 
@@ -73,32 +70,6 @@ async def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:
     async with tensord.AsyncClient(daemon.socket, timeout_s=PATIENCE_S) as client:
         *stored, refused = await client.put_many(items(range(3)), parents=[None, key(0), key(7)], wait=True)
     assert states(stored) == ["stored"] * 2 and isinstance(refused.error, ParentGone)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_large_put_finds_room_though_a_limit_has_left_pages_of_the_system_between_the_entries(policy: str) -> None:
-    chance = random.Random(1)
-    numbers = itertools.count()
-    with (
-        Daemon(ring_bytes=24 * MIB, max_bytes=16 * MIB, policy=policy) as daemon,
-        daemon.start().client(timeout_s=PATIENCE_S) as client,
-    ):
-
-        def fill(total_bytes: int) -> None:
-            while total_bytes > 0:
-                number, size_bytes = next(numbers), chance.randrange(25_000, 500_000)
-                client.put(key(number), payload(number, size_bytes), wait=True)
-                total_bytes -= size_bytes
-
-        fill(32 * MIB)
-        for size_bytes in (4 * MIB, 10 * MIB):
-            for _ in range(3):
-                number = next(numbers)
-                put = client.put(key(number), payload(number, size_bytes), wait=True)
-                assert put.state == "stored", put.error
-                assert has(client, number)
-                fill(8 * MIB)
-        assert daemon.store("withdrawn_extents") > 1
 
 
 _numbers = count(1)

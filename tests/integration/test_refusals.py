@@ -99,20 +99,23 @@ def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_leas
 # ---- counts
 
 
-def test_over_lanes_max_a_new_client_is_refused_and_a_client_with_a_lane_may_attach_again() -> None:
-    with Daemon(limits_lanes_max=2) as daemon, undisturbed(daemon.start()) as other:
+@pytest.mark.parametrize("limit", ["clients_max", "lanes_max"])
+def test_over_a_limit_a_new_client_is_refused_and_a_client_with_a_lane_may_attach_again(limit: str) -> None:
+    with Daemon(**{f"limits_{limit}": 2}) as daemon, undisturbed(daemon.start()) as other:
         client = daemon.client()
-        for _ in range(3):
-            with pytest.raises(LimitReached, match=r"lanes_max is 2.*raise it"):
-                tensord.Client(daemon.socket, required=True)
+        for _ in range(30):
+            with pytest.raises(LimitReached, match=rf"{limit} is 2.*raise it"):
+                tensord.Client(daemon.socket, required=True, timeout_s=PATIENCE_S)
+        assert client.connected
         held = client.get(key(OTHERS[0]))
         daemon.restart()
         daemon.attached(client, other)
         assert held is not None and is_payload(held.tree, OTHERS[0])
         client.close()
-        # Its lane is in being for as long as a view of it lives.
-        with pytest.raises(LimitReached, match="lanes_max"):
-            tensord.Client(daemon.socket, required=True)
+        if limit == "lanes_max":
+            # Its lane is in being for as long as a view of it lives.
+            with pytest.raises(LimitReached, match=limit):
+                tensord.Client(daemon.socket, required=True)
         del held
         until(lambda: daemon.status()["lanes"] == 1, "the lane to go")
         daemon.client()

@@ -59,6 +59,10 @@ ELSEWHERE: Final = {
 """By its page and by words that only this block of the page has: why a block is not simply run."""
 
 
+def sees_a_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
+
+
 class Block(NamedTuple):
     """A code block: its page, the language after its fence, its number on the page from 0, and its text.
 

@@ -26,6 +26,7 @@ from tensord.testing.fake_card import FakeCard
 from tensord.testing.fake_vram import FakeVram
 
 from ..daemon_process import Daemon, until
+from .pages import sees_a_gpu
 
 # The classes of `tensord`, and those that its calls take or return from other modules of the documentation.
 CLASSES = [
@@ -46,10 +47,6 @@ def calls_of(of: type[object]) -> Iterator[tuple[str, FunctionType]]:
         call = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
         if not name.startswith("_") and isinstance(call, FunctionType) and call.__module__.startswith("tensord."):
             yield name, call
-
-
-def sees_a_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tensord.daemon.config.usage import help_text
 from tensord.ipc import places
 
 from ..daemon_process import PATIENCE_S, Daemon
-from .pages import ELSEWHERE, GPU, PAGES, ROOT, Block, blocks, commands
+from .pages import ELSEWHERE, GPU, PAGES, ROOT, Block, blocks, commands, sees_a_gpu
 
 BLOCKS = blocks()
 PYTHON = {
@@ -36,8 +36,7 @@ MISTAKES = {"statsu", "--ring-byte"}
 
 def is_run(block: Block) -> bool:
     """Whether it is run here and now."""
-    has_a_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
-    return block.elsewhere is None or (block.elsewhere == GPU and has_a_gpu)
+    return block.elsewhere is None or (block.elsewhere == GPU and sees_a_gpu())
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from mmap import mmap
 from pathlib import Path
 
@@ -49,18 +49,19 @@ def test_a_segment_is_the_users_alone_and_found_by_its_instance_only(instance: s
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"), [("mkdir", "a folder"), ("symlink", "a symbolic link"), ("mkfifo", "no regular file")]
+    ("make", "kind"),
+    [
+        (Path.mkdir, "a folder"),
+        (lambda path: path.symlink_to("/dev/null"), "a symbolic link"),
+        (os.mkfifo, "no regular file"),
+    ],
 )
-def test_a_path_that_is_not_a_file_is_neither_opened_nor_waited_for(instance: str, make: str, kind: str) -> None:
+def test_a_path_that_is_not_a_file_is_neither_opened_nor_waited_for(
+    instance: str, make: Callable[[Path], object], kind: str
+) -> None:
     name = segments.segment_name(instance, "ring")
     path = segments.SHM_FOLDER / name.lstrip("/")
-    match make:
-        case "mkdir":
-            path.mkdir()
-        case "symlink":
-            path.symlink_to("/dev/null")
-        case "mkfifo":
-            os.mkfifo(path)
+    make(path)
     try:
         with pytest.raises(SegmentError, match=kind):
             segments.attach(name, read_only=True)
@@ -68,7 +69,7 @@ def test_a_path_that_is_not_a_file_is_neither_opened_nor_waited_for(instance: st
             segments.create(name, 4096)
         assert segments.own(instance) == []
     finally:
-        path.rmdir() if make == "mkdir" else path.unlink()
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 def test_allocated_pages_are_there_and_punched_ones_are_given_back(instance: str) -> None:

@@ -46,19 +46,26 @@ def becomes(claim: Claim, state: str) -> None:
     until(lambda: claim.state == state, f"the claim to be {state!r}, not {claim.state!r}")
 
 
-def test_one_computes_the_other_waits_and_a_put_by_anybody_is_a_hit_for_it(
-    shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes
-) -> None:
-    first, second = clients
-    mine = first.claim(wanted)
+def computes_and_waits(
+    first: tensord.Client, second: tensord.Client, wanted: bytes, **options: float
+) -> tuple[Claim, Claim]:
+    """The claim of the first, who computes, and that of the second, who waits."""
+    mine = first.claim(wanted, **options)
     becomes(mine, "compute")
     theirs = second.claim(wanted)
     assert theirs.state in ("asked", "waiting")
     becomes(theirs, "waiting")
+    return mine, theirs
+
+
+def test_one_computes_the_other_waits_and_a_put_by_anybody_is_a_hit_for_it(
+    shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes
+) -> None:
+    mine, theirs = computes_and_waits(*clients, wanted)
     with tensord.Client(shared.socket) as worker:
         assert worker.put(wanted, np.arange(3), wait=True).state == "stored"
     becomes(theirs, "hit")
-    assert second.contains(wanted)
+    assert clients[1].contains(wanted)
     becomes(mine, "compute")
     mine.stored()
     becomes(mine, "hit")
@@ -70,10 +77,7 @@ def test_a_claim_ended_as_stored_before_its_commit_arrives_makes_nobody_compute_
     clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:
     first, second = clients
-    mine = first.claim(wanted)
-    becomes(mine, "compute")
-    theirs = second.claim(wanted)
-    becomes(theirs, "waiting")
+    mine, theirs = computes_and_waits(first, second, wanted)
     mine.stored()
     # Whatever was said before it has arrived, and been answered.
     assert first.touch(wanted) == second.touch(wanted) == 0
@@ -103,11 +107,7 @@ def test_a_claim_abandoned_before_its_answer_is_given_back_when_the_answer_comes
 
 def outlives_itself(daemon: Daemon, wanted: bytes, claim_s: float) -> bool:
     """Whether a claim of `claim_s` is held for half as long again. It ends once nobody renews it."""
-    first, second = daemon.client(), daemon.client()
-    mine = first.claim(wanted)
-    becomes(mine, "compute")
-    theirs = second.claim(wanted)
-    becomes(theirs, "waiting")
+    mine, theirs = computes_and_waits(daemon.client(), daemon.client(), wanted)
     began = daemon.status()["uptime_s"]
     daemon.until(lambda s: s["uptime_s"] > began + 1.5 * claim_s, "a claim that is not renewed to end")
     if (mine.state, theirs.state) != ("compute", "waiting"):
@@ -154,11 +154,7 @@ def test_over_the_limit_or_without_a_daemon_a_client_computes_without_a_claim(tm
 def test_a_client_that_waits_knows_when_the_payload_is_expected(
     clients: tuple[tensord.Client, tensord.Client], wanted: bytes
 ) -> None:
-    first, second = clients
     before = time.monotonic()
-    mine = first.claim(wanted, within_s=40.0)
-    becomes(mine, "compute")
-    theirs = second.claim(wanted)
-    becomes(theirs, "waiting")
+    mine, theirs = computes_and_waits(*clients, wanted, within_s=40.0)
     assert before + 40.0 - PATIENCE_S < theirs.expected_at <= time.monotonic() + 40.0
     mine.abandon()

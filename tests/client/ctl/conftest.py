@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,16 +49,6 @@ class Ctl:
             assert told.err.startswith("tensorctl: "), told
             assert told.err.count("\n") == 1, told
         return told
-
-    def spawn(self, *words: str) -> subprocess.Popen[str]:
-        """Runs it in a process of its own."""
-        return subprocess.Popen(
-            [*COMMAND, *self.flags, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
 
 @pytest.fixture(autouse=True)

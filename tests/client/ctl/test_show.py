@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from itertools import count
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tensord.client.ctl.show import advice_text
 from tensord.ipc.messages.control import Event
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
-from .conftest import KEYS, SPACES, Ctl
+from .conftest import COMMAND, KEYS, SPACES, Ctl
 
 KEY = KEYS[0]
 
@@ -71,7 +72,7 @@ def test_watch_prints_each_event_as_a_line_of_json_until_ctrl_c_or_the_daemon_s_
 ) -> None:
     began = time.time()
     client, keys = daemon.client(), (os.urandom(32) for _ in count())
-    with ctl.spawn("watch") as watching:
+    with Popen([*COMMAND, *ctl.flags, "watch"], stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as watching:
         assert watching.stdout is not None and watching.stderr is not None
         os.set_blocking(watching.stdout.fileno(), False)
         stdout = watching.stdout
