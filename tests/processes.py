@@ -37,6 +37,20 @@ def python(*words: str, timeout_s: float = PATIENCE_S, **options: Any) -> subpro
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
 
 
+def child_says(act: Callable[[], object]) -> int:
+    """The exit status of a child, forked from this process, in which `act()` runs: 0 where it is true. A child that
+    waits for ever ends by SIGALRM."""
+    forked = os.fork()
+    if not forked:
+        status = 9
+        try:
+            signal.alarm(int(PATIENCE_S))
+            status = 0 if act() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
+
+
 class Stage:
     """The child's end of the pipe. Once the test has hung up, `hear` ends the child."""
 

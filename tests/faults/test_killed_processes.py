@@ -65,8 +65,6 @@ def test_a_wholly_sent_put_is_kept_though_its_writer_was_killed(with_one: Daemon
 
 
 def asks_and_never_reads(stage: Stage, socket: Path) -> None:
-    from tensord.ipc.messages import control as messages
-
     client = RawClient(socket)
     sent = 0
     try:

@@ -14,6 +14,7 @@ import pytest
 from tensord.shm.ring import unshared
 from tensord.shm.ring.segments import address_of
 
+from .. import processes
 from ..interruptions import interrupt
 from ..memory_bench import memory_file
 
@@ -27,16 +28,11 @@ def is_mapped(address: int) -> bool:
 
 
 def child_says(act: Callable[[], object]) -> int:
-    """The exit status of a child in which `act()` runs; 0 where it is true."""
-    forked = os.fork()
-    if not forked:
-        status = 9
-        try:
-            unshared.after_fork_in_child()
-            status = 0 if act() else 1
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
+    def handled() -> object:
+        unshared.after_fork_in_child()
+        return act()
+
+    return processes.child_says(handled)
 
 
 def test_what_a_child_writes_on_into_the_memory_reaches_nobody_and_its_own_memory_is_its_own() -> None:

@@ -18,6 +18,7 @@ from tensord.client.caches.processor.loans import LOAN_BYTES, Loans, Reference, 
 from tensord.client.reading.lease import Lease
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...processes import child_says
 from .processor_items import is_picture, picture, read, receiver, sender
 
 NO_LIMIT: Final = 1 << 60
@@ -86,12 +87,13 @@ def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Loans) -> 
     _, lease = an_entry(daemon.client())
     loan = lent(lender, lease)
     assert fetch(loan) is not None
-    pid = os.fork()
-    if not pid:
+
+    def lends() -> bool:
         own = lender.lend(lease)
         right = own is not None and own[:8] != loan[:8] and fetch(own) is not None
-        os._exit(0 if right and lender.lent_bytes == lease.payload_bytes else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        return right and lender.lent_bytes == lease.payload_bytes
+
+    assert child_says(lends) == 0
     assert fetch(loan) is not None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from tensord.client.caches.processor.loans import Reference
 from tensord.errors import BadKey, ReferenceLost, UsageError
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...processes import child_says
 from .processor_items import NAMESPACE, fresh, is_picture, picture, press, read, receiver, sender
 
 
@@ -115,17 +114,14 @@ def test_what_is_promised_makes_no_room(shared: Daemon, limit: dict[str, int]) -
 def test_a_child_of_a_fork_waits_for_no_thread_of_its_parent(shared: Daemon) -> None:
     frontend = sender(shared.client())
     frontend.pass_through("unsupported")
+
+    def counts_anew() -> bool:
+        is_fresh = frontend.make_stats() == Stats()
+        frontend.forget()
+        return is_fresh
+
     with frontend._loans._lock, frontend._counts._lock:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                signal.alarm(int(PATIENCE_S))
-                fresh_counts = frontend.make_stats() == Stats()
-                frontend.forget()
-                os._exit(0 if fresh_counts else 1)
-            finally:
-                os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert child_says(counts_anew) == 0
 
 
 def test_a_receiver_names_all_that_it_does_not_find_at_once(shared: Daemon) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tensord import DeviceCache
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
-from ...daemon_process import MIB, Daemon, until
+from ...daemon_process import MIB, until
 from .card import CARD, card_folder, key, watching
 
 SMALL_BYTES = 256 << 10
@@ -22,9 +22,6 @@ WAYS: dict[str, tuple[int, dict[str, object]]] = {
     "in the ring": (9 * MIB, {}),
     "in the inbox": (9 * MIB, {"write_in_place": "off"}),
 }
-
-
-pytestmark = pytest.mark.parametrize("way", WAYS)
 
 
 class Vram(FakeVram):
@@ -46,46 +43,28 @@ def card() -> Iterator[FakeCard]:
         yield made
 
 
-@pytest.fixture
-def vram(card: FakeCard) -> Vram:
-    return Vram(card)
-
-
-@pytest.fixture
-def daemon(card: FakeCard, way: str) -> Iterator[Daemon]:
-    with watching(card, ring_bytes=64 * MIB, **WAYS[way][1]) as running:
-        yield running.start()
-
-
-@pytest.fixture
-def cache(daemon: Daemon, vram: Vram) -> Iterator[DeviceCache]:
-    with DeviceCache(daemon.client(), vram) as opened:
-        yield opened
-
-
-def values(way: str) -> Any:
-    return np.random.default_rng(1).integers(0, 256, WAYS[way][0], np.uint8)
-
-
-def put(cache: DeviceCache, vram: Vram, way: str) -> None:
-    assert cache.put(key(1), {"a": vram.upload(values(way)), "n": 1}, wait=True).state == "registered"
-
-
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_card_that_fails_in_the_middle_of_a_copy_shows_nothing_and_the_next_offload_works(
-    cache: DeviceCache, vram: Vram, way: str, at: str
+    card: FakeCard, way: str, at: str
 ) -> None:
-    put(cache, vram, way)
-    vram.fails_at = 0 if at == "first" else WAYS[way][0]
-    assert cache.offload(key(1), wait=True) == 0
-    assert "the driver said no" in str(cache.error)
-    assert cache.contains(key(1))
-    vram.fails_at = None
-    other = cache.client
-    until(lambda: other.connected, "the client to be connected")
-    assert other.get(key(1)) is None
-    # One that takes longer than a call waits for it counts in no call.
-    until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "the next offload")
-    found = other.get(key(1))
-    assert found is not None and np.array_equal(found.tree["a"], values(way))
-    until(lambda: not other.link.puts.waiting, "the daemon to answer all requests")
+    (size_bytes, flags), vram = WAYS[way], Vram(card)
+    values = np.random.default_rng(1).integers(0, 256, size_bytes, np.uint8)
+    with (
+        watching(card, ring_bytes=64 * MIB, **flags) as daemon,
+        daemon.start().client() as client,
+        DeviceCache(client, vram) as cache,
+    ):
+        assert cache.put(key(1), {"a": vram.upload(values), "n": 1}, wait=True).state == "registered"
+        vram.fails_at = 0 if at == "first" else size_bytes
+        assert cache.offload(key(1), wait=True) == 0
+        assert "the driver said no" in str(cache.error)
+        assert cache.contains(key(1))
+        vram.fails_at = None
+        until(lambda: client.connected, "the client to be connected")
+        assert client.get(key(1)) is None
+        # One that takes longer than a call waits for it counts in no call.
+        until(lambda: cache.offload(key(1), wait=True) == 1 or not cache.contains(key(1)), "the next offload")
+        found = client.get(key(1))
+        assert found is not None and np.array_equal(found.tree["a"], values)
+        until(lambda: not client.link.puts.waiting, "the daemon to answer all requests")

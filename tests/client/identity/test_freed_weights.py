@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from types import SimpleNamespace
 
 import pytest
 
 from tensord.errors import UnsupportedLeaf
+
+from ...processes import child_says
 
 torch = pytest.importorskip("torch")
 modules = pytest.importorskip("tensord.client.identity.modules")
@@ -44,8 +44,4 @@ def test_a_child_that_was_forked_while_weights_were_hashed_hashes_them_too() -> 
     module, fingerprint = torch.nn.Linear(4, 4), modules.Fingerprint()
     named = fingerprint.current({"encoder": module})
     with fingerprint._lock:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(30)  # ends a child that waits for ever
-            os._exit(0 if fingerprint.current({"encoder": module}) == named else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert child_says(lambda: fingerprint.current({"encoder": module}) == named) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from tensord.ipc.messages.modes import Mode, Tier
 from tensord.testing import FakeCard
 
 from ...daemon_process import PATIENCE_S, Daemon, until
+from ...processes import child_says
 from ..device.card import watching
 
 TOTAL = 1000
@@ -157,19 +157,16 @@ def test_the_child_of_a_fork_gets_no_changes_until_it_subscribes_itself(running:
     client = running.client()
     heard: list[tensord.ModeChange] = []
     inherited = client.on_mode(heard.append)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            own: list[tensord.ModeChange] = []
-            subscription = client.on_mode(own.append)
-            assert inherited.closed and subscription.states
-            FakeCard(cards[0].folder, "card0").occupy(930)
-            until(lambda: own, "the change")
-            status = 2 if heard else 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def subscribes_itself() -> bool:
+        own: list[tensord.ModeChange] = []
+        subscription = client.on_mode(own.append)
+        assert inherited.closed and subscription.states
+        FakeCard(cards[0].folder, "card0").occupy(930)
+        until(lambda: own, "the change")
+        return not heard
+
+    assert child_says(subscribes_itself) == 0
     until(lambda: heard, "the parent to hear of it too")
 
 
