@@ -75,15 +75,9 @@ async def test_coroutines_put_chains_in_one_call(daemon: Daemon) -> None:
 _numbers = count(1)
 
 
-def counting() -> Daemon:
-    daemon = Daemon()
-    daemon.constants = COUNTING_OFTEN
-    return daemon
-
-
 @pytest.fixture(scope="module")
 def counts() -> Iterator[Daemon]:
-    with counting() as running:
+    with Daemon(COUNTING_OFTEN) as running:
         yield running.start()
 
 
@@ -144,7 +138,7 @@ def test_each_client_counts_once_and_only_while_it_holds(counts: Daemon, stored:
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 def test_a_restarted_daemon_goes_on_counting(end: str) -> None:
-    with counting() as daemon:
+    with Daemon(COUNTING_OFTEN) as daemon:
         client = daemon.start().client()
         for number in (1, 2):
             assert client.put(key(number), np.arange(9), wait=True).state == "stored"

@@ -28,8 +28,7 @@ EMBEDDING = np.arange(64, dtype=np.float32).reshape(4, 16)
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon(gauges_host="none") as running:
-        running.constants = COUNTING_OFTEN
+    with Daemon(COUNTING_OFTEN, gauges_host="none") as running:
         yield running.start()
 
 
