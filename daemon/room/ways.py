@@ -22,6 +22,7 @@ ones. A search looks at a bounded number of entries.
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +33,7 @@ from ..store.entries import Entries, OverEntries
 from ..store.table import LIVE, WITHDRAWN, Array
 from .moves import MovingTime
 from .places import FreePlaces
-from .stretches import LOOKS_MAX, MOVES_MAX, RUN_ROWS_MAX, WIDE, Stretches, Test, Way, chosen
+from .stretches import LOOKS_MAX, MOVES_MAX, NOTHING, RUN_ROWS_MAX, WIDE, Stretches, Test, Way, chosen
 from .survey import OwnerShares, Survey
 
 ROUND_ROWS_MAX: Final = 256
@@ -64,6 +65,7 @@ OLD_MAX: Final = 4096
 GAPS_MAX: Final = 4
 """Gaps between pins that are looked at."""
 
+_NEW: Final = (1.0, 0.0, 0.0)
 LATER: Final = Way([])
 """The search goes on with the next event: half of it takes 2 ms."""
 
@@ -187,12 +189,19 @@ class Ways(OverEntries):
             way = old if old is not None and (way is None or old.price < way.price) else way
         if attempt.ahead:
             return None if way is None or way.price[0] else way
-        if way is None and (attempt.stretch_bytes > attempt.size or not attempt.wide):
+        is_one, is_new = attempt.stretch_bytes == attempt.size, way is not None and way.price[0] > 0
+        if (way is None and not attempt.wide) or ((way is None or is_new) and not is_one):
             # First for one place alone, then with longer runs.
-            attempt.wide |= attempt.stretch_bytes == attempt.size
+            attempt.wide |= is_one
             attempt.stretch_bytes = attempt.size
             return self._way_of(attempt, owners, now)
-        return way or self._way_between_pins(attempt, owners)
+        if way is not None and not is_new:
+            return way
+        chains = self._way_between_pins(attempt, owners)
+        if way is not None and (chains is None or chains.price[0]):
+            attempt.clears = None
+            return way
+        return chains
 
     @property
     def _more_bytes(self) -> int:
@@ -286,17 +295,27 @@ class Ways(OverEntries):
     def _way_between_pins(self, attempt: Attempt, owners: Collection[int] | None) -> Way | None:
         """Of a stretch between unevictable rows some entries, with their descendants: for a place that is wider than
         what is free of pins and parents around the coldest entries, or has more entries than one round looks at. Later
-        rounds clear the rest of the stretch, unless an entry in it is in use by then."""
-        survey = Survey(self._entries)
-        may_go = self._evictable(owners, leaves=False, survey=survey)
-        rows = self._entries_in(attempt.clears)
-        if not len(rows) or not may_go(rows).all():
-            attempt.clears = self._stretch_between_pins(attempt.size, survey, may_go)
+        rounds clear the rest of the stretch, unless an entry in it is in use by then. What was just put goes only if
+        nothing else does: the way has a price then."""
+        survey, new = Survey(self._entries), self._new_rows()
+        for spared in ({*new, *self._families.ancestors(new)}, set[int]()):
+            may_go = self._evictable(owners, leaves=False, survey=survey, spared=spared)
             rows = self._entries_in(attempt.clears)
-        whole: dict[int, None] = {}
-        for row in rows[:ROUND_ROWS_MAX].tolist():
-            whole.update(dict.fromkeys(self._families.leaves_first(row, whole)))
-        return Way([*whole]) if whole else None
+            if not len(rows) or not may_go(rows).all():
+                attempt.clears = self._stretch_between_pins(attempt.size, survey, may_go)
+                rows = self._entries_in(attempt.clears)
+            whole: dict[int, None] = {}
+            for row in rows[:ROUND_ROWS_MAX].tolist():
+                whole.update(dict.fromkeys(self._families.leaves_first(row, whole)))
+            if whole or not new:
+                return Way([*whole], NOTHING if spared or not new else _NEW) if whole else None
+        return None
+
+    def _new_rows(self) -> set[int]:
+        """Rows that go last: those of the window, and of blocks that were just stored."""
+        rows = np.flatnonzero(np.frombuffer(self._table.states, np.uint8)[: self._table.top] == LIVE)
+        inside: list[int] = rows[self._policy.are_in_window(rows)].tolist()
+        return {*inside, *self._tail_rows()}
 
     def _stretch_between_pins(self, size: int, survey: Survey, may_go: Test) -> tuple[int, int] | None:
         """The bytes of the cheapest stretch around the coldest entries in the widest gaps between unevictable rows."""
@@ -327,13 +346,23 @@ class Ways(OverEntries):
         latest = [*self._tails][-1 - self._tenants.total_entries // 4 :]
         return {self._table.row_of(span_id) for span_id in latest if span_id}
 
-    def _evictable(self, owners: Collection[int] | None, *, leaves: bool = True, survey: Survey | None = None) -> Test:
+    def _evictable(
+        self,
+        owners: Collection[int] | None,
+        *,
+        leaves: bool = True,
+        survey: Survey | None = None,
+        spared: AbstractSet[int] = frozenset(),
+    ) -> Test:
         """The test which entries are evictable now, as far as is known; if not `leaves`, with their descendants. Blocks
-        that were just stored are not. With a survey they are, and pages that the system has are in nobody's way."""
+        that were just stored are not. With a survey they are, but for the spared ones, and pages that the system has
+        are in nobody's way."""
         table = self._table
         states = np.frombuffer(table.states, np.uint8)
         children, owner_of = table.column("children"), table.column("owners")
-        kept = np.array(sorted(self._spans.in_use() | (self._tail_rows() if survey is None else survey.kept)), np.int64)
+        kept = np.array(
+            sorted(self._spans.in_use() | (self._tail_rows() if survey is None else survey.kept | spared)), np.int64
+        )
 
         def test(rows: Array) -> Array:
             may: Array = states[rows] == LIVE

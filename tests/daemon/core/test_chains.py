@@ -5,6 +5,7 @@ No stored entry is without its parent, whatever evicts, ends, moves or restarts.
 
 from __future__ import annotations
 
+import random
 from itertools import chain, pairwise
 from typing import Any
 
@@ -14,9 +15,10 @@ from tensord.daemon.forms.events import FoundCorrupt
 from tensord.daemon.lifetimes.removals import SLICE
 from tensord.daemon.replacement import POLICIES
 from tensord.ipc.messages import control as messages
+from tensord.shm.ring.layout import span_bytes
 
 from .blocks import TAG, block, name
-from .stand import SPAN, Stand, key
+from .stand import SPAN, Stand, key, with_clients
 
 
 def stand_of(blocks: int, **more: Any) -> Stand:
@@ -117,6 +119,25 @@ def test_children_go_before_their_parents_for_room(policy: str) -> None:
     if policy != "hazard":
         # It learns that the others are never used.
         assert not stand.stored() & {3, 4, 5, 8, 9}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chain_of_two_sizes_evicts_none_of_its_own_entries(policy: str) -> None:
+    """Most stretches of the ring that are wide enough have an entry with children, or the chain's first entry."""
+    chance, sizes = random.Random(0), (4000, 4000, 4000, 500)
+    stand = with_clients(1 << 20, policy=policy, max_entries=1000)
+    for first in range(0, 600, 4):
+        for number, size in enumerate(sizes, first):
+            # A client asks for several places, and gives unused ones back at times.
+            returned = stand.places[1][:] if chance.random() < 0.5 else []
+            stand.ask(1, size, *chance.choices(sizes, k=chance.choice([0, 1, 2, 5])), returned=returned)
+            stand.settle()
+            place = min((each for each in stand.places[1] if each.size >= span_bytes(size)), key=lambda each: each.size)
+            stand.write(place, b"x" * size)
+            parent = None if number == first else key(number - 1)
+            stand.submit(1, stand.record(1, place, key(number), parent=parent))
+            stand.settle()
+            assert stand.outcome(1, stand.records[1]) == "stored"
 
 
 # ---- ends
