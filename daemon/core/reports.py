@@ -64,7 +64,7 @@ class Reports:
             "used_bytes": sum(parts.tenants.owned_bytes),
             "max_bytes": budget.max_bytes,
             "ring_bytes": parts.holes.capacity_bytes,
-            "largest_free_bytes": parts.holes.largest_bytes,
+            "largest_free_bytes": parts.runway.places.largest_bytes,
             "lent_bytes": parts.grants.lent_bytes,
             "grants": sum(len(each.grants) for each in parts.lending.submitters.values()),
             "retired_bytes": parts.spans.ended_bytes,

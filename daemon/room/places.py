@@ -83,6 +83,19 @@ class FreePlaces(OverEntries):
         limit_bytes = min(self._holes.capacity_bytes, self._budget.put_bytes_max)
         return self.left_bytes * FULL_SHARE <= limit_bytes or self.left_entries * FULL_SHARE <= self._budget.max_entries
 
+    @property
+    def largest_bytes(self) -> int:
+        """Of the stretches that are free: places and the holes beside them count as one."""
+        table, holes, ready = self._table, self._holes, {row for some in self._ready.values() for row in some}
+        most = holes.largest_bytes
+        for row in ready:
+            before, last = table.prevs[row], row
+            if before not in ready:
+                while table.nexts[last] in ready:
+                    last = table.nexts[last]
+                most = max(most, table.end(last) + holes.behind(last) - table.end(before))
+        return most
+
     def asked(self, sizes: Sequence[int], owner: int) -> None:
         """An owner asks for places of these sizes; so the next round makes as much room again."""
         capacity = self._holes.capacity_bytes

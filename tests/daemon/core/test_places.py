@@ -12,7 +12,7 @@ from tensord.daemon.room.stretches import MOVES_MAX
 from tensord.ipc.messages import control as messages
 from tensord.shm.ring.layout import SPAN_HEADER_BYTES, span_bytes
 
-from .stand import Stand, key
+from .stand import Stand, key, with_clients
 
 SIZE = span_bytes(1000)
 
@@ -319,3 +319,13 @@ def test_a_place_is_made_though_nothing_around_the_largest_hole_may_go() -> None
         stand.pin(number)
     assert stand.put(901, 4 * SIZE) == "stored"
     assert len(stand.stored()) > len(rows) // 2
+
+
+def test_places_that_are_kept_for_puts_count_as_free_bytes_in_one_piece() -> None:
+    stand = with_clients(1 << 20)
+    for number in range(300):
+        assert stand.put(number, 3000) == "stored"
+    stand.send(1, messages.Clear(stand.next_request(), None))
+    stand.settle()
+    assert stand.store.parts.runway.places.ready_bytes
+    assert stand.store.status()["largest_free_bytes"] == 1 << 20
