@@ -35,6 +35,7 @@ class Besieged:
     """Number of lanes, besides the witness client's, that other processes still hold."""
 
     def __init__(self, hello_s_max: float = 1.0, **flags: object) -> None:
+        self._in_place = flags.get("write_in_place") != "off"
         self.daemon = Daemon({"tensord.daemon.connections.session.HELLO_S_MAX": hello_s_max}, policy="lru", **flags)
 
     def __enter__(self) -> Self:
@@ -81,8 +82,12 @@ class Besieged:
             assert np.array_equal(lease.tree, payload(number)), f"a lease on entry {number} has changed"
             found = self.client.get(key(number), verify=True)
             assert found is None or np.array_equal(found.tree, payload(number)), f"entry {number} has a wrong value"
-        status = self.client.status()
-        assert status["store"]["found_corrupt"] == 0, f"found_corrupt is {status['store']['found_corrupt']}"
+        # A client of the daemon's uid may give a wrong checksum: its own entry is corrupt then.
+        corrupt = [line for line in self.log.splitlines() if "the checksum of an entry is wrong" in line]
+        mine = tuple(f"key={key(number).hex()}" for number in range(ENTRIES))
+        assert not any(name in line for line in corrupt for name in mine), corrupt
+        found = self.client.status()["store"]["found_corrupt"]
+        assert not found or self._in_place, f"found_corrupt is {found}"
 
     def settle(self) -> None:
         """Asserts that the daemon has released the clients, descriptors and memory of closed connections."""
