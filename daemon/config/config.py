@@ -207,7 +207,8 @@ class Config:
             try:
                 open_store(self.remote.url).close()
             except BadConfiguration as error:
-                raise BadConfiguration(f"{self._described('remote.url')}: {error}") from None
+                # Not its value, which may have a password.
+                raise BadConfiguration(f"remote.url ({self.sources['remote.url']}): {error}") from None
         outside = [place.name for place in self.neighbours.servers or () if not is_loopback(place)]
         if outside and not self.neighbours.beyond_loopback:
             raise BadConfiguration(
