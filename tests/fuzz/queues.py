@@ -65,6 +65,7 @@ class Hostile:
 
 def queues(chance: random.Random, besieged: Besieged, *, in_place: bool) -> None:
     """Plays one round with clients that write into the ring, or have an inbox, as those of another uid."""
+    besieged.may_be_corrupt = in_place
     hostile: list[Hostile] = []
     puts = count(1)
     ring_bytes = int(besieged.client.status()["store"]["ring_bytes"])
