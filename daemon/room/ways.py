@@ -66,7 +66,7 @@ GAPS_MAX: Final = 4
 """Gaps between pins that are looked at."""
 
 _NEW: Final = (1.0, 0.0, 0.0)
-"""The price of a way that costs what was just put: above that of any other."""
+"""The price of a way that costs what was just put, however much."""
 LATER: Final = Way([])
 """The search goes on with the next event: half of it takes 2 ms."""
 
