@@ -1,7 +1,7 @@
 """The places in which this client may write: grants of the daemon, and how many of them to ask for.
 
     put takes a place ─ the smallest grant that is large enough, whose rest stays lent
-    less than half of what was asked for is left ─ asks for more, and waits for nothing
+    half of what was asked for is left, or less ─ asks for more, and waits for nothing
     nothing is large enough ─ asks for a place of that size and four times as many others as before, and waits
 
 Invariants: the bytes of two places never overlap. A grant is pinned as long as it is in the arena or a copy into it is
@@ -60,7 +60,7 @@ class Arena:
         self.left_bytes = 0
         """Bytes that are lent and not used yet."""
         self._low_bytes = 0
-        """When less than this is left, more is asked for."""
+        """When this is left, or less, more is asked for."""
         self._lately: deque[int] = deque(maxlen=SIZES_KEPT)
         self._ahead = 1
         self._numbers: dict[ref[Grant], int] = {}
@@ -100,7 +100,7 @@ class Arena:
                 self.left_bytes -= left
             self._lately.append(size_bytes)
             self._taken += 1
-        if self.left_bytes < self._low_bytes and not self._ahead_request:
+        if self.left_bytes <= self._low_bytes and not self._ahead_request:
             self._ask_ahead()
         return grant, offset
 

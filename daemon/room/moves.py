@@ -23,14 +23,16 @@ from ..forms.effects import Move
 from ..store.entries import Entries, OverEntries
 from ..store.table import EDGE, ENDED, LIVE
 
-TIME_SHARE: Final = 1 / 4
+TIME_SHARE: Final = 1 / 8
 """The share of the time that plans and copies may take."""
-BURST_S: Final = 0.1
+BURST_S: Final = 0.15
 """The time that plans and copies may take at once after a pause, in seconds."""
-ROUND_S: Final = 0.004
+ROUND_S: Final = 0.008
 ENTRY_S: Final = 50e-6
 BYTES_PER_S: Final = 4e9
-"""The assumed costs of a search for a plan, of the move of one entry, and of the copy of its bytes."""
+"""The assumed costs of the searches that end in a plan, of the move of one entry, and of the copy of its bytes."""
+DEBT_MAX_S: Final = 1.0
+"""Plans that are carried out although no time is left, since all else would cost more, owe at most this."""
 _TREE: Final = 0xFFFF << 48
 
 
@@ -50,7 +52,8 @@ class MovingTime:
 
     def spent(self, moves: int, copied_bytes: int) -> None:
         """A search was made, after which so many entries move."""
-        self._left_s -= ROUND_S + ENTRY_S * moves + copied_bytes / BYTES_PER_S
+        spent_s = ROUND_S + ENTRY_S * moves + copied_bytes / BYTES_PER_S
+        self._left_s = max(self._left_s - spent_s, -DEBT_MAX_S)
 
 
 class RingMoves(OverEntries):

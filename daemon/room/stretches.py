@@ -31,8 +31,8 @@ RUN_ROWS_MAX: Final = 512
 """Entries of one run."""
 HOLES_MAX: Final = 16
 """Holes around which entries to move are looked for, in one round."""
-LOOKS_MAX: Final = 2048
-"""Rows looked at in one round: about 2 ms."""
+LOOKS_MAX: Final = 1536
+"""Rows looked at in one round: about 1.5 ms."""
 WIDE: Final = 8
 """If no run is found, runs and looks of so many times as many rows are tried."""
 COPIED_SHARE: Final = 4

@@ -55,7 +55,8 @@ NEAR: Final = 0.1
 """The entries of a stretch that are worth at most this share more than the coldest one go, and the others move."""
 FAR: Final = 1000.0
 """With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
-worth of the coldest ones. While no time is left for moves, a stretch of at most FAR times that worth is evicted."""
+worth of the coldest ones. While no time is left for moves, a stretch is evicted that is worth at most FAR times that,
+or no more than stored bytes usually are."""
 SPARE_STEPS: Final = 4
 SPARE_MIN: Final = 32
 """One round makes spare room of 1/SPARE_STEPS of the bytes that the cheapest way would evict, at least of 1/SPARE_MIN
@@ -210,8 +211,8 @@ class Ways(OverEntries):
         return min(self._places.ahead_bytes, self._holes.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
 
     def _cheapest_way(self, attempt: Attempt, owners: Collection[int] | None, now: float) -> Way | None:
-        """The cheapest way to get the bytes in one piece (module docstring). While no time is left for moves, a stretch
-        is evicted, unless new entries go with it."""
+        """The cheapest way to get the bytes in one piece (module docstring). While no time is left for moves, a cheap
+        stretch is evicted, before anything else is looked for."""
         size, stretches, policy = attempt.stretch_bytes, self._stretches, self._policy
         wide = WIDE if attempt.wide else 1
         stretches.rows_max, stretches.looks_max = wide * RUN_ROWS_MAX, wide * LOOKS_MAX
@@ -226,7 +227,11 @@ class Ways(OverEntries):
             return None
         floor = float(policy.worth(anchors[:1])[0])
         moves = not self._table.records[anchors[0]] and attempt.plans < PLANS_MAX
-        is_time_left = self._time.is_left(now)
+        is_time_left, window = self._time.is_left(now), None
+        if moves and not is_time_left and not attempt.sought:
+            window = stretches.to_evict(size, anchors, may_go)
+            if self._is_cheap(window, floor * size, size):
+                return window
         if moves and policy.weighs and not attempt.sought:
             most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
             if (way := stretches.to_clear(size, anchors, cold, most_bytes, may_move, may_go)) is not None:
@@ -237,13 +242,12 @@ class Ways(OverEntries):
             attempt.sought = True
             return LATER
         attempt.sought = False
-        window = stretches.to_evict(size, anchors, may_go)
-        if not moves:
-            return window
-        if not is_time_left and window is not None and window.price[0] == 0 and window.price[1] <= FAR * floor * size:
+        window = window or stretches.to_evict(size, anchors, may_go)
+        if not moves or (not is_time_left and self._is_cheap(window, floor * size, size)):
             return window
         if not attempt.scans:
-            # An entry in use does not move. A scan shows which entries are in use.
+            # An entry in use does not move. A scan shows which entries are in use. Nothing is cleared after it either.
+            attempt.sought = True
             return Way([])
         plan = stretches.to_move(size, floor, may_move, may_go)
         self._planned(attempt, plan)
@@ -254,6 +258,12 @@ class Ways(OverEntries):
             return None
         best = min(ways, key=lambda way: (way.price, way.gone_bytes))
         return self._spare_room(attempt, chosen(anchors, may_go), floor, best) or best
+
+    def _is_cheap(self, window: Way | None, coldest: float, size: int) -> bool:
+        """Whether a stretch may go without a look for moves. `coldest`: the worth of as many of the coldest bytes."""
+        if window is None or window.price[0]:
+            return False
+        return window.price[1] <= FAR * coldest or window.price[1] <= self._policy.mean_worth() * size
 
     def _planned(self, attempt: Attempt, plan: Way | None) -> None:
         """A plan of moves was looked for, and perhaps found."""

@@ -80,8 +80,9 @@ def test_a_client_that_waits_for_a_large_place_gives_its_small_ones_back() -> No
 
     wire.answer = answer
     assert places.wait_for(4096, soon())[0].number == 100
-    assert [len(returned) for *_, returned in wire.asked] == [4, 12]
-    assert places.left_bytes == 4096
+    assert [len(returned) for *_, returned in wire.asked[:2]] == [4, 12]
+    # The last of the small ones; and a place ahead of need, since no more than half was left.
+    assert places.left_bytes == 4096 + 4096
 
 
 def test_a_place_that_a_large_put_waits_for_is_not_taken_by_a_small_one_of_another_thread() -> None:
@@ -159,3 +160,11 @@ def test_a_refusal_that_comes_before_the_put_is_noted_is_not_lost() -> None:
     put = Put(key(1))
     outcomes.note(put, 1)
     assert put.state == "refused"
+
+
+def test_more_is_asked_for_as_soon_as_half_is_left() -> None:
+    """Of two large places the daemon makes the next two while the first one is written, not only the second."""
+    places, wire = arena()
+    places.granted(1, [Granted(number, number * 4096, 4096) for number in (1, 2)])
+    assert places.take(4096) is not None
+    assert len(wire.asked) == 1
