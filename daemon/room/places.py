@@ -23,7 +23,7 @@ from ..forms.limits import RingBudget
 from ..store.entries import Entries, OverEntries
 from ..store.table import EDGE, ENDED
 
-AHEAD_SHARE: Final = 64
+AHEAD_SHARE: Final = 128
 LARGE_SHARE: Final = 32
 """Or one place of a size that was asked for, of up to 1/LARGE_SHARE of the ring. For larger ones room is made when
 they are asked for."""

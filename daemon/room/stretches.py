@@ -75,9 +75,6 @@ class Stretches(OverEntries):
         super().__init__(entries)
         self.rows_max, self.looks_max = RUN_ROWS_MAX, LOOKS_MAX
         """Of the search for the present attempt: `Ways` sets them."""
-        self._beside = EDGE
-        """The row behind the last run that was cleared: its neighbours were often put one after the other, and are as
-        cold."""
 
     def price(self, rows: Sequence[int], floor: float) -> Price:
         """The price of entries. `floor`: the worth of the coldest entry; 0: the price is what is lost in all."""
@@ -113,13 +110,6 @@ class Stretches(OverEntries):
         victims = [row for row in every[run] if table.states[row] == LIVE]
         price = float(fresh[run].sum()), float(values[run].sum()), float(warmest[best])
         return Way(victims, price, self._bytes_of(victims))
-
-    def beside(self, size: int, cold: float, most_bytes: int, may_move: Test, may_go: Test) -> Way | None:
-        """`to_clear` without moves, behind the run that was cleared last."""
-        if self._table.states[self._beside] != LIVE:
-            return None
-        found = self._around(self._table.prevs[self._beside], size, may_move)
-        return self._cleared([found], size, cold, (most_bytes, 0), may_go)
 
     def to_clear(
         self, size: int, anchors: Sequence[int], cold: float, most_bytes: tuple[int, int], may_move: Test, may_go: Test
@@ -163,7 +153,6 @@ class Stretches(OverEntries):
             moves = self._largest_first(rows[~goes[run]].tolist())
             inside = frozenset((table.prevs[rows[0]], *rows.tolist()))
             if all(self._fit(moves, inside)):
-                self._beside = table.nexts[rows[-1]]
                 victims = rows[goes[run]].tolist()
                 return Way(victims, NOTHING, int(evicted[best]), int(copied[best]), moves, inside)
         return None

@@ -1,10 +1,10 @@
 """The way to room for one request: which of the coldest entries go, which stretch is emptied, which entries move.
 
     bytes, entries or slots of the table are lacking → the coldest entries go, with some more for later requests
-    no hole is large enough → beside the stretch before, those that are worth as little as its entries go; else
-                              of a stretch, those that are worth as little as the coldest entry go, and the others move;
+    no hole is large enough → of a stretch, those that are worth as little as the coldest entry go, and the others move;
                               without such a stretch, the cheapest of: entries move into holes elsewhere; a stretch is
                               evicted; some of the coldest entries go, so that more can move
+    no time is left for moves → the cheapest stretch is evicted, if no more is lost with it than with usual entries
     only a stretch with new entries, or none → a stretch around old entries that are no blocks
     nothing around the coldest entries is free of pins, or it has more entries than one round looks at
                             → a stretch between the pins, cleared in several rounds
@@ -46,8 +46,6 @@ PLANS_MAX: Final = 32
 """Rounds of one attempt in which entries are moved, or evicted so that others can be moved."""
 ANCHORS_MAX: Final = 32
 """The coldest entries, around which stretches to evict are looked for."""
-BESIDES_MAX: Final = 16
-"""Runs beside the one before that are looked for until the coldest entries are looked for again."""
 SPARE_SHARE: Final = 50
 """Spare room: some of the coldest entries are evicted instead of warmer ones, so that entries can move. This is done
 while fewer bytes are free than 1.5 times the request's bytes plus 1/SPARE_SHARE of the ring."""
@@ -109,8 +107,6 @@ class Ways(OverEntries):
         """Span ids of blocks that were just stored. They go last: a sequence is put block by block."""
         self._stretches = Stretches(entries)
         self._time = MovingTime()
-        self._cold, self._besides = 0.0, 0
-        """What entries beside the run that was cleared last may be worth, and how many looks there are left."""
 
     def coldest(
         self, over_bytes: int, over: int, over_tokens: int, owners: Collection[int] | None, *, ahead: bool
@@ -217,11 +213,6 @@ class Ways(OverEntries):
         wide = WIDE if attempt.wide else 1
         stretches.rows_max, stretches.looks_max = wide * RUN_ROWS_MAX, wide * LOOKS_MAX
         may_go, may_move = self._evictable(owners), self._evictable(None, leaves=False)
-        if self._besides:
-            # A run beside the one that was cleared last, of entries that are as cold: without a look for the coldest.
-            self._besides -= 1
-            if (way := stretches.beside(size, self._cold, self._more_bytes, may_move, may_go)) is not None:
-                return way
         anchors = policy.coldest(ANCHORS_MAX, owners)
         if not anchors or (attempt.ahead and policy.in_window(anchors[0])):
             return None
@@ -235,7 +226,6 @@ class Ways(OverEntries):
         if moves and policy.weighs and not attempt.sought:
             most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
             if (way := stretches.to_clear(size, anchors, cold, most_bytes, may_move, may_go)) is not None:
-                self._cold, self._besides = cold, BESIDES_MAX
                 if way.moves:
                     self._planned(attempt, way)
                 return way
