@@ -40,7 +40,6 @@ Item = tuple[float, float, int]
 POOLS_MAX: Final = 16
 SAMPLE: Final = 2048
 """Rows of a sample; a store of fewer rows is ranked as a whole."""
-MEAN_ROWS: Final = 256
 FIRST: Final[Rank] = (float("-inf"), 0.0)
 LAST: Final[Rank] = (float("inf"), 0.0)
 
@@ -188,13 +187,6 @@ class Replacement(KnownRows):
         """The worths of stored rows. Of two rows outside the window, the one with the lower worth is evicted first."""
         self.take_in()
         return self._ranks(np.asarray(rows, np.int64))[0]
-
-    def mean_worth(self) -> float:
-        """The worth of a byte of the rows that may go, the mean over a sample; 0 without such rows."""
-        self.take_in()
-        rows, _ = self._sample(MEAN_ROWS, None)
-        sizes = self._facts.sizes[rows].astype(np.float64)
-        return float(np.maximum(self._ranks(rows)[0], 0.0) @ sizes / max(sizes.sum(), 1.0))
 
     def standings(self, rows: Sequence[int] | Array) -> list[tuple[bool, Rank]]:
         """Of stored rows, whether each is in the window, and its rank: the lowest is evicted first."""

@@ -4,7 +4,7 @@
     no hole is large enough → of a stretch, those that are worth as little as the coldest entry go, and the others move;
                               without such a stretch, the cheapest of: entries move into holes elsewhere; a stretch is
                               evicted; some of the coldest entries go, so that more can move
-    no time is left for moves → the cheapest stretch is evicted, if no more is lost with it than with usual entries
+    no time is left for moves → first of all the cheapest stretch is looked for, and evicted if it is cheap
     only a stretch with new entries, or none → a stretch around old entries that are no blocks
     nothing around the coldest entries is free of pins, or it has more entries than one round looks at
                             → a stretch between the pins, cleared in several rounds
@@ -53,8 +53,7 @@ NEAR: Final = 0.1
 """The entries of a stretch that are worth at most this share more than the coldest one go, and the others move."""
 FAR: Final = 1000.0
 """With more free bytes, spare room is made only if the cheapest way would evict entries of more than FAR times the
-worth of the coldest ones. While no time is left for moves, a stretch is evicted that is worth at most FAR times that,
-or no more than stored bytes usually are."""
+worth of the coldest ones. While no time is left for moves, a stretch of at most FAR times that worth is evicted."""
 SPARE_STEPS: Final = 4
 SPARE_MIN: Final = 32
 """One round makes spare room of 1/SPARE_STEPS of the bytes that the cheapest way would evict, at least of 1/SPARE_MIN
@@ -221,7 +220,7 @@ class Ways(OverEntries):
         is_time_left, window = self._time.is_left(now), None
         if moves and not is_time_left and not attempt.sought:
             window = stretches.to_evict(size, anchors, may_go)
-            if self._is_cheap(window, floor * size, size):
+            if _is_cheap(window, FAR * floor * size):
                 return window
         if moves and policy.weighs and not attempt.sought:
             most_bytes, cold = (self._more_bytes, size if is_time_left else 0), (1 + NEAR) * floor
@@ -233,7 +232,7 @@ class Ways(OverEntries):
             return LATER
         attempt.sought = False
         window = window or stretches.to_evict(size, anchors, may_go)
-        if not moves or (not is_time_left and self._is_cheap(window, floor * size, size)):
+        if not moves or (not is_time_left and _is_cheap(window, FAR * floor * size)):
             return window
         if not attempt.scans:
             # An entry in use does not move. A scan shows which entries are in use. Nothing is cleared after it either.
@@ -248,12 +247,6 @@ class Ways(OverEntries):
             return None
         best = min(ways, key=lambda way: (way.price, way.gone_bytes))
         return self._spare_room(attempt, chosen(anchors, may_go), floor, best) or best
-
-    def _is_cheap(self, window: Way | None, coldest: float, size: int) -> bool:
-        """Whether a stretch may go without a look for moves. `coldest`: the worth of as many of the coldest bytes."""
-        if window is None or window.price[0]:
-            return False
-        return window.price[1] <= FAR * coldest or window.price[1] <= self._policy.mean_worth() * size
 
     def _planned(self, attempt: Attempt, plan: Way | None) -> None:
         """A plan of moves was looked for, and perhaps found."""
@@ -376,3 +369,8 @@ class Ways(OverEntries):
             return may if survey is None else may | (states[rows] == WITHDRAWN)
 
         return test
+
+
+def _is_cheap(window: Way | None, most: float) -> bool:
+    """Whether at most this worth goes with a stretch, and no new entries."""
+    return window is not None and window.price[0] == 0 and window.price[1] <= most
