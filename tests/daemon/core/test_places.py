@@ -237,6 +237,21 @@ def test_a_large_place_costs_no_warm_entries_though_they_lie_between_the_cold_on
     assert stand.stored() >= warm and stand.store.counters.moves > 1000
 
 
+@pytest.mark.parametrize(("pause_s", "goes_on"), [(0.0, False), (30.0, True)])
+def test_large_puts_at_full_speed_soon_evict_stretches_instead_of_moving_entries(pause_s: float, goes_on: bool) -> None:
+    """Moves have a share of the time; with pauses between the puts that is enough."""
+    stand = filled(32 << 20, payload_bytes=8000, policy="lru")
+    before = 0
+    for number in range(40):
+        stand.now += pause_s
+        if number == 30:
+            before = stand.store.counters.moves
+        assert stand.put(900_000 + number, 400_000) == "stored"
+        assert stand.stored() >= {*range(900_000 + max(0, number - 5), 900_000 + number + 1)}, "what was just put stays"
+    stand.check()
+    assert before > 0 and (stand.store.counters.moves > before) == goes_on
+
+
 @pytest.mark.parametrize("meanwhile", ["pinned", "ended", "left", "restarted"])
 def test_moves_of_several_rounds_stand_what_comes_between_them(meanwhile: str) -> None:
     stand = filled(2 << 20, payload_bytes=200, warm=2)
